@@ -34,8 +34,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
 }
 
 /// Checks the line of figures that churn.c prints, and returns them as a sentence. `max_deviations` is how many
-/// standard
-/// deviations the estimate may be off.
+/// standard deviations the estimate may be off.
 fn check_figures(max_deviations: f64, line: &str) -> Result<String> {
     let numbers: Vec<f64> = line
         .split_whitespace()

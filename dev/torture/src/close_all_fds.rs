@@ -14,7 +14,7 @@ const CLIENTS: usize = 3;
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let rounds = length.pick(5, 50);
     for round in 0..rounds {
-        check_program().with_context(|| format!("round {round}"))?;
+        check_foreign_descriptors().with_context(|| format!("round {round}"))?;
     }
     Ok(format!(
         "{rounds} programs closed all descriptors with {CLIENTS} clients connected: their own sockets were not touched, \
@@ -22,7 +22,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-fn check_program() -> Result<()> {
+/// Lets a program close all descriptors and open sockets. Checks that memprof does not touch these, and serves again.
+fn check_foreign_descriptors() -> Result<()> {
     let mut program = PreloadedProgram::start("guest", &[])?;
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {

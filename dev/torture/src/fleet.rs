@@ -1,6 +1,5 @@
 //! Suite `fleet`: while dumps arrive, the agent is killed repeatedly, the store fails or is down, and the NATS server
-//! is
-//! down. The store has each sample once.
+//! is down. The store has each sample once.
 
 use std::thread;
 use std::time::Duration;
@@ -33,17 +32,18 @@ const FAULTS: [WriteFault; 6] = [
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     // Both wait most of the time, so they run in parallel.
     let [kill_agents, stop_servers] = thread::scope(|scope| {
-        let runs = [kill_agents, stop_servers].map(|run| scope.spawn(move || run(length)));
+        let runs =
+            [kill_agents_often, stop_servers_often].map(|run| scope.spawn(move || run(length)));
         runs.map(|run| run.join().unwrap_or_else(|_| Err(anyhow!("it panicked"))))
     });
     Ok(format!("{}; {}", kill_agents?, stop_servers?))
 }
 
-/// Kills agents while writes to the store fail.
-fn kill_agents(length: SuiteLength) -> Result<String> {
+/// Kills agents again and again while writes to the store fail. Checks that the store then has each dump once.
+fn kill_agents_often(length: SuiteLength) -> Result<String> {
     let s3 = S3::start()?;
     let fleet = FleetFixture::on_s3(s3.environment())?;
-    let nats = Nats::start_debian(&fleet)?;
+    let nats = Nats::start_debian_package(&fleet)?;
     let mut dumped = Vec::new();
     let kills = length.pick(20, 200);
     for kill in 0..kills {
@@ -57,7 +57,7 @@ fn kill_agents(length: SuiteLength) -> Result<String> {
         if kill % 5 == 4 {
             // Faults that the agent did not reach are cleared, because compaction stops at a refusal.
             s3.set_faults(&[]);
-            fleet.run(&["fleet", "compact"])?;
+            fleet.run_fleet(&["fleet", "compact"])?;
         }
     }
     s3.set_faults(&[]);
@@ -73,13 +73,13 @@ fn kill_agents(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Kills and stops the servers while the agent runs.
-fn stop_servers(length: SuiteLength) -> Result<String> {
+/// Kills and stops the store and the NATS server while an agent runs. Checks that the store then has each dump once.
+fn stop_servers_often(length: SuiteLength) -> Result<String> {
     let time = Duration::from_secs(length.pick(2, 30));
     let mut store = SeaweedFs::start()?;
     let fleet = FleetFixture::on_s3(store.environment())?;
     let mut dumped = Vec::new();
-    for nats in &[Nats::start_newest, Nats::start_debian][..length.pick(1, 2)] {
+    for nats in &[Nats::start_newest_release, Nats::start_debian_package][..length.pick(1, 2)] {
         let mut nats = nats(&fleet)?;
         let mut agent = fleet.start_agent(&nats.url())?;
         nats.wait_for_agent(&fleet)?;
@@ -113,7 +113,7 @@ fn stop_servers(length: SuiteLength) -> Result<String> {
         agent.kill()?;
     }
     fleet.check_total(&dumped)?;
-    fleet.run(&["fleet", "compact"])?;
+    fleet.run_fleet(&["fleet", "compact"])?;
     fleet.check_total(&dumped)?;
     Ok(format!(
         "SeaweedFS killed and stopped, NATS killed, for {} s each: {} dumps once each",

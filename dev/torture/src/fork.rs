@@ -62,8 +62,7 @@ fn fork_under_load(length: SuiteLength) -> Result<String> {
 }
 
 /// Preloaded allocators, which prepare for a fork in different ways, and whether the program has a seccomp filter,
-/// which
-/// the plugin then probes.
+/// which the plugin then probes.
 const STARTS: [(&str, &str); 4] = [
     ("", "free"),
     ("", "filtered"),

@@ -81,7 +81,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
 
     let mut tally = Tally::default();
     for fault in &faults {
-        inject(&mut host, fault, &mut tally).with_context(|| fault.strace_option())?;
+        dump_with_fault(&mut host, fault, &mut tally).with_context(|| fault.strace_option())?;
     }
     ensure!(
         length == SuiteLength::Short || tally.injected >= 300,
@@ -147,7 +147,7 @@ fn faults_for_calls(calls: &[String]) -> Vec<Fault> {
 }
 
 /// Dumps with a fault, and checks the reply and the dump directory.
-fn inject(host: &mut StressHost, fault: &Fault, tally: &mut Tally) -> Result<()> {
+fn dump_with_fault(host: &mut StressHost, fault: &Fault, tally: &mut Tally) -> Result<()> {
     let directory = host.dir().dump_dir();
     let before = scan_dump_dir(&directory)?;
     let tracer = Tracer::attach(
@@ -179,15 +179,15 @@ fn inject(host: &mut StressHost, fault: &Fault, tally: &mut Tally) -> Result<()>
     }
     if trace.contains("(INJECTED)") {
         tally.injected += 1;
-        classify(&reply, fault, tally)?;
+        count_result(&reply, fault, tally)?;
     }
     let status = send_message(&mut host.client()?, "status", "")?;
     ensure!(status["busy"] == false, "{status}");
     Ok(())
 }
 
-/// Counts a fault by the reply.
-fn classify(reply: &Value, fault: &Fault, tally: &mut Tally) -> Result<()> {
+/// Counts a fault by its result. Fails if the reply is an error without an errno.
+fn count_result(reply: &Value, fault: &Fault, tally: &mut Tally) -> Result<()> {
     if reply["status"] == "ok" {
         tally.absorbed += 1;
         return Ok(());

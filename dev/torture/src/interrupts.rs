@@ -19,19 +19,19 @@ use super::SuiteLength;
 use super::leaks::PlantedProgram;
 use xtask::dist::dist;
 
-const COMMANDS: [Interrupted; 3] = [
-    Interrupted {
+const COMMANDS: [InterruptedCommand; 3] = [
+    InterruptedCommand {
         args: &["record", "--for", "300ms", "--pid"],
         attaches: true,
         // The process allocates too little for a sample.
         exit_code: NO_DATA_EXIT_CODE,
     },
-    Interrupted {
+    InterruptedCommand {
         args: &["leaks", "--prove", "--max-pause", "10s"],
         attaches: false,
         exit_code: 0,
     },
-    Interrupted {
+    InterruptedCommand {
         args: &["holders", "--max-pause", "10s"],
         attaches: false,
         exit_code: 0,
@@ -48,7 +48,7 @@ const NO_DATA_EXIT_CODE: i32 = 5;
 /// Time until the process is as before.
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Recording that is killed while it samples.
-const LONG_RECORDING: Interrupted = Interrupted {
+const LONG_RECORDING: InterruptedCommand = InterruptedCommand {
     args: &["record", "--for", "10s", "--pid"],
     attaches: true,
     exit_code: NO_DATA_EXIT_CODE,
@@ -59,7 +59,7 @@ const LEASE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A command that is interrupted.
-struct Interrupted {
+struct InterruptedCommand {
     /// Arguments before the pid.
     args: &'static [&'static str],
     /// Whether it loads the plugin into the process.
@@ -102,13 +102,13 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-impl fmt::Display for Interrupted {
+impl fmt::Display for InterruptedCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.args[0])
     }
 }
 
-impl Interrupted {
+impl InterruptedCommand {
     /// Interrupts the command `times` times, after random delays within its usual run time.
     fn interrupt_often(&self, times: u32, tally: &mut Tally) -> Result<()> {
         let mut target = PlantedProgram::start("")?;
@@ -129,6 +129,7 @@ impl Interrupted {
         Ok(())
     }
 
+    /// Starts the command on a process, with `temporary` as directory of its temporary files.
     fn start(&self, target: &PlantedProgram, temporary: &Path) -> Result<Child> {
         // This program may have been started with ignored signals.
         let mut command = Command::new("env");
@@ -166,9 +167,9 @@ impl Interrupted {
         tally.late += u32::from(is_late);
         target.ping()?;
         if self.attaches && signal == Signal::SIGKILL {
-            detach(target.pid())?;
+            detach_with_retries(target.pid())?;
         }
-        while let Some(leftover) = leftover(target.pid())? {
+        while let Some(leftover) = find_leftover(target.pid())? {
             ensure!(
                 exit_time.elapsed() < CLEAN_TIMEOUT,
                 "{leftover}: {output:?}"
@@ -186,7 +187,7 @@ impl Interrupted {
 }
 
 /// Describes what memprof left in a process: a child, a thread of the plugin or a tracer. `None` if nothing.
-fn leftover(pid: u32) -> Result<Option<String>> {
+fn find_leftover(pid: u32) -> Result<Option<String>> {
     let mut plugin_threads = Vec::new();
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let task = task?.path();
@@ -208,14 +209,14 @@ fn leftover(pid: u32) -> Result<Option<String>> {
     Ok(is_traced.then(|| format!("it is traced: {status}")))
 }
 
-/// Removes the plugin that a killed recording may have left in the process.
-fn detach(pid: u32) -> Result<()> {
+/// Removes the plugin that a killed recording may have left in the process. Tries again until [`CLEAN_TIMEOUT`].
+fn detach_with_retries(pid: u32) -> Result<()> {
     let start = Instant::now();
     loop {
         let mut command = Command::new(dist().join("bin/memprof"));
         let output = command.args(["detach", &pid.to_string()]).output()?;
         // A dump that the recording requested may run, or the plugin may just start.
-        if output.status.success() || leftover(pid)?.is_none() {
+        if output.status.success() || find_leftover(pid)?.is_none() {
             return Ok(());
         }
         ensure!(start.elapsed() < CLEAN_TIMEOUT, "{output:?}");
@@ -236,7 +237,7 @@ fn wait_for_lease() -> Result<Duration> {
     memprof.kill()?;
     memprof.wait()?;
     let start = Instant::now();
-    while let Some(leftover) = leftover(target.pid())? {
+    while let Some(leftover) = find_leftover(target.pid())? {
         ensure!(start.elapsed() < LEASE_TIMEOUT, "{leftover}");
         thread::sleep(LEASE_POLL_INTERVAL);
     }

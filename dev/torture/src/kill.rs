@@ -59,7 +59,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
                 options: format!("allocate=2 chroot={}", root.display()),
                 dumps: dir.dump_dir_in_root(),
                 dir,
-                may_remain: is_hidden,
+                may_remain: is_hidden_file,
             },
         )?;
     }
@@ -107,7 +107,8 @@ fn kill_often(kills: u32, setup: KillSetup) -> Result<(StressHost, Duration)> {
     Ok((last, slowest))
 }
 
-fn is_hidden(path: &Path) -> bool {
+/// Whether a name begins with a point, as those of incomplete dumps do.
+fn is_hidden_file(path: &Path) -> bool {
     let name = path.file_name();
     name.is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }

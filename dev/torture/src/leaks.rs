@@ -59,7 +59,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ] {
         for _ in 0..rounds {
             let mut target = PlantedProgram::start(preload)?;
-            found += found_planted(&prove(target.pid(), &mut stops)?, expected)?;
+            found += count_found_planted(&prove_leaks(target.pid(), &mut stops)?, expected)?;
             planted += expected.iter().map(|(_, count)| count).sum::<u64>();
             target.ping()?;
         }
@@ -154,7 +154,7 @@ impl Drop for PlantedProgram {
     }
 }
 
-/// `memprof leaks --prove` of a process, with its result as JSON.
+/// Command `memprof leaks --prove` for a process, with its result as JSON.
 fn leaks_command(pid: u32) -> Command {
     let mut command = Command::new(dist().join("bin/memprof"));
     // Stopping all threads takes long on a busy machine, so the default of --max-pause is too short.
@@ -169,8 +169,8 @@ fn leaks_command(pid: u32) -> Command {
     command
 }
 
-/// Proves the leaks of a process, and adds the milliseconds of each stop to `stops`.
-fn prove(pid: u32, stops: &mut Vec<f64>) -> Result<Value> {
+/// Runs `memprof leaks --prove` on a process. Returns its result, and adds the milliseconds of each stop to `stops`.
+fn prove_leaks(pid: u32, stops: &mut Vec<f64>) -> Result<Value> {
     let output = leaks_command(pid).output()?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{errors}");
@@ -180,8 +180,8 @@ fn prove(pid: u32, stops: &mut Vec<f64>) -> Result<Value> {
     Ok(reply)
 }
 
-/// Number of planted objects in a reply; fails if the reply has others.
-fn found_planted(reply: &Value, planted: &[(u64, u64)]) -> Result<u64> {
+/// Counts the planted objects in a reply. Fails if the reply has others.
+fn count_found_planted(reply: &Value, planted: &[(u64, u64)]) -> Result<u64> {
     let mut found: BTreeMap<u64, u64> = BTreeMap::new();
     for group in reply["leaked"]["by"].as_array().context("no groups")? {
         let number = |name: &str| group[name].as_u64().context("no number");
@@ -202,7 +202,8 @@ fn found_planted(reply: &Value, planted: &[(u64, u64)]) -> Result<u64> {
     Ok(found.into_values().sum())
 }
 
-/// Runs `memprof leaks --prove` `times` times while `work` loads the process; fails if it reports a leak.
+/// Runs `memprof leaks --prove` `times` times, and `work` meanwhile, which loads the process. Fails if a leak is
+/// reported.
 fn check_no_leaks(
     pid: u32,
     times: usize,
@@ -211,7 +212,7 @@ fn check_no_leaks(
 ) -> Result<()> {
     for _ in 0..times {
         let reply = thread::scope(|scope| {
-            let proof = scope.spawn(|| prove(pid, stops));
+            let proof = scope.spawn(|| prove_leaks(pid, stops));
             while !proof.is_finished() {
                 work()?;
             }
@@ -223,11 +224,11 @@ fn check_no_leaks(
     Ok(())
 }
 
-/// Kills `memprof` `kills` times at random moments of a proof. Returns how often it had ended before.
+/// Kills `memprof leaks` `kills` times at random moments. Returns how often it had ended before.
 fn kill_while_proving(kills: usize) -> Result<usize> {
     let mut target = PlantedProgram::start("")?;
     let start = Instant::now();
-    prove(target.pid(), &mut Vec::new())?;
+    prove_leaks(target.pid(), &mut Vec::new())?;
     let proof_time = start.elapsed();
     let mut late = 0;
     for _ in 0..kills {
@@ -244,7 +245,7 @@ fn kill_while_proving(kills: usize) -> Result<usize> {
         tool.wait()?;
         target.ping()?;
     }
-    let reply = prove(target.pid(), &mut Vec::new())?;
-    found_planted(&reply, PLANTED_IN_GLIBC).context("after the last kill")?;
+    let reply = prove_leaks(target.pid(), &mut Vec::new())?;
+    count_found_planted(&reply, PLANTED_IN_GLIBC).context("after the last kill")?;
     Ok(late)
 }

@@ -131,7 +131,7 @@ pub fn run(args: &[&str]) -> Result<()> {
 fn run_suites(length: SuiteLength, suites: &[Suite]) -> Result<()> {
     packages::require(packages::TEST)?;
     dist::build_all(Profile::Dev)?;
-    programs::build()?;
+    programs::build_all()?;
     let mut failed = Vec::new();
     for (name, run) in suites {
         let start = Instant::now();

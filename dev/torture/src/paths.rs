@@ -77,8 +77,8 @@ pub(super) fn run(_: SuiteLength) -> Result<String> {
     fs::write(outside.join("secret"), SECRET)?;
     fs::write(host.dir().path().join("secret"), SECRET)?;
     let dumps = host.dir().dump_dir();
-    let planted = plant(&dumps, &outside)?;
-    let before = fingerprint(&outside)?;
+    let planted = create_foreign_files(&dumps, &outside)?;
+    let before = read_files(&outside)?;
 
     let mut attacks = 0;
     let mut attack = |message: &str, args: &str| -> Result<()> {
@@ -106,10 +106,7 @@ pub(super) fn run(_: SuiteLength) -> Result<String> {
         let reply = dump(&mut client)?;
         ensure!(reply["status"] == "ok", "{reply}");
     }
-    ensure!(
-        fingerprint(&outside)? == before,
-        "something outside changed"
-    );
+    ensure!(read_files(&outside)? == before, "something outside changed");
     for path in &planted {
         ensure!(
             path.symlink_metadata().is_ok(),
@@ -130,8 +127,9 @@ pub(super) fn run(_: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Creates files of other kinds in the dump directory, and returns their paths.
-fn plant(dumps: &Path, outside: &Path) -> Result<Vec<std::path::PathBuf>> {
+/// Creates a link to a file in `outside`, a FIFO, a directory and a link to /proc in the dump directory, with the
+/// names of dumps. Returns their paths.
+fn create_foreign_files(dumps: &Path, outside: &Path) -> Result<Vec<std::path::PathBuf>> {
     let dir = |id: &str| dumps.join(format!("{id}.heap"));
     symlink(outside.join("secret"), dir(LINK))?;
     mkfifo(&dir(FIFO), Mode::S_IRUSR | Mode::S_IWUSR)?;
@@ -140,8 +138,8 @@ fn plant(dumps: &Path, outside: &Path) -> Result<Vec<std::path::PathBuf>> {
     Ok([LINK, FIFO, DIRECTORY, PROC_LINK].map(dir).to_vec())
 }
 
-/// Name, content and modification time of every file.
-fn fingerprint(directory: &Path) -> Result<BTreeMap<String, (Vec<u8>, i64)>> {
+/// Reads the content and modification time of every file, by its name.
+fn read_files(directory: &Path) -> Result<BTreeMap<String, (Vec<u8>, i64)>> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;

@@ -48,7 +48,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
             let is_answered = dumped["status"] == "ok" || dumped["error"]["kind"] == "io";
             ensure!(is_answered, "{dumped}");
             send_message(&mut program.client()?, "status", "")?;
-            match check(program.pid()) {
+            match check_credentials(program.pid()) {
                 Err(error) if start.elapsed() > REPLY_TIMEOUT => {
                     return Err(error.context(format!("{steps:?}")));
                 }
@@ -66,7 +66,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
 
 /// Checks that memprof's threads have the user of the main thread, and those that serve messages no capability that the
 /// main thread lacks.
-fn check(pid: u32) -> Result<()> {
+fn check_credentials(pid: u32) -> Result<()> {
     let main_thread = Credentials::read(pid, pid)?;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let id = task?.file_name().to_string_lossy().parse()?;
@@ -86,6 +86,7 @@ fn check(pid: u32) -> Result<()> {
     Ok(())
 }
 
+/// Name and privileges of a thread.
 #[derive(Debug)]
 struct Credentials {
     name: String,

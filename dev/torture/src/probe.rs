@@ -78,6 +78,7 @@ pub fn run(mut command: Command, program: &str, mode: WalkMode, lg_sample: u32) 
     read_report(&reports, program)
 }
 
+/// Fails with the standard error unless the exit status is success.
 fn check_exit(status: ExitStatus, stderr: &[u8]) -> Result<()> {
     if !status.success() {
         bail!("{status}: {}", String::from_utf8_lossy(stderr).trim_end());

@@ -9,8 +9,8 @@ use xtask::dist::{
 /// KiB of thread-local variables in the programs for the suite `tls`.
 pub(crate) const TLS_SIZES: [u32; 6] = [64, 220, 232, 256, 1024, 4096];
 
-/// Builds all programs.
-pub(crate) fn build() -> Result<()> {
+/// Builds all programs of torture.
+pub(crate) fn build_all() -> Result<()> {
     build_stress_host()?;
     let library = host_library()?;
     let target = "torture/stress_host_static";

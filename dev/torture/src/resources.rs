@@ -16,7 +16,7 @@ use super::host_dir::{HostDir, create_private_dir};
 /// User id without files.
 const UNPRIVILEGED_UID: u32 = 65534;
 
-/// Number of dumps by their result.
+/// Number of dumps by result: complete ones, and those that failed with the expected error.
 #[derive(Debug, Default)]
 struct Tally {
     whole: usize,
@@ -26,19 +26,19 @@ struct Tally {
 type Case = (&'static str, fn(SuiteLength, &mut Tally) -> Result<()>);
 
 const CASES: &[Case] = &[
-    ("descriptors", descriptors),
-    ("file size", file_size),
-    ("address space", address_space),
-    ("alarms", alarms),
-    ("main thread gone", main_thread_gone),
-    ("PID namespace", pid_namespace),
+    ("descriptors", check_descriptor_limit),
+    ("file size", check_file_size_limit),
+    ("address space", check_address_space_limit),
+    ("alarms", check_dumps_with_alarms),
+    ("main thread gone", check_dump_without_main_thread),
+    ("PID namespace", check_dump_in_pid_namespace),
 ];
 
 /// Cases that need root.
 const CASES_OF_ROOT: &[Case] = &[
-    ("chroot without /proc", chroot_without_proc),
-    ("uid drop", uid_drop),
-    ("threads", threads),
+    ("chroot without /proc", check_chroot_without_proc),
+    ("uid drop", check_uid_drop),
+    ("threads", check_thread_limit),
 ];
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
@@ -60,8 +60,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Dumps once; returns whether the dump succeeded. Fails unless the error contains `expected`.
-fn dump_or(expected: &str, client: &mut Client, tally: &mut Tally) -> Result<bool> {
+/// Dumps once, and returns whether the dump succeeded. Fails unless the dump's error contains `expected`.
+fn dump_or_fail_with(expected: &str, client: &mut Client, tally: &mut Tally) -> Result<bool> {
     let reply = match dump(client) {
         Err(error) if is_out_of_memory(&error) => {
             tally.named += 1;
@@ -82,8 +82,8 @@ fn dump_or(expected: &str, client: &mut Client, tally: &mut Tally) -> Result<boo
     Ok(false)
 }
 
-/// Dumps once, with success.
-fn dump_whole(client: &mut Client, tally: &mut Tally) -> Result<()> {
+/// Dumps once, and fails unless the dump succeeds.
+fn dump_successfully(client: &mut Client, tally: &mut Tally) -> Result<()> {
     let reply = dump(client)?;
     ensure!(reply["status"] == "ok", "no dump: {reply}");
     tally.whole += 1;
@@ -91,7 +91,7 @@ fn dump_whole(client: &mut Client, tally: &mut Tally) -> Result<()> {
 }
 
 /// Checks that the host replies on a new connection, and that its dump directory has no bad files.
-fn check_after(host: &mut StressHost, directory: &Path) -> Result<()> {
+fn check_host_and_dumps(host: &mut StressHost, directory: &Path) -> Result<()> {
     host.check_alive()?;
     let status = send_message(&mut host.client()?, "status", "")?;
     ensure!(status["busy"] == false, "{status}");
@@ -100,61 +100,65 @@ fn check_after(host: &mut StressHost, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-fn descriptors(_: SuiteLength, tally: &mut Tally) -> Result<()> {
+/// Dumps with 0 to 7 descriptors left.
+fn check_descriptor_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host = HostSetup::default().start()?;
     let mut client = host.client()?;
-    dump_whole(&mut client, tally).context("before the limit")?;
+    dump_successfully(&mut client, tally).context("before the limit")?;
     for spare in 0..8 {
         host.set_limit(&format!(
             "--nofile={}:1024",
             host.descriptor_count()? + spare
         ))?;
-        dump_or("(EMFILE)", &mut client, tally)?;
+        dump_or_fail_with("(EMFILE)", &mut client, tally)?;
         host.set_limit("--nofile=1024:1024")?;
     }
-    dump_whole(&mut client, tally).context("after the limit")?;
+    dump_successfully(&mut client, tally).context("after the limit")?;
     let dumps = host.dir().dump_dir();
-    check_after(&mut host, &dumps)
+    check_host_and_dumps(&mut host, &dumps)
 }
 
-fn file_size(_: SuiteLength, tally: &mut Tally) -> Result<()> {
+/// Dumps with limits of the file size that are smaller than a dump.
+fn check_file_size_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host = HostSetup::default().start()?;
     let mut client = host.client()?;
     for limit in [0, 1, 4096, 16 << 10] {
         host.set_limit(&format!("--fsize={limit}:unlimited"))?;
-        dump_or("(EFBIG)", &mut client, tally)?;
+        dump_or_fail_with("(EFBIG)", &mut client, tally)?;
     }
     host.set_limit("--fsize=unlimited:unlimited")?;
-    dump_whole(&mut client, tally).context("after the limit")?;
+    dump_successfully(&mut client, tally).context("after the limit")?;
     let dumps = host.dir().dump_dir();
-    check_after(&mut host, &dumps)
+    check_host_and_dumps(&mut host, &dumps)
 }
 
-fn address_space(_: SuiteLength, tally: &mut Tally) -> Result<()> {
+/// Dumps with little address space left.
+fn check_address_space_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host = HostSetup::default().start()?;
     let mut client = host.client()?;
     // A new thread needs memory; this dump starts the threads before the limit.
-    dump_whole(&mut client, tally).context("before the limit")?;
+    dump_successfully(&mut client, tally).context("before the limit")?;
     for spare_kib in [0, 64, 256, 1024, 16 << 10] {
         let limit = (host.status_field("VmSize:")? + spare_kib) << 10;
         host.set_limit(&format!("--as={limit}:unlimited"))?;
-        dump_or("(E", &mut client, tally).with_context(|| host.log())?;
+        dump_or_fail_with("(E", &mut client, tally).with_context(|| host.log())?;
         host.check_alive()
             .with_context(|| format!("{spare_kib} KiB spare"))?;
     }
     host.set_limit("--as=unlimited:unlimited")?;
-    dump_whole(&mut client, tally).context("after the limit")?;
+    dump_successfully(&mut client, tally).context("after the limit")?;
     let dumps = host.dir().dump_dir();
-    check_after(&mut host, &dumps)
+    check_host_and_dumps(&mut host, &dumps)
 }
 
-fn alarms(length: SuiteLength, tally: &mut Tally) -> Result<()> {
+/// Dumps again and again while signals of a timer interrupt the host.
+fn check_dumps_with_alarms(length: SuiteLength, tally: &mut Tally) -> Result<()> {
     let time = length.pick(Duration::from_secs(1), Duration::from_secs(10));
     let mut host = HostSetup::with_options("allocate=2 alarms=1").start()?;
     let mut client = host.client()?;
     let start = Instant::now();
     while start.elapsed() < time {
-        dump_whole(&mut client, tally)?;
+        dump_successfully(&mut client, tally)?;
     }
     let alarms = host.counters()?.alarms;
     ensure!(
@@ -162,20 +166,22 @@ fn alarms(length: SuiteLength, tally: &mut Tally) -> Result<()> {
         "only {alarms} alarms"
     );
     let dumps = host.dir().dump_dir();
-    check_after(&mut host, &dumps)
+    check_host_and_dumps(&mut host, &dumps)
 }
 
-fn main_thread_gone(_: SuiteLength, tally: &mut Tally) -> Result<()> {
+/// Dumps after the host's main thread has ended.
+fn check_dump_without_main_thread(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host = HostSetup::with_options("allocate=2 main=ends").start()?;
     let mut client = host.client()?;
-    dump_whole(&mut client, tally)?;
+    dump_successfully(&mut client, tally)?;
     let ledger = send_message(&mut client, "ledger", "")?;
     ensure!(ledger["status"] == "ok", "{ledger}");
     let dumps = host.dir().dump_dir();
-    check_after(&mut host, &dumps)
+    check_host_and_dumps(&mut host, &dumps)
 }
 
-fn pid_namespace(_: SuiteLength, tally: &mut Tally) -> Result<()> {
+/// Dumps in a PID namespace of the host's own.
+fn check_dump_in_pid_namespace(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut wrapper = vec!["unshare", "--pid", "--fork", "--kill-child"];
     if !geteuid().is_root() {
         wrapper.push("--map-root-user");
@@ -185,12 +191,13 @@ fn pid_namespace(_: SuiteLength, tally: &mut Tally) -> Result<()> {
         ..HostSetup::default()
     }
     .start()?;
-    dump_whole(&mut host.client()?, tally)?;
+    dump_successfully(&mut host.client()?, tally)?;
     let dumps = host.dir().dump_dir();
-    check_after(&mut host, &dumps)
+    check_host_and_dumps(&mut host, &dumps)
 }
 
-fn chroot_without_proc(_: SuiteLength, tally: &mut Tally) -> Result<()> {
+/// Dumps after chroot(2) to a directory without /proc: only a dump directory in memory gets a dump.
+fn check_chroot_without_proc(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let start = |dir: HostDir| {
         let option = format!(
             "allocate=2 chroot={}",
@@ -203,22 +210,23 @@ fn chroot_without_proc(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let inside = host.dir().dump_dir_in_root();
     let reason = "neither /dev/shm nor the dump directory is on a memory file system";
     ensure!(
-        !dump_or(reason, &mut host.client()?, tally)?,
+        !dump_or_fail_with(reason, &mut host.client()?, tally)?,
         "a dump by disk"
     );
-    check_after(&mut host, &inside)?;
+    check_host_and_dumps(&mut host, &inside)?;
 
     let mut host = start(HostDir::new_in_memory()?)?;
     let inside = host.dir().dump_dir_in_root();
-    dump_whole(&mut host.client()?, tally)?;
+    dump_successfully(&mut host.client()?, tally)?;
     ensure!(
         scan_dump_dir(&inside)?.complete == 1,
         "no dump in the new root"
     );
-    check_after(&mut host, &inside)
+    check_host_and_dumps(&mut host, &inside)
 }
 
-fn uid_drop(_: SuiteLength, tally: &mut Tally) -> Result<()> {
+/// Dumps after the host has changed its user: into a directory of root's, then into one of that user.
+fn check_uid_drop(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let dir = HostDir::new()?;
     dir.make_searchable()?;
     create_private_dir(&dir.dump_dir())?;
@@ -226,16 +234,17 @@ fn uid_drop(_: SuiteLength, tally: &mut Tally) -> Result<()> {
         HostSetup::with_options(&format!("allocate=2 uid={UNPRIVILEGED_UID}")).start_in(dir)?;
     let mut client = host.client()?;
     ensure!(
-        !dump_or("(EACCES)", &mut client, tally)?,
+        !dump_or_fail_with("(EACCES)", &mut client, tally)?,
         "a dump into the directory of another user"
     );
     let dumps = host.dir().dump_dir();
     give_to_unprivileged(&dumps)?;
-    dump_whole(&mut client, tally)?;
-    check_after(&mut host, &dumps)
+    dump_successfully(&mut client, tally)?;
+    check_host_and_dumps(&mut host, &dumps)
 }
 
-fn threads(_: SuiteLength, tally: &mut Tally) -> Result<()> {
+/// Dumps, and connects, while the host may create no more threads.
+fn check_thread_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let dir = HostDir::new()?;
     dir.make_searchable()?;
     create_private_dir(&dir.dump_dir())?;
@@ -243,9 +252,9 @@ fn threads(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host =
         HostSetup::with_options(&format!("allocate=2 uid={UNPRIVILEGED_UID}")).start_in(dir)?;
     let mut client = host.client()?;
-    dump_whole(&mut client, tally).context("before the limit")?;
+    dump_successfully(&mut client, tally).context("before the limit")?;
     host.set_limit("--nproc=0:1000")?;
-    dump_whole(&mut client, tally).context("on an open connection")?;
+    dump_successfully(&mut client, tally).context("on an open connection")?;
     // A connection without a thread gets a reply.
     let refused =
         send_message(&mut host.client()?, "status", "").expect_err("a thread beyond the limit");
@@ -255,9 +264,10 @@ fn threads(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     );
     host.set_limit("--nproc=1000:1000")?;
     let dumps = host.dir().dump_dir();
-    check_after(&mut host, &dumps)
+    check_host_and_dumps(&mut host, &dumps)
 }
 
+/// Makes [`UNPRIVILEGED_UID`] the owner of a directory.
 fn give_to_unprivileged(path: &Path) -> Result<()> {
     let (uid, gid) = (
         Uid::from_raw(UNPRIVILEGED_UID),

@@ -73,6 +73,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
+/// Activates sampling, sends a message and deactivates sampling.
 fn run_cycle(client: &mut Client, cycle: usize) -> Result<()> {
     let active = send_message(client, "activate", ACTIVATE_ARGS)?;
     ensure!(active["profiling"] == "active", "{active}");
@@ -82,6 +83,7 @@ fn run_cycle(client: &mut Client, cycle: usize) -> Result<()> {
     send_message(client, "deactivate", "").map(drop)
 }
 
+/// Deactivates sampling and removes the samples. Checks that no slot is patched, and that no sample was lost.
 fn check_slots_restored(client: &mut Client) -> Result<()> {
     send_message(client, "deactivate", "")?;
     send_message(client, "reset", "")?;

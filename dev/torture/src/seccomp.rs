@@ -50,7 +50,7 @@ const MESSAGES: &[&str] = &[
 pub(super) fn run(_: SuiteLength) -> Result<String> {
     let mut dumps = 0;
     for (name, number) in FORBIDDEN.iter().chain(UNUSED) {
-        let refused = send_all(*number).context(*name)?;
+        let refused = send_all_messages(*number).context(*name)?;
         match refused {
             Some(refused) => ensure!(
                 refused.contains(&format!("would end it at {name},")),
@@ -72,7 +72,7 @@ pub(super) fn run(_: SuiteLength) -> Result<String> {
 
 /// Sends every message to a host that must not make this call. Returns the last error's message; `None` if all
 /// succeeded.
-fn send_all(number: libc::c_long) -> Result<Option<String>> {
+fn send_all_messages(number: libc::c_long) -> Result<Option<String>> {
     let mut host = HostSetup::with_options(&format!("allocate=1 forbid={number}")).start()?;
     let mut refused = None;
     for message in MESSAGES {

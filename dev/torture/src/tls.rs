@@ -35,7 +35,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     let sizes = length.pick(&TLS_SIZES[2..], &TLS_SIZES[..]);
     for size in sizes {
         let mut program = PreloadedProgram::start(&tls_program_name(*size), &[])?;
-        send_all(&mut program.client()?)
+        send_all_messages(&mut program.client()?)
             .and_then(|()| program.check_alive())
             .with_context(|| format!("{size} KiB, preloaded"))?;
         let mut host = HostSetup {
@@ -43,7 +43,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
             ..HostSetup::default()
         }
         .start()?;
-        send_all(&mut host.client()?)
+        send_all_messages(&mut host.client()?)
             .and_then(|()| host.check_alive())
             .with_context(|| format!("{size} KiB, a host of its own: {}", host.log()))?;
     }
@@ -53,7 +53,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-fn send_all(client: &mut Client) -> Result<()> {
+/// Sends all messages. Fails if an error is another than that a message is unsupported.
+fn send_all_messages(client: &mut Client) -> Result<()> {
     for (message, args) in MESSAGES {
         let reply = send_message(client, message, args).with_context(|| message.to_owned())?;
         let is_answered = reply["status"] == "ok" || reply["error"]["kind"] == "unsupported";

@@ -52,7 +52,7 @@ const ALLOWED_SYMBOLS: &[&str] = &[
     "anon.",
 ];
 
-/// Fails if the walker's library needs another symbol.
+/// Fails if the library of the walk needs a symbol that is not in [`ALLOWED_SYMBOLS`].
 fn check_undefined_symbols() -> Result<()> {
     let library = root().join("target/debug/libmemprof_unwind.rlib");
     let mut nm = Command::new("nm");
@@ -74,7 +74,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     for program in ["hazards", "hazards_without_hdr"] {
         for _ in 0..rounds {
             for case in EQUAL_CASES {
-                let report = try_case(program, case, WalkMode::Compared)?;
+                let report = compare_walks(program, case, WalkMode::Compared)?;
                 ensure!(
                     report.compared > 0 && report.agreed == report.compared,
                     "{program} {case}: {}: {report:?}",
@@ -88,7 +88,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
                     "wild_frame_pointers" => WalkMode::Allocator,
                     _ => WalkMode::Compared,
                 };
-                cut += try_case(program, case, mode)?.cut;
+                cut += compare_walks(program, case, mode)?.cut;
                 cases += 1;
             }
         }
@@ -99,7 +99,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-fn try_case(program: &str, case: &str, mode: WalkMode) -> Result<probe::Report> {
+/// Runs a case of hazards.c with the probe. Fails if the program crashes.
+fn compare_walks(program: &str, case: &str, mode: WalkMode) -> Result<probe::Report> {
     let mut command = Command::new(dist().join("torture").join(program));
     command
         .arg(case)

@@ -46,6 +46,7 @@ pub(super) struct FleetFixture {
 }
 
 impl FleetFixture {
+    /// Writes a configuration for a store in [`BUCKET`], whose address and credentials are in `environment`.
     pub(super) fn on_s3(environment: [(&'static str, String); 5]) -> Result<Self> {
         Self::new(
             &format!("s3://{BUCKET}/prod"),
@@ -77,7 +78,8 @@ impl FleetFixture {
         self.dir.path().join(name)
     }
 
-    pub(super) fn command(&self, args: &[&str]) -> Command {
+    /// Command that executes `memprof-fleet` with the configuration.
+    pub(super) fn fleet_command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(dist().join("bin/memprof-fleet"));
         command
             .args(args)
@@ -88,9 +90,9 @@ impl FleetFixture {
         command
     }
 
-    /// Runs `memprof-fleet` and returns its standard output.
-    pub(super) fn run(&self, args: &[&str]) -> Result<String> {
-        let output = self.command(args).output()?;
+    /// Runs `memprof-fleet` with the configuration, and returns its standard output.
+    pub(super) fn run_fleet(&self, args: &[&str]) -> Result<String> {
+        let output = self.fleet_command(args).output()?;
         let notes = String::from_utf8_lossy(&output.stderr);
         ensure!(
             output.status.success(),
@@ -102,7 +104,7 @@ impl FleetFixture {
 
     /// Starts an agent that replies over NATS.
     pub(super) fn start_agent(&self, nats: &str) -> Result<AgentProcess> {
-        AgentProcess::start(&mut self.command(&["agent", "--nats", nats]))
+        AgentProcess::start(&mut self.fleet_command(&["agent", "--nats", nats]))
     }
 
     /// Adds a dump to the spool as an agent does. Returns its bytes.
@@ -111,7 +113,7 @@ impl FleetFixture {
         Ok(1000 + number + 7)
     }
 
-    /// Adds a dump to the spool, in a file that its number names.
+    /// Adds a dump to the spool, in a file with its number and time in the name.
     pub(super) fn add_dump_json(&self, number: u64, dumped: &Value) -> Result<()> {
         let time = FIRST_DUMP_TIME + number * MILLIS_PER_MINUTE;
         let fresh = self.path("fresh.json");
@@ -143,7 +145,7 @@ impl FleetFixture {
     pub(super) fn check_total(&self, dumped: &[u64]) -> Result<()> {
         let day = ["--at", "2026-11-21T23:00:00Z", "--for", "24h"];
         let flame = ["fleet", "flame", "--format", "collapsed"];
-        let lines = self.run(&[&flame[..], &day].concat())?;
+        let lines = self.run_fleet(&[&flame[..], &day].concat())?;
         let values = lines
             .lines()
             .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
@@ -173,11 +175,12 @@ pub(super) fn wait_until(message: &str, mut is_done: impl FnMut() -> bool) -> Re
 pub(super) struct AgentProcess(Child);
 
 impl AgentProcess {
+    /// Starts a command without its standard error.
     pub(super) fn start(command: &mut Command) -> Result<Self> {
         Self::spawn(command.stderr(Stdio::null()))
     }
 
-    /// Starts a command as it is.
+    /// Starts a command with its standard error.
     pub(super) fn spawn(command: &mut Command) -> Result<Self> {
         let started = command.spawn();
         let name = || command.get_program().display().to_string();

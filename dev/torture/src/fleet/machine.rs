@@ -38,7 +38,7 @@ pub(super) struct Machine {
     pub(super) options: MachineOptions,
     fixture: FleetFixture,
     agent: AgentProcess,
-    /// Process keys of the profiles that were put into the spool.
+    /// Process keys of the profiles that [`add_profile`](Self::add_profile) added to the spool.
     pub(super) added: BTreeSet<String>,
     number: u64,
 }
@@ -56,7 +56,7 @@ impl Machine {
             "batch = \"{BATCH_SECONDS}s\"\n[[service]]\nname = \"*\"\nperiod = \"{PERIOD_SECONDS}s\"\npause = 0"
         );
         let fixture = FleetFixture::new(store, environment, &rules)?;
-        let agent = fixture.command(&["agent", "--nats", nats]);
+        let agent = fixture.fleet_command(&["agent", "--nats", nats]);
         let program = options.has_process.then(|| dist().join("torture/idle"));
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--mount-proc", "--uts", "--kill-child"]);
@@ -85,7 +85,7 @@ impl Machine {
         })
     }
 
-    /// Puts a profile of a process that no other profile has into the spool, as of now.
+    /// Adds a profile to the spool, with the current time and the key of a process that has no other profile.
     pub(super) fn add_profile(&mut self) -> Result<()> {
         let id = self.number * 1_000_000 + self.added.len() as u64;
         let mut dumped = dump_json(id);
@@ -110,18 +110,18 @@ impl Machine {
         fs::rename(fresh, self.fixture.path("clock")).context("the clock")
     }
 
-    /// Kills the agent, without a chance to end what it does.
+    /// Kills the agent with SIGKILL.
     pub(super) fn kill_agent(&mut self) -> Result<()> {
         self.agent.kill()
     }
 
-    /// Whether the store has everything that was in the spool.
+    /// Whether the spool is empty.
     pub(super) fn is_drained(&self) -> bool {
         self.fixture.is_drained()
     }
 
     /// Lines that the agent has printed.
-    pub(super) fn log(&self) -> Result<Vec<String>> {
+    pub(super) fn read_log_lines(&self) -> Result<Vec<String>> {
         let log = fs::read_to_string(self.fixture.path("log"))?;
         Ok(log.lines().map(str::to_owned).collect())
     }

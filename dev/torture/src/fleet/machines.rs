@@ -51,11 +51,11 @@ pub(crate) fn run(length: SuiteLength) -> Result<String> {
         thread::sleep(ROUND_TIME);
     }
     fleet.end_faults()?;
-    let agents = fleet.answering_agents()?;
+    let agents = fleet.wait_for_all_agents()?;
     fleet.wait_until_drained()?;
     let elapsed = start.elapsed();
     let taken = fleet.check_periods(elapsed)?;
-    let added = fleet.check_added()?;
+    let added = fleet.check_added_profiles()?;
     Ok(format!(
         "{AGENTS} agents for {} s, {replaced} store replaced, {agents} answered: {added} profiles once each, 0 lost; \
          {taken} taken of running processes, no period without one",
@@ -90,7 +90,7 @@ impl Fleet {
             FleetFixture::new(store, environment, "service = []")
         };
         let readers = stores.iter().map(reader).collect::<Result<Vec<_>>>()?;
-        let nats = Nats::start_debian(&readers[0])?;
+        let nats = Nats::start_debian_package(&readers[0])?;
         let machine = |number: u64| {
             let (store, environment) = &stores[number as usize % stores.len()];
             let options = MachineOptions {
@@ -112,11 +112,12 @@ impl Fleet {
         })
     }
 
+    /// Adds a profile to the spool of each machine.
     fn add_profiles(&mut self) -> Result<()> {
         self.machines.iter_mut().try_for_each(Machine::add_profile)
     }
 
-    /// Lets writes to one store fail, and kills, stops and restarts the servers in turn.
+    /// Lets writes to one store fail, and kills, stops, resumes or restarts a server. `round` selects them.
     fn set_faults(&mut self, round: usize) -> Result<()> {
         let faults: [WriteFault; 12] =
             std::array::from_fn(|index| FAULTS[(index * 7 + round) % FAULTS.len()]);
@@ -136,6 +137,7 @@ impl Fleet {
         Ok(())
     }
 
+    /// Sets the clocks that can be set, each to another hour, which depends on the round.
     fn set_clocks(&self, round: usize) -> Result<()> {
         let machines = self
             .machines
@@ -157,6 +159,7 @@ impl Fleet {
         fs::create_dir(&store).context("the store")
     }
 
+    /// Lets writes succeed, restarts the servers, and sets the clocks right, except the one that is always wrong.
     fn end_faults(&mut self) -> Result<()> {
         self.s3.set_faults(&[]);
         // It may run, be stopped or be dead.
@@ -175,13 +178,13 @@ impl Fleet {
     }
 
     /// Waits until all agents answer after the restart of the server. Returns their number.
-    fn answering_agents(&self) -> Result<usize> {
+    fn wait_for_all_agents(&self) -> Result<usize> {
         let ps = ["fleet", "ps", "--nats", &self.nats.url()].map(str::to_owned);
         let args: Vec<_> = ps.iter().map(String::as_str).collect();
         let expected = format!("{} agents answered", self.machines.len());
         let shared = "machine-1 is the name of more than one machine";
         wait_until("not every agent answers", || {
-            let output = self.readers[0].command(&args).output();
+            let output = self.readers[0].fleet_command(&args).output();
             output.is_ok_and(|output| {
                 let notes = String::from_utf8_lossy(&output.stderr);
                 notes.contains(&expected) && notes.contains(shared)
@@ -190,6 +193,7 @@ impl Fleet {
         Ok(self.machines.len())
     }
 
+    /// Waits until all spools are empty.
     fn wait_until_drained(&self) -> Result<()> {
         wait_until("a spool is not drained", || {
             self.machines.iter().all(Machine::is_drained)
@@ -202,7 +206,7 @@ impl Fleet {
         let expected = (elapsed.as_secs() / PERIOD_SECONDS).saturating_sub(2) as usize;
         let mut taken = 0;
         for machine in &self.machines {
-            let log = machine.log()?;
+            let log = machine.read_log_lines()?;
             let profiles = log
                 .iter()
                 .filter(|line| line.starts_with("memprof: idle "))
@@ -222,14 +226,14 @@ impl Fleet {
     }
 
     /// Checks that the stores have each added profile once, and are complete. Returns the number of these profiles.
-    fn check_added(&self) -> Result<usize> {
+    fn check_added_profiles(&self) -> Result<usize> {
         let clock = self.dir.path().join("clock");
         fs::write(&clock, CHECK_CLOCK)?;
         let replaced = store_url(&self.dir.path().join("replaced"));
         let replaced = FleetFixture::new(&replaced, &[], "service = []")?;
         // The replaced one may lack the names of the stacks that an agent was about to write.
         for reader in &self.readers {
-            reader.run(&["fleet", "doctor"])?;
+            reader.run_fleet(&["fleet", "doctor"])?;
         }
         let mut found = BTreeMap::new();
         for reader in self.readers.iter().chain([&replaced]) {
@@ -253,7 +257,7 @@ impl Fleet {
 
 /// Processes with profiles in a store within half a day of now.
 fn process_rows(reader: &FleetFixture, clock: &Path) -> Result<Vec<Value>> {
-    let mut command = reader.command(&["fleet", "ps", "--json"]);
+    let mut command = reader.fleet_command(&["fleet", "ps", "--json"]);
     let output = command.envs(clock_environment(clock)?).output()?;
     ensure!(
         output.status.success(),

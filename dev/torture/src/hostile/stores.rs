@@ -23,7 +23,7 @@ const DUMP_COUNT: u64 = 5;
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let agent = AgentDir::new()?;
-    let mut worst = agent.run_once().context("an agent")?;
+    let mut worst = agent.run_until_stored().context("an agent")?;
     let intact = read_files(&agent.store())?;
     ensure!(!intact.is_empty(), "no file in the store");
 
@@ -33,7 +33,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     agent.write_dump(DUMP_COUNT)?;
     worst = worst.max(
         agent
-            .run_once()
+            .run_until_stored()
             .context("an agent with an object of another's")?,
     );
     let count = read_files(&agent.store())?.len();
@@ -46,7 +46,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
         for (path, bytes) in &intact {
             let path = store.path().join(path.strip_prefix(agent.store())?);
             fs::create_dir_all(path.parent().context("a directory")?)?;
-            fs::write(path, damage(bytes, &mut random))?;
+            fs::write(path, damage_bytes(bytes, &mut random))?;
         }
         let url = format!("file://{}", store.path().display());
         for (command, args) in COMMANDS {
@@ -91,7 +91,7 @@ impl AgentDir {
     }
 
     /// Runs the agent until it has stored the spool's dumps.
-    fn run_once(&self) -> Result<ResourceUse> {
+    fn run_until_stored(&self) -> Result<ResourceUse> {
         let config = self.path("fleet.toml").display().to_string();
         witness::run(
             "memprof-fleet",
@@ -115,8 +115,9 @@ fn read_files(directory: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     Ok(found)
 }
 
-/// Returns the bytes with one to eight of them changed, most in the footer, which has the offsets of all other data.
-fn damage(bytes: &[u8], random: &mut Random) -> Vec<u8> {
+/// Returns a copy of the bytes in which one to eight are changed, most of them in the footer, which has the offsets
+/// of all other data.
+fn damage_bytes(bytes: &[u8], random: &mut Random) -> Vec<u8> {
     const FOOTER_BYTES: usize = 600;
     let mut bytes = bytes.to_vec();
     for _ in 0..1 + random.below(8) {

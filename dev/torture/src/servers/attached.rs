@@ -56,7 +56,7 @@ impl fmt::Display for AttachReport {
 
 /// Attaches to the server, samples its load and detaches; then `cycles` more times under load. Fails if the server
 /// behaves differently from `plain`.
-pub(super) fn attach(
+pub(super) fn attach_and_sample(
     tools: &Tools,
     server: &Server,
     cycles: usize,
@@ -67,7 +67,7 @@ pub(super) fn attach(
     let before = running.query()?;
     let slots = Slots::read(pid)?;
     let mut stops = vec![tools.attach(pid)?];
-    ensure!(tools.lists(pid)?, "ps does not list {pid}");
+    ensure!(tools.is_listed(pid)?, "ps does not list {pid}");
     let report =
         sample(tools, server, &mut running).map_err(|error| running.error_with_log(&error))?;
     tools.detach(pid)?;
@@ -75,7 +75,7 @@ pub(super) fn attach(
     detach_with_child(tools, &mut running, &slots)
         .map_err(|error| running.error_with_log(&error))?;
     let after = running.query()?;
-    let answers = under_load(&mut running, |is_alive| {
+    let answers = run_under_load(&mut running, |is_alive| {
         for cycle in 0..cycles {
             if !is_alive() {
                 break;
@@ -106,17 +106,18 @@ fn detach_with_child(tools: &Tools, running: &mut RunningServer, slots: &Slots) 
     tools.send(pid, "activate", &ACTIVATE_ARGS)?;
     let child = running.fork_child()?;
     if let Some(child) = child {
-        tools.wait_for(child)?;
+        tools.wait_for_reply(child)?;
     }
-    tools.memprof(&["detach", "--tree", &pid.to_string()])?;
+    tools.run_memprof(&["detach", "--tree", &pid.to_string()])?;
     let all = std::iter::once(pid).chain(child);
     all.into_iter()
         .try_for_each(|each| check_unloaded(tools, each, slots))
 }
 
-/// Checks that the process has no thread of memprof, and the slots of `slots`.
+/// Checks that `memprof ps` does not list the process, that it has no thread of memprof, and that its slots have the
+/// values of `slots`.
 fn check_unloaded(tools: &Tools, pid: u32, slots: &Slots) -> Result<()> {
-    ensure!(!tools.lists(pid)?, "ps lists {pid}, which was left");
+    ensure!(!tools.is_listed(pid)?, "ps lists {pid}, which was left");
     Slots::read(pid)?.check_equal(slots)?;
     let threads = memprof_threads(pid)?;
     ensure!(
@@ -126,6 +127,7 @@ fn check_unloaded(tools: &Tools, pid: u32, slots: &Slots) -> Result<()> {
     Ok(())
 }
 
+/// Attaches to the process, activates sampling, and detaches.
 fn run_cycle(tools: &Tools, pid: u32) -> Result<StopTime> {
     let stopped = tools.attach(pid)?;
     let active = tools.send(pid, "activate", &ACTIVATE_ARGS)?;
@@ -136,7 +138,7 @@ fn run_cycle(tools: &Tools, pid: u32) -> Result<StopTime> {
 
 /// Runs `work` while another thread loads and queries the server. Returns the number of loads; `work` gets a function
 /// that returns whether that thread still runs. Fails if a reply changes.
-fn under_load(
+fn run_under_load(
     running: &mut RunningServer,
     work: impl FnOnce(&dyn Fn() -> bool) -> Result<()>,
 ) -> Result<usize> {
@@ -185,7 +187,7 @@ impl Tools {
         let start = Instant::now();
         let mut busy = 0;
         let reply = loop {
-            match self.memprof(&["attach", &pid.to_string(), "--json"]) {
+            match self.run_memprof(&["attach", &pid.to_string(), "--json"]) {
                 Err(error) if is_busy(&error) && start.elapsed() < REPLY_TIMEOUT => busy += 1,
                 reply => break reply?,
             }
@@ -197,12 +199,12 @@ impl Tools {
     }
 
     fn detach(&self, pid: u32) -> Result<()> {
-        self.memprof(&["detach", &pid.to_string()]).map(drop)
+        self.run_memprof(&["detach", &pid.to_string()]).map(drop)
     }
 
     /// Whether `memprof ps` lists the process.
-    fn lists(&self, pid: u32) -> Result<bool> {
-        let listing: Value = serde_json::from_str(&self.memprof(&["ps", "--json"])?)?;
+    fn is_listed(&self, pid: u32) -> Result<bool> {
+        let listing: Value = serde_json::from_str(&self.run_memprof(&["ps", "--json"])?)?;
         let hosts = listing["hosts"].as_array().context("hosts")?;
         Ok(hosts.iter().any(|host| host["pid"] == pid))
     }

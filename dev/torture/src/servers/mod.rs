@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use testkit::{ExitReport, SERVERS, Server};
 
 use super::SuiteLength;
-use attached::{AttachReport, attach};
+use attached::{AttachReport, attach_and_sample};
 use sampled::{SampleReport, sample};
 pub(super) use tools::Tools;
 use xtask::packages;
@@ -71,23 +71,25 @@ pub(super) fn install(servers: &[&Server]) -> Result<()> {
     packages::require(&Vec::from_iter(needed))
 }
 
+/// Runs a server without memprof, under `memprof run`, and attached to `cycles` times.
 fn run_server(
     tools: &Tools,
     server: &Server,
     cycles: usize,
 ) -> Result<(SampleReport, AttachReport)> {
     let plain = run_without_memprof(server).context("without memprof")?;
-    let run = under_run(tools, server, &plain).context("under memprof run")?;
-    let attached = attach(tools, server, cycles, &plain).context("attached to")?;
+    let run = sample_under_run(tools, server, &plain).context("under memprof run")?;
+    let attached = attach_and_sample(tools, server, cycles, &plain).context("attached to")?;
     Ok((run, attached))
 }
 
-fn under_run(tools: &Tools, server: &Server, plain: &Behaviour) -> Result<SampleReport> {
+/// Starts the server under `memprof run`, samples its load, and ends it. Fails if it behaves differently from `plain`.
+fn sample_under_run(tools: &Tools, server: &Server, plain: &Behaviour) -> Result<SampleReport> {
     let dumps = tempfile::tempdir()?;
     let mut running = server.start_under(&tools.wrapper(dumps.path()))?;
     let pid = running.pid()?;
     tools
-        .wait_for(pid)
+        .wait_for_reply(pid)
         .map_err(|error| running.error_with_log(&error))?;
     tools.give_to(dumps.path(), pid)?;
     let before = running.query()?;
@@ -109,6 +111,7 @@ struct Behaviour {
     exit: ExitReport,
 }
 
+/// Runs the server's load once. Returns its replies and exit.
 fn run_without_memprof(server: &Server) -> Result<Behaviour> {
     let mut running = server.start()?;
     let before = running.query()?;

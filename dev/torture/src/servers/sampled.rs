@@ -58,9 +58,10 @@ pub(super) fn sample(
     running.run_load()?;
     let during = own_sampler_status(&tools.send(pid, "status", &[])?)?;
     let dump = tools.file("dump.heap")?;
-    tools.memprof(&["dump", "-t", &pid.to_string(), "-o", &dump])?;
-    let json = tools.memprof(&["report", &dump, "--format", "json", "--cum"])?;
-    let (function, share) = find_function(&serde_json::from_str(&json)?, server.load_symbol)?;
+    tools.run_memprof(&["dump", "-t", &pid.to_string(), "-o", &dump])?;
+    let json = tools.run_memprof(&["report", &dump, "--format", "json", "--cum"])?;
+    let (function, share) =
+        find_largest_function(&serde_json::from_str(&json)?, server.load_symbol)?;
     tools.send(pid, "deactivate", &[])?;
     tools.send(pid, "reset", &[])?;
     let after = own_sampler_status(&tools.send(pid, "status", &[])?)?;
@@ -94,8 +95,9 @@ fn own_sampler_status(status: &Value) -> Result<Value> {
         .with_context(|| format!("no allocator is sampled by memprof: {status}"))
 }
 
-/// Function with `part` in its name that has the most live bytes, and its share in per cent.
-fn find_function(report: &Value, part: &str) -> Result<(String, f64)> {
+/// Returns the first function in a report's order, by live bytes, whose name contains `part`, and its share of all
+/// live bytes in per cent.
+fn find_largest_function(report: &Value, part: &str) -> Result<(String, f64)> {
     let functions = report["functions"].as_array().context("functions")?;
     let name = |function: &Value| function["name"].as_str().unwrap_or_default().to_owned();
     let all: Vec<_> = functions.iter().map(name).collect();

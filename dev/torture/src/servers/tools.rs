@@ -91,7 +91,7 @@ impl Tools {
     ///
     /// # Errors
     /// The exit code is not 0, or the command takes longer than [`COMMAND_TIMEOUT`].
-    pub(super) fn memprof(&self, args: &[&str]) -> Result<String> {
+    pub(super) fn run_memprof(&self, args: &[&str]) -> Result<String> {
         let output = Command::new("timeout")
             .arg(COMMAND_TIMEOUT)
             .arg(self.program())
@@ -110,7 +110,7 @@ impl Tools {
     }
 
     /// Waits until a process with the preloaded plugin replies.
-    pub(super) fn wait_for(&self, pid: u32) -> Result<()> {
+    pub(super) fn wait_for_reply(&self, pid: u32) -> Result<()> {
         let start = Instant::now();
         while let Err(error) = self.send(pid, "status", &[]) {
             if start.elapsed() > REPLY_TIMEOUT {
@@ -124,7 +124,7 @@ impl Tools {
     /// Sends a message to the process with the command line, and returns the reply.
     pub(super) fn send(&self, pid: u32, message: &str, args: &[&str]) -> Result<Value> {
         let pid = pid.to_string();
-        let reply = self.memprof(&[&[message, "-t", &pid, "--json"], args].concat())?;
+        let reply = self.run_memprof(&[&[message, "-t", &pid, "--json"], args].concat())?;
         serde_json::from_str(&reply).with_context(|| reply)
     }
 }

@@ -19,7 +19,7 @@ use super::SuiteLength;
 use super::servers::Tools;
 pub(crate) use held::HeldResources;
 pub(crate) use odd::LINKED;
-use round::round;
+use round::run_round;
 use subject::{Running, Subject, subjects};
 
 /// Rounds of each program in the long suite, unless the variable says otherwise.
@@ -44,7 +44,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
             continue;
         }
         tally.programs += 1;
-        match visit(&tools, &subject, rounds) {
+        match run_rounds(&tools, &subject, rounds) {
             Ok(visit) => {
                 println!(
                     "  {name}: {} answers meanwhile{}",
@@ -59,7 +59,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
             }
         }
     }
-    tally.line(rounds)
+    tally.summary_line(rounds)
 }
 
 /// Result of all rounds with a program.
@@ -70,7 +70,8 @@ struct Visit {
     refusals: BTreeMap<String, usize>,
 }
 
-fn visit(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> {
+/// Runs all commands `rounds` times on a program. Fails if its replies, its exit or its resources change.
+fn run_rounds(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> {
     let (expected, ending) = run_without_memprof(subject).context("without memprof")?;
     let mut running = subject.start()?;
     let pid = running.pid()?;
@@ -80,8 +81,8 @@ fn visit(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> {
     tools.give_to(dumps.path(), pid)?;
     let (mut visit, may_fail) = (Visit::default(), subject.may_fail());
     for at in 0..rounds {
-        let (refusals, answers) = under_load(&mut running, &expected, || {
-            round(tools, pid, dumps.path(), may_fail)
+        let (refusals, answers) = run_under_load(&mut running, &expected, || {
+            run_round(tools, pid, dumps.path(), may_fail)
         })
         .with_context(|| format!("round {at}"))?;
         visit.answers += answers;
@@ -106,7 +107,7 @@ fn visit(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> {
     Ok(visit)
 }
 
-/// Reply and exit of a program without memprof.
+/// Runs a program without memprof. Returns its reply and its exit.
 fn run_without_memprof(subject: &Subject) -> Result<(String, String)> {
     let mut running = subject.start()?;
     let answer = running.warm_up()?;
@@ -115,9 +116,9 @@ fn run_without_memprof(subject: &Subject) -> Result<(String, String)> {
     Ok((answer, running.end()?))
 }
 
-/// Runs `harm` while the program works. Returns its result, and the number of replies meanwhile. Fails if a reply
-/// changes.
-fn under_load<T>(
+/// Runs `harm` while another thread sends the program lines. Returns the result of `harm`, and the number of replies
+/// meanwhile. Fails if a reply changes.
+fn run_under_load<T>(
     running: &mut Running,
     expected: &str,
     harm: impl FnOnce() -> Result<T>,
@@ -166,7 +167,7 @@ impl Tally {
         self.refused += usize::from(!visit.refusals.is_empty());
     }
 
-    fn line(self, rounds: usize) -> Result<String> {
+    fn summary_line(self, rounds: usize) -> Result<String> {
         let Self {
             programs,
             answers,

@@ -25,14 +25,18 @@ enum Outcome {
 }
 
 /// Runs all commands once while the program works, and returns the refusals. Commands may fail on a program that
-/// executes
-/// others or can write no file: `may_fail`.
-pub(super) fn round(tools: &Tools, pid: u32, dumps: &Path, may_fail: bool) -> Result<Vec<String>> {
+/// executes others or can write no file: `may_fail`.
+pub(super) fn run_round(
+    tools: &Tools,
+    pid: u32,
+    dumps: &Path,
+    may_fail: bool,
+) -> Result<Vec<String>> {
     let pid = pid.to_string();
     let dump_dir = format!("dump_dir={}", dumps.display());
     let mut refusals = Vec::new();
     let mut step = |args: &[&str]| -> Result<bool> {
-        match memprof(tools, args, may_fail)? {
+        match run_memprof(tools, args, may_fail)? {
             Outcome::Done => Ok(true),
             Outcome::Refused(reason) => {
                 refusals.push(format!("{}: {reason}", args[0]));
@@ -55,7 +59,8 @@ pub(super) fn round(tools: &Tools, pid: u32, dumps: &Path, may_fail: bool) -> Re
     Ok(refusals)
 }
 
-fn memprof(tools: &Tools, args: &[&str], may_fail: bool) -> Result<Outcome> {
+/// Runs `memprof`. Fails unless it succeeds, refuses with a reason, or fails although it `may_fail`.
+fn run_memprof(tools: &Tools, args: &[&str], may_fail: bool) -> Result<Outcome> {
     let output = Command::new("timeout")
         .args(["-k", "5", COMMAND_TIMEOUT])
         .arg(tools.program())
