@@ -17,17 +17,17 @@ pub(crate) struct Package {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DependencyKind {
     Nothing,
-    /// Installed with it unless the user declines (`Recommends`).
+    /// Installed with the package unless the user declines (`Recommends`).
     Recommended(&'static str),
     /// Required, in the package's own version.
-    Same(&'static str),
+    SameVersion(&'static str),
 }
 
 /// A file of a package, or a directory of files.
 #[derive(Debug)]
 pub(crate) struct File {
     pub(crate) from: FileSource,
-    /// Path where it is installed, without the first `/`; a directory's ends in `/`.
+    /// Path of installation, without the first `/`; a directory's ends in `/`.
     pub(crate) to: &'static str,
 }
 
@@ -50,14 +50,14 @@ pub(crate) enum FileSource {
     Completion(&'static str),
 }
 
-const fn file(from: FileSource, to: &'static str) -> File {
+const fn package_file(from: FileSource, to: &'static str) -> File {
     File { from, to }
 }
 
 /// Directory of an example, with its configuration and instructions.
-macro_rules! example {
+macro_rules! example_directory {
     ($host:literal) => {
-        file(
+        package_file(
             FileSource::Tree(concat!("hosts-examples/", $host)),
             concat!("usr/share/doc/memprof-plugin/", $host, "/"),
         )
@@ -65,9 +65,9 @@ macro_rules! example {
 }
 
 /// Drop-in of an example that makes systemd start a unit with profiling.
-macro_rules! drop_in {
+macro_rules! systemd_drop_in {
     ($host:literal, $unit:literal) => {
-        file(
+        package_file(
             FileSource::Tree(concat!(
                 "hosts-examples/",
                 $host,
@@ -95,48 +95,48 @@ pub(crate) const PACKAGES: &[Package] = &[
         needs: DependencyKind::Recommended("memprof-plugin"),
         built_from: Some("memprof-cli"),
         files: &[
-            file(FileSource::Program("memprof"), "usr/bin/memprof"),
-            file(FileSource::Manual, "usr/share/man/man1/"),
-            file(
+            package_file(FileSource::Program("memprof"), "usr/bin/memprof"),
+            package_file(FileSource::Manual, "usr/share/man/man1/"),
+            package_file(
                 FileSource::Completion("bash"),
                 "usr/share/bash-completion/completions/memprof",
             ),
             // Debian's zsh reads this directory,
-            file(
+            package_file(
                 FileSource::Completion("zsh"),
                 "usr/share/zsh/vendor-completions/_memprof",
             ),
             // and Fedora's this one.
-            file(
+            package_file(
                 FileSource::Completion("zsh"),
                 "usr/share/zsh/site-functions/_memprof",
             ),
-            file(
+            package_file(
                 FileSource::Completion("fish"),
                 "usr/share/fish/vendor_completions.d/memprof.fish",
             ),
-            file(
+            package_file(
                 FileSource::Tree("README.md"),
                 "usr/share/doc/memprof/README.md",
             ),
-            file(
+            package_file(
                 FileSource::Tree("CHANGELOG.md"),
                 "usr/share/doc/memprof/CHANGELOG.md",
             ),
-            file(
+            package_file(
                 FileSource::Tree("CONFIGURATION.md"),
                 "usr/share/doc/memprof/CONFIGURATION.md",
             ),
-            file(
+            package_file(
                 FileSource::Tree("PROTOCOL.md"),
                 "usr/share/doc/memprof/PROTOCOL.md",
             ),
-            file(
+            package_file(
                 FileSource::Tree("SECURITY.md"),
                 "usr/share/doc/memprof/SECURITY.md",
             ),
             // The book, at the path that README's links have.
-            file(
+            package_file(
                 FileSource::Tree("docs/src"),
                 "usr/share/doc/memprof/docs/src/",
             ),
@@ -152,49 +152,49 @@ pub(crate) const PACKAGES: &[Package] = &[
         needs: DependencyKind::Nothing,
         built_from: Some("memory-profile"),
         files: &[
-            file(
+            package_file(
                 FileSource::Library("libmemory_profile.so"),
                 "usr/lib/memprof/memory_profile.so",
             ),
-            file(
+            package_file(
                 FileSource::Archive("libmemprof_host.a"),
                 "usr/lib/memprof/libmemprof_host.a",
             ),
-            file(
+            package_file(
                 FileSource::Tree("memprof-plugin-abi/include/memprof.h"),
                 "usr/include/memprof.h",
             ),
-            file(
+            package_file(
                 FileSource::Tree("in-process/memprof-host-c/include/memprof_host.h"),
                 "usr/include/memprof_host.h",
             ),
-            file(
+            package_file(
                 FileSource::Commented("The plugin's keys"),
                 "etc/memprof/memory_profile.toml",
             ),
-            drop_in!("unprepared", "unprepared"),
-            drop_in!("redis", "redis-server"),
-            drop_in!("mosquitto", "mosquitto"),
-            drop_in!("traffic-server", "trafficserver"),
-            drop_in!("haproxy", "haproxy"),
-            example!("redis"),
-            example!("mosquitto"),
-            example!("traffic-server"),
-            example!("postgresql"),
-            example!("mariadb"),
-            example!("nginx"),
-            example!("httpd"),
-            example!("java"),
-            example!("python"),
-            example!("node"),
-            example!("ruby"),
-            example!("lua"),
-            example!("ffi"),
-            example!("haproxy"),
-            example!("dnsdist"),
-            example!("knot-resolver"),
-            example!("pdns-recursor"),
-            file(
+            systemd_drop_in!("unprepared", "unprepared"),
+            systemd_drop_in!("redis", "redis-server"),
+            systemd_drop_in!("mosquitto", "mosquitto"),
+            systemd_drop_in!("traffic-server", "trafficserver"),
+            systemd_drop_in!("haproxy", "haproxy"),
+            example_directory!("redis"),
+            example_directory!("mosquitto"),
+            example_directory!("traffic-server"),
+            example_directory!("postgresql"),
+            example_directory!("mariadb"),
+            example_directory!("nginx"),
+            example_directory!("httpd"),
+            example_directory!("java"),
+            example_directory!("python"),
+            example_directory!("node"),
+            example_directory!("ruby"),
+            example_directory!("lua"),
+            example_directory!("ffi"),
+            example_directory!("haproxy"),
+            example_directory!("dnsdist"),
+            example_directory!("knot-resolver"),
+            example_directory!("pdns-recursor"),
+            package_file(
                 FileSource::Tree("SECURITY.md"),
                 "usr/share/doc/memprof-plugin/SECURITY.md",
             ),
@@ -206,18 +206,18 @@ pub(crate) const PACKAGES: &[Package] = &[
         description: "The agent takes profiles of a machine's hosts by a policy, and writes them to a directory or \
                       to S3 as Parquet files; memprof fleet asks them who holds the memory, and what grew. \
                       The service is not started: systemctl enable --now memprof-agent.",
-        needs: DependencyKind::Same("memprof"),
+        needs: DependencyKind::SameVersion("memprof"),
         built_from: Some("memprof-fleet"),
         files: &[
-            file(
+            package_file(
                 FileSource::Program("memprof-fleet"),
                 "usr/bin/memprof-fleet",
             ),
-            file(
+            package_file(
                 FileSource::Tree("outside/memprof-fleet/memprof-agent.service"),
                 "usr/lib/systemd/system/memprof-agent.service",
             ),
-            file(
+            package_file(
                 FileSource::Commented("The fleet's file"),
                 "etc/memprof/fleet.toml",
             ),

@@ -16,7 +16,7 @@ use xtask::run::{output, run};
 
 /// Value of the field `Maintainer`: the person who builds the package, from the variables of Debian's tools (dch(1)),
 /// because the project has no address.
-fn maintainer(name: Option<String>, email: Option<String>) -> String {
+fn maintainer_address(name: Option<String>, email: Option<String>) -> String {
     let name = name.unwrap_or_else(|| "memprof developers".to_owned());
     let email = email.unwrap_or_else(|| "memprof@localhost".to_owned());
     format!("{name} <{email}>")
@@ -24,7 +24,7 @@ fn maintainer(name: Option<String>, email: Option<String>) -> String {
 
 /// Builds the package from its installation tree, and returns its file in the directory `to`. `epoch` is the time of
 /// all files, in seconds since 1970.
-pub(crate) fn build(
+pub(crate) fn build_deb(
     package: &Package,
     version: &str,
     tree: &Path,
@@ -72,6 +72,7 @@ pub(crate) fn build(
     Ok(file)
 }
 
+/// Text of the package's control file. `kib` is the size of the installed files, in KiB.
 fn control_file(package: &Package, version: &str, kib: u64) -> String {
     let mut fields = vec![
         ("Package", package.name.to_owned()),
@@ -79,7 +80,7 @@ fn control_file(package: &Package, version: &str, kib: u64) -> String {
         ("Architecture", "amd64".to_owned()),
         (
             "Maintainer",
-            maintainer(env::var("DEBFULLNAME").ok(), env::var("DEBEMAIL").ok()),
+            maintainer_address(env::var("DEBFULLNAME").ok(), env::var("DEBEMAIL").ok()),
         ),
         ("Installed-Size", kib.to_string()),
         ("Section", "devel".to_owned()),
@@ -93,7 +94,7 @@ fn control_file(package: &Package, version: &str, kib: u64) -> String {
             ("Depends", library),
             ("Recommends", format!("{other} (= {version})")),
         ]),
-        DependencyKind::Same(other) => {
+        DependencyKind::SameVersion(other) => {
             fields.push(("Depends", format!("{library}, {other} (= {version})")));
         }
     }
@@ -123,12 +124,12 @@ fn maintainer_scripts(unit: &str) -> [(&'static str, String); 3] {
 
 #[cfg(test)]
 mod tests {
-    use super::maintainer;
+    use super::maintainer_address;
 
     #[test]
     fn maintainer_is_the_builder() {
         let check = |name: Option<&str>, email: Option<&str>, expected| {
-            let made = maintainer(name.map(str::to_owned), email.map(str::to_owned));
+            let made = maintainer_address(name.map(str::to_owned), email.map(str::to_owned));
             assert_eq!(made, expected);
         };
         check(None, None, "memprof developers <memprof@localhost>");

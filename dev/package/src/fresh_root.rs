@@ -32,7 +32,7 @@ const UNITS_SCRIPT: &str = include_str!("fresh_root/units.sh");
 const RPM_SCRIPT: &str = include_str!("fresh_root/rpm.sh");
 
 /// Checks the packages of a directory in every suite.
-pub(crate) fn check(packages: &Path) -> Result<()> {
+pub(crate) fn check_in_all_suites(packages: &Path) -> Result<()> {
     for suite in SUITES {
         check_suite(suite, packages)?;
         println!("{suite}: installed, used, upgraded and removed");
@@ -40,6 +40,7 @@ pub(crate) fn check(packages: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Installs, uses, upgrades and removes the packages in a new system of this suite.
 fn check_suite(suite: &str, packages: &Path) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let system = directory.path().join(suite);
@@ -96,7 +97,7 @@ fn copy_packages(packages: &Path, system: &Path) -> Result<()> {
             .arg("--extract")
             .args([&directory.join(name), tree.path()]))?;
         let version = concat!(env!("CARGO_PKG_VERSION"), "+1");
-        deb::build(package, version, tree.path(), &newer, 0)?;
+        deb::build_deb(package, version, tree.path(), &newer, 0)?;
     }
     let program = root().join("hosts-examples/unprepared/unprepared.c");
     toolchain::compile_c(&program, &directory.join("unprepared"))

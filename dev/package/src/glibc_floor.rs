@@ -23,7 +23,7 @@ const ALLOWED_LIBRARIES: [&str; 6] = [
 ];
 
 /// Checks that a file needs no glibc newer than [`MIN_GLIBC`] and no library but glibc's.
-pub(crate) fn check(file: &Path) -> Result<()> {
+pub(crate) fn check_file(file: &Path) -> Result<()> {
     let symbols = output(Command::new("objdump").arg("-T").arg(file))?;
     let newest = newest_glibc(&symbols).with_context(|| format!("{}", file.display()))?;
     ensure!(
@@ -45,9 +45,9 @@ pub(crate) fn check(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Like [`check`], and checks the size and the linker flags that let running programs load the plugin and keep it.
+/// Like [`check_file`], and checks the size and the linker flags that let running programs load the plugin and keep it.
 pub(crate) fn check_plugin(file: &Path) -> Result<()> {
-    check(file)?;
+    check_file(file)?;
     let bytes = fs::metadata(file)?.len();
     ensure!(
         bytes <= MAX_PLUGIN_BYTES,

@@ -40,8 +40,11 @@ impl InstallTrees {
             copy_file(&root().join(license), &documents.join(license))?;
         }
         if let Some(built_from) = package.built_from {
-            let sbom_text = sbom::for_package(built_from, self.epoch)?;
-            write_file(&documents.join(sbom::file_name(package.name)), &sbom_text)?;
+            let sbom_text = sbom::package_bill(built_from, self.epoch)?;
+            write_file(
+                &documents.join(sbom::bill_file_name(package.name)),
+                &sbom_text,
+            )?;
         }
         Ok(())
     }

@@ -25,9 +25,9 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match args.as_slice() {
-        [] => build(),
-        ["--check"] => check(),
-        ["--try"] => fresh_root::check(&root().join("target/package")),
+        [] => build_and_print_path(),
+        ["--check"] => check_packages(),
+        ["--try"] => fresh_root::check_in_all_suites(&root().join("target/package")),
         _ => Err(anyhow!("usage: cargo xtask package [--check | --try]")),
     };
     match done {
@@ -39,8 +39,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Builds the packages in `target/package`, and checks the libraries that they need.
-fn build() -> Result<()> {
+/// Builds the packages in `target/package`, checks the libraries that they need, and prints the directory.
+fn build_and_print_path() -> Result<()> {
     let to = root().join("target/package");
     build_packages(&root().join("target/package-build"), &to)?;
     println!("{}", to.display());
@@ -48,10 +48,10 @@ fn build() -> Result<()> {
 }
 
 /// Builds the packages twice and compares them, and installs, uses, upgrades and removes them in new systems.
-fn check() -> Result<()> {
-    build()?;
+fn check_packages() -> Result<()> {
+    build_and_print_path()?;
     let first = root().join("target/package");
-    fresh_root::check(&first)?;
+    fresh_root::check_in_all_suites(&first)?;
     let again = root().join("target/package-again");
     build_packages(&root().join("target/package-build-again"), &again)?;
     let sums = |directory: &Path| fs::read_to_string(directory.join(CHECKSUM_FILE));
@@ -74,7 +74,7 @@ fn build_packages(target: &Path, to: &Path) -> Result<()> {
     packages::require(packages::PACKAGE)?;
     let epoch = source_date_epoch()?;
     let trees = InstallTrees {
-        build_dir: toolchain::build(target, epoch)?,
+        build_dir: toolchain::build_programs(target, epoch)?,
         trees_dir: target.join("trees"),
         epoch,
     };
@@ -91,8 +91,8 @@ fn build_packages(target: &Path, to: &Path) -> Result<()> {
     trees.lay_out(&DEBUG)?;
     for package in PACKAGES.iter().chain([&DEBUG]) {
         let tree = trees.tree_dir(package);
-        deb::build(package, env!("CARGO_PKG_VERSION"), &tree, to, epoch)?;
-        rpm::build(package, &tree, to, epoch)?;
+        deb::build_deb(package, env!("CARGO_PKG_VERSION"), &tree, to, epoch)?;
+        rpm::build_rpm(package, &tree, to, epoch)?;
         copy_sbom(package, &tree, to)?;
     }
     write_checksums(to)
@@ -103,7 +103,7 @@ fn check_dependencies(trees: &InstallTrees, package: &Package) -> Result<()> {
     for file in package.files {
         let installed = trees.tree_dir(package).join(file.to);
         match file.from {
-            FileSource::Program(_) => glibc_floor::check(&installed)?,
+            FileSource::Program(_) => glibc_floor::check_file(&installed)?,
             FileSource::Library(_) => glibc_floor::check_plugin(&installed)?,
             FileSource::Archive(_)
             | FileSource::Tree(_)
@@ -120,7 +120,7 @@ fn copy_sbom(package: &Package, tree: &Path, to: &Path) -> Result<()> {
     if package.built_from.is_none() {
         return Ok(());
     }
-    let name = sbom::file_name(package.name);
+    let name = sbom::bill_file_name(package.name);
     let bill = tree.join("usr/share/doc").join(package.name).join(&name);
     fs::copy(&bill, to.join(name)).with_context(|| bill.display().to_string())?;
     Ok(())

@@ -26,7 +26,7 @@ const MACROS: &str = "\
 
 /// Builds the package from its installation tree in the directory `to`. `epoch` is the time of all files, in seconds
 /// since 1970.
-pub(crate) fn build(package: &Package, tree: &Path, to: &Path, epoch: u64) -> Result<()> {
+pub(crate) fn build_rpm(package: &Package, tree: &Path, to: &Path, epoch: u64) -> Result<()> {
     let work = tempfile::tempdir()?;
     let spec = work.path().join("package.spec");
     fs::write(&spec, spec_file(package, tree)?)?;
@@ -43,6 +43,7 @@ pub(crate) fn build(package: &Package, tree: &Path, to: &Path, epoch: u64) -> Re
         .env("SOURCE_DATE_EPOCH", epoch.to_string()))
 }
 
+/// Text of the spec file for a package with the files in `tree`.
 fn spec_file(package: &Package, tree: &Path) -> Result<String> {
     let installed = files_below(tree)?;
     let version = env!("CARGO_PKG_VERSION");
@@ -53,7 +54,7 @@ fn spec_file(package: &Package, tree: &Path) -> Result<String> {
     match package.needs {
         DependencyKind::Nothing => {}
         DependencyKind::Recommended(other) => writeln!(spec, "Recommends: {other} = {version}")?,
-        DependencyKind::Same(other) => writeln!(spec, "Requires: {other} = {version}")?,
+        DependencyKind::SameVersion(other) => writeln!(spec, "Requires: {other} = {version}")?,
     }
     writeln!(spec, "%description\n{}", package.description)?;
     writeln!(spec, "%install\ncp -r {}/. %{{buildroot}}", tree.display())?;

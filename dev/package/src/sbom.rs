@@ -9,15 +9,15 @@ use anyhow::{Context, Result};
 use xtask::run::{cargo, output, root};
 
 /// File name of a package's bill.
-pub(crate) fn file_name(package: &str) -> String {
+pub(crate) fn bill_file_name(package: &str) -> String {
     format!("{package}.spdx")
 }
 
 /// Returns the bill of a cargo package, with the crates that its enabled features link. `epoch` is the time of the
 /// commit, in seconds since 1970.
-pub(crate) fn for_package(package: &str, epoch: u64) -> Result<String> {
+pub(crate) fn package_bill(package: &str, epoch: u64) -> Result<String> {
     let lock = fs::read_to_string(root().join("Cargo.lock"))?;
-    let checksums = checksums(&lock);
+    let checksums = crate_checksums(&lock);
     let mut tree = cargo(&["tree", "--locked", "--prefix=none", "--no-dedupe"]);
     tree.args(["--edges=normal,no-proc-macro", "--format={p}\t{l}"])
         .args(["--target=x86_64-unknown-linux-gnu", "--package", package]);
@@ -62,7 +62,7 @@ pub(crate) fn for_package(package: &str, epoch: u64) -> Result<String> {
 }
 
 /// Checksums of the crates from a registry in the text of a Cargo.lock, by name and version.
-fn checksums(lock: &str) -> BTreeMap<(&str, &str), &str> {
+fn crate_checksums(lock: &str) -> BTreeMap<(&str, &str), &str> {
     let package_checksum = |package| {
         let value = |key: &str| {
             let mut lines = str::lines(package);
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn registry_crates_have_checksums() {
         let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
-        let checksums = checksums(&lock);
+        let checksums = crate_checksums(&lock);
         let found = |name| checksums.iter().find(|((package, _), _)| *package == name);
         assert_eq!(found("libc").unwrap().1.len(), 64);
         assert_eq!(found("memprof-core"), None);

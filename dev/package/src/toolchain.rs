@@ -27,7 +27,7 @@ const PACKAGES: [&str; 4] = [
 /// Installs the tools if they are missing, and builds all [`PACKAGES`] in the cargo target directory `target`.
 ///
 /// Returns the directory with the built files.
-pub(crate) fn build(target: &Path, epoch: u64) -> Result<PathBuf> {
+pub(crate) fn build_programs(target: &Path, epoch: u64) -> Result<PathBuf> {
     let tools = install_tools()?;
     for package in PACKAGES {
         eprintln!("building {package} for glibc {MIN_GLIBC}");
