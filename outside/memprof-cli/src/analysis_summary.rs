@@ -7,7 +7,7 @@ use memprof_leaks::{
     AnalysisOptions, AnalysisReport, Error, Phase, Unsearched, UnsearchedAmount, UnsearchedRole,
 };
 use memprof_messages::{SIZE_EXAMPLE, parse_size};
-use memprof_report::{Outline, OutlinePage, SampleType, amount};
+use memprof_report::{Outline, OutlinePage, SampleType, format_amount};
 use serde::Serialize;
 
 use crate::exit::with_exit_code;
@@ -226,7 +226,7 @@ pub(crate) fn parse_amount(text: &str) -> Result<u64, String> {
 
 /// Formats a number of bytes with its unit.
 pub(crate) fn format_size(bytes: u64) -> String {
-    amount(bytes.cast_signed(), SampleType::InuseSpace)
+    format_amount(bytes.cast_signed(), SampleType::InuseSpace)
 }
 
 /// Peak resident set of this program, in bytes; 0 if it cannot be read.

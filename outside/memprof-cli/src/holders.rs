@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use memprof_leaks::{AnalysisOptions, Detail, HeapObjectKind, Holding, Method, holders};
-use memprof_report::pattern;
+use memprof_report::compile_pattern;
 use regex::Regex;
 use serde::Serialize;
 
@@ -103,8 +103,9 @@ enum ObjectFilter {
 impl ObjectFilter {
     /// Builds the filter from the options; fails for an invalid regular expression.
     fn from_args(args: &HoldersArgs) -> anyhow::Result<Self> {
-        let expression =
-            |text: &str| pattern(text).map_err(|error| with_exit_code(USAGE, error.to_string()));
+        let expression = |text: &str| {
+            compile_pattern(text).map_err(|error| with_exit_code(USAGE, error.to_string()))
+        };
         Ok(match (&args.class, args.size, &args.stack, args.address) {
             (Some(class), ..) => Self::Class(expression(class)?),
             (_, Some(size), ..) => Self::Size(size),

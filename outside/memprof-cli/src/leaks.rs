@@ -12,7 +12,7 @@ use memprof_host::client::Client;
 use memprof_messages::{KeptDump, ProfileKind};
 use memprof_report::{
     Folded, Granularity, Input, Options, OriginRules, SampleType, Sources, SymbolizedProfile,
-    amount, find_steady_growth,
+    find_steady_growth, format_amount,
 };
 use serde::Serialize;
 
@@ -292,7 +292,7 @@ fn format_text(leaks: &Leaks, top: usize) -> String {
         return format!("no stack {grew}");
     }
     let mut lines = vec![format!("stacks {grew}: {count}; sizes are estimates")];
-    let size = |bytes: i64| amount(bytes, SampleType::InuseSpace);
+    let size = |bytes: i64| format_amount(bytes, SampleType::InuseSpace);
     for leak in leaks.stacks.iter().take(top) {
         let (hourly, growth) = (size(leak.growth_bytes_per_hour), size(leak.growth_bytes));
         lines.push(format!(

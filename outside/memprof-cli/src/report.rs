@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use clap::ValueEnum;
 use memprof_report::{
     Error, ErrorKind, Filter, Format, Granularity, Input, Label, Limits, Options, OriginRules,
-    SampleType, Sources, pattern,
+    SampleType, Sources, compile_pattern,
 };
 
 use crate::{browser, output};
@@ -288,8 +288,8 @@ impl ReportArgs {
                 Granularity::Functions
             },
             filter: Filter {
-                focus: self.focus.as_deref().map(pattern).transpose()?,
-                ignore: self.ignore.as_deref().map(pattern).transpose()?,
+                focus: self.focus.as_deref().map(compile_pattern).transpose()?,
+                ignore: self.ignore.as_deref().map(compile_pattern).transpose()?,
             },
             ages: self.ages,
             older: self.older,
@@ -301,8 +301,8 @@ impl ReportArgs {
             force: self.force,
             origin_rules: OriginRules {
                 flat: self.flat,
-                own: self.own.as_deref().map(pattern).transpose()?,
-                plumbing: self.plumbing.as_deref().map(pattern).transpose()?,
+                own: self.own.as_deref().map(compile_pattern).transpose()?,
+                plumbing: self.plumbing.as_deref().map(compile_pattern).transpose()?,
             },
             why: self.why.clone(),
             time_nanos: modification_time(&self.file),

@@ -16,7 +16,7 @@ use anyhow::Context;
 use bytes::Bytes;
 use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover};
 use memprof_output::{NO_DATA, note, one_line, print_stderr, with_exit_code};
-use memprof_report::{SampleType, amount};
+use memprof_report::{SampleType, format_amount};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::AgentArgs;
@@ -257,7 +257,7 @@ impl Agent {
         print_stderr(&format!(
             "memprof: {}: {} in {}",
             self.describe(host),
-            amount(bytes, SampleType::InuseSpace),
+            format_amount(bytes, SampleType::InuseSpace),
             profile.summary()
         ));
         Ok(bytes)

@@ -240,8 +240,8 @@ mod tests {
                 named: true,
             };
             symbolized.names.set(id, &[frame]);
-            symbolized.profile.stacks.push(id);
-            let stack = symbolized.profile.stacks.finish();
+            symbolized.profile.stacks.push_frame(id);
+            let stack = symbolized.profile.stacks.finish_stack();
             let mut values = SampleValues::default();
             values[SampleType::InuseSpace] = 100;
             let sample = memprof_report::Sample::new(stack, values);

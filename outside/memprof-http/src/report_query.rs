@@ -1,7 +1,7 @@
 //! Parameters of a query for a report.
 
 use memprof_report::{
-    Filter, Format, Granularity, Label, Options, OriginRules, SampleType, pattern,
+    Filter, Format, Granularity, Label, Options, OriginRules, SampleType, compile_pattern,
 };
 use serde::{Deserialize, Serialize};
 
@@ -44,7 +44,7 @@ impl ReportQuery {
 
     /// Converts the parameters to a report's options. Fails if one is invalid.
     pub(crate) fn to_options(&self, format: Format) -> Result<Options> {
-        let compile = |text: &Option<String>| text.as_deref().map(pattern).transpose();
+        let compile = |text: &Option<String>| text.as_deref().map(compile_pattern).transpose();
         Ok(Options {
             format,
             sample_type: parse_sample_type(self.sample_type.as_deref().unwrap_or("inuse_space"))?,
@@ -81,7 +81,7 @@ impl ReportQuery {
             )
             .remedy("leave flat out, or the other two"));
         }
-        let compile = |text: &Option<String>| text.as_deref().map(pattern).transpose();
+        let compile = |text: &Option<String>| text.as_deref().map(compile_pattern).transpose();
         Ok(OriginRules {
             flat,
             own: compile(&self.own)?,

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use memprof_ptrace::Refusal;
-use memprof_report::{SampleType, amount};
+use memprof_report::{SampleType, format_amount};
 
 /// Reason why a process was not analyzed. Each text continues a sentence whose subject is the process. The
 /// process runs on as before.
@@ -107,7 +107,7 @@ pub enum Error {
 
 /// Text of a number of bytes, as in reports.
 fn size(bytes: u64) -> String {
-    amount(
+    format_amount(
         i64::try_from(bytes).unwrap_or(i64::MAX),
         SampleType::InuseSpace,
     )

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use memprof_report::{SampleType, amount};
+use memprof_report::{SampleType, format_amount};
 
 /// Memory, heaps or kernel objects that an analysis did not cover. Displayed as a sentence with its amount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ impl fmt::Display for Unsearched {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.amount {
             Some(UnsearchedAmount::Bytes(bytes)) => {
-                let size = amount(bytes.cast_signed(), SampleType::InuseSpace);
+                let size = format_amount(bytes.cast_signed(), SampleType::InuseSpace);
                 write!(f, "{size} of ")?;
             }
             Some(UnsearchedAmount::Count(count)) => write!(f, "{count} ")?,

@@ -28,8 +28,8 @@ pub(crate) const MAX_COLUMNS: u32 = 12;
 /// Live memory of each function, by age.
 #[derive(Debug)]
 pub(crate) struct Cohorts {
-    /// Length of a cohort, in seconds.
-    length: u32,
+    /// Length of a cohort.
+    cohort_seconds: u32,
     /// By function, then by age: bytes and objects.
     held: Vec<Vec<[i64; 2]>>,
     /// By age: bytes and objects of all functions.
@@ -55,10 +55,10 @@ impl Cohorts {
             .map(|(alloc_time, _)| ages.min_age(*alloc_time))
             .max();
         let buckets = oldest.unwrap_or(0) / ages.width + 1;
-        let length = ages.width.saturating_mul(buckets.div_ceil(columns));
+        let cohort_seconds = ages.width.saturating_mul(buckets.div_ceil(columns));
         let mut held = vec![Vec::new(); folded.functions.len()];
         let mut total = Vec::new();
-        let index = |alloc_time: AllocTime| (ages.min_age(alloc_time) / length) as usize;
+        let index = |alloc_time: AllocTime| (ages.min_age(alloc_time) / cohort_seconds) as usize;
         for stack in &folded.stacks {
             let mut visible: Vec<_> = folded.visible_functions(stack).collect();
             visible.sort_unstable();
@@ -74,35 +74,35 @@ impl Cohorts {
             }
         }
         Self {
-            length,
+            cohort_seconds,
             held,
             total,
         }
     }
 
-    /// Length of a cohort, in seconds.
-    pub(crate) fn length(&self) -> u32 {
-        self.length
+    /// Length of a cohort.
+    pub(crate) fn cohort_seconds(&self) -> u32 {
+        self.cohort_seconds
     }
 
     /// Cohorts of a function, given by its index in `Folded::functions`: young to old, without empty ones.
-    pub(crate) fn of_function(&self, function: usize) -> impl Iterator<Item = Cohort> {
+    pub(crate) fn for_function(&self, function: usize) -> impl Iterator<Item = Cohort> {
         let held = self.held[function].iter().zip(0..);
         held.filter(|(held, _)| **held != [0; 2])
             .map(|(&[bytes, objects], index)| Cohort {
-                from: self.length.saturating_mul(index),
-                to: self.length.saturating_mul(index + 1),
+                from: self.cohort_seconds.saturating_mul(index),
+                to: self.cohort_seconds.saturating_mul(index + 1),
                 bytes,
                 objects,
             })
     }
 
-    /// Upper age limit, in seconds, of the cohort up to which a function has half of its bytes, from the youngest on.
-    /// `None` if none of its memory has a known age.
-    pub(crate) fn median(&self, function: usize) -> Option<u32> {
-        let total: i64 = self.of_function(function).map(|cohort| cohort.bytes).sum();
+    /// Upper age limit, in seconds, of the cohort that contains the median of a function's bytes by age. `None` if none
+    /// of its memory has a known age.
+    pub(crate) fn median_age(&self, function: usize) -> Option<u32> {
+        let total: i64 = self.for_function(function).map(|cohort| cohort.bytes).sum();
         let mut younger = 0;
-        self.of_function(function)
+        self.for_function(function)
             .find(|cohort| {
                 younger += cohort.bytes;
                 2 * younger >= total
@@ -111,7 +111,7 @@ impl Cohorts {
     }
 
     /// Bytes of a function in each cohort, from the youngest to the last in which it has memory.
-    pub(crate) fn bytes(&self, function: usize) -> Vec<i64> {
+    pub(crate) fn bytes_by_age(&self, function: usize) -> Vec<i64> {
         self.held[function]
             .iter()
             .map(|[bytes, _]| *bytes)
@@ -119,7 +119,7 @@ impl Cohorts {
     }
 
     /// Bytes of all functions in each cohort, from the youngest to the last in which there is memory.
-    pub(crate) fn total(&self) -> Vec<i64> {
+    pub(crate) fn total_bytes_by_age(&self) -> Vec<i64> {
         self.total.iter().map(|[bytes, _]| *bytes).collect()
     }
 
@@ -139,9 +139,9 @@ impl Cohorts {
     }
 }
 
-/// Removes samples that are younger than `min_age`, and those of unknown age. Returns the bytes in use of the latter.
-/// Fails if the profile has no ages.
-pub(crate) fn filter_older(profile: &mut Profile, min_age: Duration) -> Result<i64> {
+/// Keeps only samples of at least `min_age`. Returns the bytes in use of unknown age, which are removed too. Fails if
+/// the profile has no ages.
+pub(crate) fn retain_older(profile: &mut Profile, min_age: Duration) -> Result<i64> {
     let ages = profile.ages.ok_or_else(no_ages_error)?;
     let mut unknown = SampleValues::default();
     profile.samples.retain(|sample| match sample.alloc_time {

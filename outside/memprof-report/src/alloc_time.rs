@@ -2,8 +2,8 @@
 
 use std::num::NonZeroU32;
 
-/// Upper 24 bits of such a pseudo frame: no address that a processor accepts, and the kind "allocation time".
-const KIND: u64 = 0x4d_5002;
+/// Upper 24 bits of a pseudo frame with an allocation time; no processor accepts such an address.
+const PSEUDO_FRAME_KIND: u64 = 0x4d_5002;
 
 /// Start of the age bucket in which a block was allocated, in seconds since 1970 (UTC). Stored as one more, so that
 /// `Option<AllocTime>` needs no extra space in the samples, of which a profile may have millions.
@@ -23,7 +23,7 @@ impl AllocTime {
     /// Decodes the time in a pseudo frame. `None` if `frame` is an address or another pseudo frame. The lowest bit is
     /// always set and carries no data, because tools show a caller as the byte before the return address.
     pub(crate) fn from_frame(frame: u64) -> Option<Self> {
-        Self::new((frame >> 1) as u32).filter(|_| frame >> 40 == KIND)
+        Self::new((frame >> 1) as u32).filter(|_| frame >> 40 == PSEUDO_FRAME_KIND)
     }
 }
 
@@ -45,8 +45,7 @@ impl AgeBuckets {
         (width > 0).then_some(Self { width, taken })
     }
 
-    /// Least age that a sample of the bucket from `alloc_time` on can have, in seconds; 0 if the bucket was not
-    /// complete.
+    /// Least age, in seconds, of a sample in the bucket that starts at `alloc_time`; 0 if the bucket was not complete.
     pub(crate) fn min_age(self, alloc_time: AllocTime) -> u32 {
         self.taken
             .saturating_sub(alloc_time.seconds().saturating_add(self.width))

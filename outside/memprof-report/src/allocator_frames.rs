@@ -40,7 +40,7 @@ const FUNCTIONS: [&str; 22] = [
 ];
 
 /// Prefixes of internal allocator functions. Those of a static jemalloc are from 5.3.
-const PREFIXES: [&str; 31] = [
+const INTERNAL_PREFIXES: [&str; 31] = [
     "je_",
     "_rjem_",
     "rjem_",
@@ -75,14 +75,14 @@ const PREFIXES: [&str; 31] = [
 ];
 
 /// Suffixes of allocation functions in Rust's standard library.
-const RUST: [&str; 3] = [
+const RUST_SUFFIXES: [&str; 3] = [
     "::__rust_alloc",
     "::__rust_alloc_zeroed",
     "::__rust_realloc",
 ];
 
 /// Prefixes of trait implementations of Rust allocators.
-const IMPLEMENTATIONS: [&str; 3] = [
+const RUST_TRAIT_PREFIXES: [&str; 3] = [
     "<tikv_jemallocator::",
     "<jemallocator::",
     "<alloc::alloc::Global as ",
@@ -95,7 +95,7 @@ pub(crate) fn allocator_depths(profile: &Profile, names: &Names) -> Vec<u32> {
     let libraries: Vec<bool> = profile
         .mappings
         .iter()
-        .map(|mapping| is_library(mapping.file_name()))
+        .map(|mapping| is_allocator_library(mapping.file_name()))
         .collect();
     let trimmed: Vec<bool> = (0..addresses.len())
         .map(|index| {
@@ -124,24 +124,24 @@ fn is_allocator_address(names: &Names, address: AddressId) -> bool {
     !frames.is_empty()
         && frames
             .iter()
-            .all(|frame| is_allocator(names.strings.get(frame.function)))
+            .all(|frame| is_allocator_function(names.strings.get(frame.function)))
 }
 
 /// Returns whether a file is an allocator's library.
-fn is_library(file: &str) -> bool {
+fn is_allocator_library(file: &str) -> bool {
     LIBRARIES.iter().any(|library| file.starts_with(library))
 }
 
 /// Returns whether a function is the allocator's, by its demangled name.
-pub(crate) fn is_allocator(function: &str) -> bool {
+pub(crate) fn is_allocator_function(function: &str) -> bool {
     let plain = function
         .trim_start_matches("__libc_")
         .trim_start_matches("__GI_");
     FUNCTIONS.contains(&plain)
         // Debug information names these with the path of the crate that defines the allocator.
-        || RUST.iter().any(|end| function.ends_with(end))
-        || PREFIXES.iter().any(|prefix| function.starts_with(prefix))
-        || IMPLEMENTATIONS
+        || RUST_SUFFIXES.iter().any(|end| function.ends_with(end))
+        || INTERNAL_PREFIXES.iter().any(|prefix| function.starts_with(prefix))
+        || RUST_TRAIT_PREFIXES
             .iter()
             .any(|prefix| function.starts_with(prefix))
 }

@@ -21,7 +21,7 @@ pub(crate) struct CallShape {
     pub(crate) function: u64,
     /// Whether the function is little more than the call.
     pub(crate) is_short: bool,
-    /// Whether the function returns the call's result, on some path on which that is not null and not stored.
+    /// Whether the function returns the call's result, on some path on which the result is not null and not stored.
     pub(crate) returns_result: bool,
     /// Origins of the first two arguments.
     pub(crate) arguments: [Argument; 2],
@@ -43,21 +43,21 @@ impl CallShape {
     /// Longest function that is little more than a call and the check of its result, in bytes.
     const SHORT_BYTES: usize = 96;
 
-    /// Longest one that calls only the allocator, and what it does where that fails, in bytes: it has a free list, or
-    /// takes blocks from a larger one.
+    /// Longest function, in bytes, that calls at most the allocator and an error handler: it has a free list, or takes
+    /// blocks from a larger one.
     const POOL_BYTES: usize = 256;
 
     /// Reads the shape of the call that ends at `return_address`, in a function whose code starts at `start`. A
-    /// function whose code is empty, or not decoded, is taken as returning another value.
+    /// function whose code is empty, or not decoded, counts as returning another value.
     pub(crate) fn read(code: &[u8], start: u64, return_address: u64) -> Self {
         let unread = Self {
             function: start,
             is_short: code.len() <= Self::SHORT_BYTES
-                || (code.len() <= Self::POOL_BYTES && called_functions(code, start) <= 2),
+                || (code.len() <= Self::POOL_BYTES && count_called_functions(code, start) <= 2),
             returns_result: false,
             arguments: [Argument::Computed; 2],
         };
-        let Some(arguments) = arguments(code, start, return_address) else {
+        let Some(arguments) = argument_origins(code, start, return_address) else {
             return unread;
         };
         Self {
@@ -68,8 +68,8 @@ impl CallShape {
     }
 }
 
-/// Number of different functions that code calls, by their addresses or those of the words that hold them.
-fn called_functions(code: &[u8], start: u64) -> usize {
+/// Number of different functions that code calls. An indirect call counts by the address of the pointer.
+fn count_called_functions(code: &[u8], start: u64) -> usize {
     let instructions = Decoder::with_ip(64, code, start, DecoderOptions::NONE).into_iter();
     let called = instructions.filter_map(|instruction| match instruction.flow_control() {
         FlowControl::Call => Some(instruction.near_branch_target()),
@@ -81,7 +81,7 @@ fn called_functions(code: &[u8], start: u64) -> usize {
 
 /// Origins of the first two arguments of the call that ends at `return_address`: the last writes to their registers
 /// before it, in the order of addresses. `None` if no call ends there.
-fn arguments(code: &[u8], start: u64, return_address: u64) -> Option<[Argument; 2]> {
+fn argument_origins(code: &[u8], start: u64, return_address: u64) -> Option<[Argument; 2]> {
     let mut arguments = [Argument::Unwritten; 2];
     let mut info = InstructionInfoFactory::new();
     for instruction in Decoder::with_ip(64, code, start, DecoderOptions::NONE).into_iter() {
@@ -154,7 +154,7 @@ const CLOBBERED: [Register; 9] = [
 struct Holders {
     /// A bit for each general register, by its number.
     registers: u16,
-    /// Stack slots by base register and displacement; that of rsp is from its value at the call.
+    /// Stack slots by base register and displacement, which for rsp counts from its value at the call.
     slots: Vec<(Register, i64)>,
     /// Change of rsp since the call.
     rsp: i64,
@@ -162,11 +162,11 @@ struct Holders {
 
 impl Holders {
     fn holds(&self, register: Register) -> bool {
-        bit(register).is_some_and(|bit| self.registers & bit != 0)
+        bit_of(register).is_some_and(|bit| self.registers & bit != 0)
     }
 
     fn set(&mut self, register: Register, holds: bool) {
-        let Some(bit) = bit(register) else { return };
+        let Some(bit) = bit_of(register) else { return };
         match holds {
             true => self.registers |= bit,
             false => self.registers &= !bit,
@@ -174,7 +174,7 @@ impl Holders {
     }
 
     /// Returns the stack slot of a memory operand. `None` for other memory.
-    fn slot(&self, instruction: &Instruction) -> Option<(Register, i64)> {
+    fn stack_slot(&self, instruction: &Instruction) -> Option<(Register, i64)> {
         let displacement = instruction.memory_displacement64() as i64;
         match (instruction.memory_base(), instruction.memory_index()) {
             (Register::RSP, Register::None) => {
@@ -187,7 +187,7 @@ impl Holders {
 }
 
 /// Bit of a 64-bit general register in a set. `None` for other registers.
-fn bit(register: Register) -> Option<u16> {
+fn bit_of(register: Register) -> Option<u16> {
     let full = register.full_register();
     (full.is_gpr64()).then(|| 1 << full.number())
 }
@@ -219,7 +219,7 @@ impl<'c> ResultFlow<'c> {
             if !visited.insert((address, holders.clone())) {
                 continue;
             }
-            match self.follow(address, holders, &mut info) {
+            match self.follow_to_branch(address, holders, &mut info) {
                 PathEnd::Returned => return true,
                 PathEnd::Lost => {}
                 PathEnd::Branches(branches) => pending.extend(branches),
@@ -229,7 +229,7 @@ impl<'c> ResultFlow<'c> {
     }
 
     /// Follows the code at `address` to the next branch or return.
-    fn follow(
+    fn follow_to_branch(
         &mut self,
         address: u64,
         mut holders: Holders,
@@ -292,7 +292,7 @@ impl<'c> ResultFlow<'c> {
                 _ => return PathEnd::Lost,
             }
             tests_result = is_null_test(&instruction, &holders);
-            step(&instruction, &mut holders, info);
+            track_move(&instruction, &mut holders, info);
         }
         PathEnd::Lost
     }
@@ -322,15 +322,15 @@ fn is_null_test(instruction: &Instruction, holders: &Holders) -> bool {
         OpKind::Memory => {
             tests
                 && holders
-                    .slot(instruction)
+                    .stack_slot(instruction)
                     .is_some_and(|slot| holders.slots.contains(&slot))
         }
         _ => false,
     }
 }
 
-/// Updates the places of the result by an instruction without a branch.
-fn step(instruction: &Instruction, holders: &mut Holders, info: &mut InstructionInfoFactory) {
+/// Updates `holders`, the places of the result, for an instruction without a branch.
+fn track_move(instruction: &Instruction, holders: &mut Holders, info: &mut InstructionInfoFactory) {
     let is_move = instruction.mnemonic() == Mnemonic::Mov && instruction.op_count() == 2;
     let moved = is_move.then(|| (instruction.op0_kind(), instruction.op1_kind()));
     let target = instruction.op0_register();
@@ -341,7 +341,7 @@ fn step(instruction: &Instruction, holders: &mut Holders, info: &mut Instruction
             return;
         }
         Some((OpKind::Register, OpKind::Memory)) if target.is_gpr64() => {
-            let slot = holders.slot(instruction);
+            let slot = holders.stack_slot(instruction);
             holders.set(
                 target,
                 slot.is_some_and(|slot| holders.slots.contains(&slot)),
@@ -351,7 +351,7 @@ fn step(instruction: &Instruction, holders: &mut Holders, info: &mut Instruction
         Some((OpKind::Memory, _)) => {
             let is_result = instruction.op1_kind() == OpKind::Register
                 && holders.holds(instruction.op1_register());
-            let Some(slot) = holders.slot(instruction) else {
+            let Some(slot) = holders.stack_slot(instruction) else {
                 // Functions without a result leave the block in rax too, after they stored it.
                 if is_result {
                     *holders = Holders::default();

@@ -1,5 +1,5 @@
-//! Names of Rust's closures and async blocks. With line tables alone, debug information calls an inlined one only
-//! `{closure#0}`, and each function has one of that name.
+//! Names of Rust's closures and async blocks. With line tables alone, debug information calls an inlined closure only
+//! `{closure#0}`, and many functions have a closure of that name.
 
 /// Frame in a stack, for the name of a closure that it contains.
 #[derive(Clone, Copy, Debug)]
@@ -23,9 +23,9 @@ pub(crate) fn mentions_closure(name: &str) -> bool {
     name.contains("_env#")
 }
 
-/// Returns the name of a closure with the path of the function that has it. `outer` are the frames towards the root: one
-/// may have the closure's type in its arguments, as in `map<shop::load::{closure_env#0}>`; else it is the nearest one of
-/// the same file. `None` if there is none.
+/// Returns the name of a closure with the path of the function that defines it. `outer` are the frames towards the
+/// root. The path is in the one that has the closure's type in its arguments, as in `map<shop::load::{closure_env#0}>`,
+/// or is the name of the nearest one of the same file. `None` without such a frame.
 pub(crate) fn qualified_closure<'n>(
     name: &str,
     outer: impl Iterator<Item = OuterFrame<'n>>,

@@ -24,14 +24,14 @@ use regex::Regex;
 use self::evidence::ProfileEvidence;
 use self::function_evidence::{FunctionEvidence, SourceEvidence};
 use self::mapped_file::MappedFile;
-pub(crate) use self::mapped_file::stem;
+pub(crate) use self::mapped_file::library_stem;
 pub(crate) use self::reason::{OriginReason, Verdict};
-use crate::allocator_frames::is_allocator;
+use crate::allocator_frames::is_allocator_function;
 use crate::names::{Frame, StringId};
 use crate::stacks::{AddressId, StackId};
 use crate::symbolized_profile::SymbolizedProfile;
 
-pub(crate) use self::explanation::explain;
+pub(crate) use self::explanation::explain_origin;
 
 /// Origin of a function's code, from the least to the most informative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -75,7 +75,7 @@ pub struct OriginRules {
 
 impl OriginRules {
     /// Returns the origin by the user's patterns. `None` if no pattern matches.
-    fn user_verdict(&self, function: &str) -> Option<Verdict> {
+    fn pattern_verdict(&self, function: &str) -> Option<Verdict> {
         let matches = |pattern: &Option<Regex>| {
             pattern
                 .as_ref()
@@ -128,7 +128,9 @@ impl CodeOrigins {
                     let verdict = evidence.verdict(&function, origin_rules);
                     has_own_functions |= is_own_function(&function, verdict);
                     origins.verdicts.push(verdict);
-                    origins.is_allocator.push(is_allocator(function.name));
+                    origins
+                        .is_allocator
+                        .push(is_allocator_function(function.name));
                     origins.verdicts.len() as u32 - 1
                 })
             });
@@ -136,16 +138,16 @@ impl CodeOrigins {
             origins.by_address.push(verdicts);
         }
         if !has_own_functions {
-            origins.count_system_libraries();
+            origins.count_system_libraries_as_own();
         }
-        origins.count_stripped_modules(named, &files);
-        wrappers::mark(&mut origins, named);
+        origins.count_stripped_modules_as_own(named, &files);
+        wrappers::mark_wrappers(&mut origins, named);
         origins
     }
 
-    /// Counts functions of the system's libraries as the program's own: it has no others with a name, because it is
-    /// stripped, or is only a `main` in front of them.
-    fn count_system_libraries(&mut self) {
+    /// Counts functions of the system's libraries as the program's own. For a program that has no named function of its
+    /// own: it is stripped, or is only a `main` in front of libraries.
+    fn count_system_libraries_as_own(&mut self) {
         for verdict in &mut self.verdicts {
             if matches!(verdict.reason, OriginReason::SystemLibrary) {
                 *verdict = Verdict::new(CodeOrigin::Program, OriginReason::NamedInLibrary);
@@ -154,8 +156,12 @@ impl CodeOrigins {
     }
 
     /// Counts functions without names in modules of the program as its own, unless a function with a name called them
-    /// in that module: else the program's function that calls all modules would be the row.
-    fn count_stripped_modules(&mut self, named: &SymbolizedProfile, files: &[MappedFile<'_>]) {
+    /// in the same module. Without this, the program's function that calls all modules would be the row.
+    fn count_stripped_modules_as_own(
+        &mut self,
+        named: &SymbolizedProfile,
+        files: &[MappedFile<'_>],
+    ) {
         let SymbolizedProfile { profile, names, .. } = named;
         let module_of = |id| {
             let mapping = profile.mapping_of_frame(id);
@@ -214,7 +220,8 @@ fn main_crates<'n>(frames: impl Iterator<Item = (&'n str, &'n Frame)>) -> HashSe
         .collect()
 }
 
-/// Returns whether a function is the program's own, has a name, and is not its first.
+/// Returns whether a function is the program's own and has a name other than `main` or one with a leading `_`, which
+/// start a program.
 fn is_own_function(function: &FunctionEvidence<'_>, verdict: Verdict) -> bool {
     verdict.origin == CodeOrigin::Program
         && function.is_named

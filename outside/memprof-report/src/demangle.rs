@@ -1,5 +1,5 @@
-//! Demangles names of symbols: Rust (v0 and legacy), C++ (Itanium) and D. The suffixes by which compilers tell the
-//! clones of a function apart, and symbol versions, are no part of a name.
+//! Demangles names of symbols: Rust (v0 and legacy), C++ (Itanium) and D. Symbol versions, and the suffixes by which
+//! compilers distinguish the clones of a function, are no part of a name.
 
 mod clone_suffix;
 mod dlang;
@@ -39,14 +39,14 @@ impl Language {
 }
 
 /// Demangles the name of a symbol, without parameters, clone suffix and symbol version. A name that is not mangled, or
-/// whose demangled form is longer than `MAX_BYTES`, is returned as it is but without the latter two.
+/// whose demangled form is longer than `MAX_BYTES`, is returned mangled but without suffix and version.
 pub fn demangle(symbol: &str) -> Cow<'_, str> {
     let (plain, _) = split_clone_suffix(without_version(symbol));
     let options = DemangleOptions::new().no_params().no_return_type();
     demangle_plain(plain, &options).map_or(Cow::Borrowed(plain), Cow::Owned)
 }
 
-/// Like [`demangle`], but with the parameters of C++ functions, which tell overloads apart: `shop::open(int)`.
+/// Like [`demangle`], but with the parameters of C++ functions, which distinguish overloads: `shop::open(int)`.
 pub(crate) fn demangle_with_parameters(symbol: &str) -> Cow<'_, str> {
     let (plain, _) = split_clone_suffix(without_version(symbol));
     let options = DemangleOptions::new().no_return_type();
@@ -105,7 +105,7 @@ fn without_version(symbol: &str) -> &str {
     }
 }
 
-/// Demangles Rust's legacy and v0 names, without their hash. `None` if the name is neither, or passes the limit.
+/// Demangles Rust's legacy and v0 names, without their hash. `None` if the name is neither, or exceeds the limit.
 fn demangle_rust(name: &str) -> Option<String> {
     let mut text = LimitedText(String::new());
     let name = rustc_demangle::try_demangle(name).ok()?;
@@ -113,7 +113,7 @@ fn demangle_rust(name: &str) -> Option<String> {
     Some(text.0)
 }
 
-/// Demangles an Itanium C++ name. `None` if it is none, or passes the limit.
+/// Demangles an Itanium C++ name. `None` if it is another name, or exceeds the limit.
 fn demangle_cpp(name: &str, options: &DemangleOptions) -> Option<String> {
     let mut text = LimitedText(String::new());
     Symbol::new(name)

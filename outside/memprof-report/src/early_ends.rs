@@ -1,4 +1,4 @@
-//! Note on samples whose stacks lack their outermost frames: callers have less than their due.
+//! Note on samples whose stacks lack their outermost frames: the missing callers have too small cumulative values.
 
 use crate::profile::{EarlyEnds, Profile};
 
@@ -6,7 +6,7 @@ use crate::profile::{EarlyEnds, Profile};
 const MAX_SHOWN: usize = 3;
 
 /// Names of reasons in memprof's dumps, and their texts.
-const REASONS: [(&str, &str); 5] = [
+const REASON_TEXTS: [(&str, &str); 5] = [
     ("too-many-frames", "more than 128 frames"),
     ("unreadable-stack", "unreadable stack"),
     (
@@ -26,11 +26,11 @@ const REASONS: [(&str, &str); 5] = [
 /// Returns the note: the share of the samples, the reasons and the files. `None` if all stacks are whole.
 pub(crate) fn early_ends_note(profile: &Profile) -> Option<String> {
     let origin = &profile.origin;
-    note(&origin.early_ends, origin.samples.unwrap_or(0))
+    note_if_early(&origin.early_ends, origin.samples.unwrap_or(0))
 }
 
 /// Returns the note for these early ends among `samples`.
-fn note(ends: &[EarlyEnds], samples: u64) -> Option<String> {
+fn note_if_early(ends: &[EarlyEnds], samples: u64) -> Option<String> {
     let early = ends
         .iter()
         .fold(0_u64, |sum, each| sum.saturating_add(each.samples));
@@ -38,7 +38,7 @@ fn note(ends: &[EarlyEnds], samples: u64) -> Option<String> {
         return None;
     }
     let share = 100.0 * early as f64 / samples.max(early) as f64;
-    let shown: Vec<_> = ends.iter().take(MAX_SHOWN).map(describe).collect();
+    let shown: Vec<_> = ends.iter().take(MAX_SHOWN).map(early_end_text).collect();
     let more = match ends.len().saturating_sub(MAX_SHOWN) {
         0 => "",
         _ => ", …",
@@ -51,13 +51,13 @@ fn note(ends: &[EarlyEnds], samples: u64) -> Option<String> {
 }
 
 /// Text `12 in libx.so.1 (code without call frame information and frame pointer)`.
-fn describe(ends: &EarlyEnds) -> String {
+fn early_end_text(ends: &EarlyEnds) -> String {
     let EarlyEnds {
         samples,
         reason,
         object,
     } = ends;
-    let known = REASONS.iter().find(|(name, _)| name == reason);
+    let known = REASON_TEXTS.iter().find(|(name, _)| name == reason);
     let reason = known.map_or(reason.as_str(), |(_, text)| text);
     match object {
         Some(path) => {
@@ -79,7 +79,7 @@ mod tests {
             reason: reason.to_owned(),
             object: object.map(str::to_owned),
         };
-        assert_eq!(note(&[], 100), None);
+        assert_eq!(note_if_early(&[], 100), None);
         let all = [
             ends(10, "no-frame-information", Some("/usr/lib/libcrypto.so.3")),
             ends(2, "too-many-frames", None),
@@ -87,10 +87,10 @@ mod tests {
         let expected = "the stacks of 12.0 % of the samples end early (12 of 100), so their outer callers are missing: 10 \
                         in libcrypto.so.3 (code without call frame information and frame pointer), 2 (more than 128 \
                         frames)";
-        assert_eq!(note(&all, 100).as_deref(), Some(expected));
+        assert_eq!(note_if_early(&all, 100).as_deref(), Some(expected));
         let later = [ends(1, "a-later-reason", Some("x"))];
         assert!(
-            note(&later, 0)
+            note_if_early(&later, 0)
                 .unwrap()
                 .ends_with("1 in x (a-later-reason)")
         );

@@ -16,8 +16,8 @@ pub struct Filter {
     pub ignore: Option<Regex>,
 }
 
-/// Compiles a regular expression of the command line. Fails with a usage error if `text` is none.
-pub fn pattern(text: &str) -> Result<Regex> {
+/// Compiles a regular expression of the command line. Fails with a usage error if `text` is malformed.
+pub fn compile_pattern(text: &str) -> Result<Regex> {
     Regex::new(text)
         .map_err(|error| Error::Usage(format!("{text} is not a regular expression: {error}")))
 }
@@ -29,8 +29,8 @@ impl Filter {
         if self.focus.is_none() && self.ignore.is_none() {
             return;
         }
-        let focus = matching_addresses(self.focus.as_ref(), profile, names);
-        let ignore = matching_addresses(self.ignore.as_ref(), profile, names);
+        let focus = match_addresses(self.focus.as_ref(), profile, names);
+        let ignore = match_addresses(self.ignore.as_ref(), profile, names);
         let any = |by_address: &[bool], frames: &[AddressId]| {
             frames.iter().any(|id| by_address[id.0 as usize])
         };
@@ -88,7 +88,7 @@ pub fn drop_memprof_stacks(profile: &mut Profile, names: &Names, depths: &[u32])
 }
 
 /// Returns, for each address by its id, whether one of its functions matches; all are false without a pattern.
-fn matching_addresses(pattern: Option<&Regex>, profile: &Profile, names: &Names) -> Vec<bool> {
+fn match_addresses(pattern: Option<&Regex>, profile: &Profile, names: &Names) -> Vec<bool> {
     let Some(pattern) = pattern else {
         return vec![false; profile.stacks.addresses().len()];
     };

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use crate::alloc_time::AllocTime;
-use crate::allocator_frames::is_allocator;
+use crate::allocator_frames::is_allocator_function;
 use crate::closures::{OuterFrame, is_closure, mentions_closure, qualified_closure};
 use crate::code_origin::{CodeOrigin, CodeOrigins, OriginRules};
 use crate::comparison::Comparison;
@@ -61,17 +61,17 @@ impl Folded {
     ) -> Self {
         let mut fold = FoldBuilder::default();
         let overloads = Overloads::new([Some(profile), base].into_iter().flatten());
-        let shown = Selection {
+        let selection = Selection {
             sample_type,
             granularity,
             overloads: &overloads,
         };
-        fold.add(profile, shown, origin_rules, |values| &mut values.new);
+        fold.add(profile, selection, origin_rules, |values| &mut values.new);
         if let Some(base) = base {
-            fold.add(base, shown, origin_rules, |values| &mut values.base);
+            fold.add(base, selection, origin_rules, |values| &mut values.base);
             fold.clear_unchanged_variance();
         }
-        fold.sorted()
+        fold.into_sorted()
     }
 
     /// Visible functions of a stack, root first: all, or those of its highest code origin.
@@ -124,12 +124,12 @@ impl Folded {
         }
         Self {
             is_origin_filtered: true,
-            ..fold.sorted()
+            ..fold.into_sorted()
         }
     }
 }
 
-/// Selects the value and the names of what is folded.
+/// Selects the value of samples and the names of frames for folding.
 #[derive(Clone, Copy)]
 struct Selection<'a> {
     sample_type: SampleType,
@@ -161,7 +161,7 @@ impl FoldBuilder {
     fn add(
         &mut self,
         named: &SymbolizedProfile,
-        shown: Selection<'_>,
+        selection: Selection<'_>,
         origin_rules: &OriginRules,
         side: impl Fn(&mut Comparison) -> &mut i64,
     ) {
@@ -170,9 +170,9 @@ impl FoldBuilder {
             names,
             depths,
         } = named;
-        let sample_type = shown.sample_type;
+        let sample_type = selection.sample_type;
         let origins = CodeOrigins::new(named, origin_rules);
-        let mut function_names = FunctionNames::new(names, shown.overloads, origin_rules.flat);
+        let mut function_names = FunctionNames::new(names, selection.overloads, origin_rules.flat);
         let by_address: Vec<Box<[StringId]>> = (0..profile.stacks.addresses().len())
             .map(|index| {
                 let id = AddressId(index as u32);
@@ -180,7 +180,7 @@ impl FoldBuilder {
                 frames
                     .map(|(frame, origin)| {
                         let function = function_names.name(frame);
-                        self.intern(frame, &function, names, shown.granularity, origin)
+                        self.intern_function(frame, &function, names, selection.granularity, origin)
                     })
                     .collect()
             })
@@ -200,10 +200,10 @@ impl FoldBuilder {
             for id in addresses {
                 functions.extend_from_slice(&by_address[id.0 as usize]);
             }
-            if shown.granularity == Granularity::Functions {
+            if selection.granularity == Granularity::Functions {
                 self.qualify_closures(&mut functions, addresses, names, &mentions_closure);
             }
-            self.trim_inlined(&mut functions);
+            self.trim_inlined_allocator(&mut functions);
             functions.reverse();
             let mut values = Comparison {
                 confidence: Confidence::new(profile, sample, sample_type),
@@ -224,7 +224,7 @@ impl FoldBuilder {
 
     /// Returns the id of a frame's function, or of its function and line with [`Granularity::Lines`], and updates the
     /// code origin of that id.
-    fn intern(
+    fn intern_function(
         &mut self,
         frame: &Frame,
         function: &str,
@@ -242,7 +242,7 @@ impl FoldBuilder {
         let index = id.0 as usize;
         if index == self.is_allocator.len() {
             self.is_allocator
-                .push(is_allocator(names.strings.get(frame.function)));
+                .push(is_allocator_function(names.strings.get(frame.function)));
             self.is_closure
                 .push(frame.linkage.is_none() && is_closure(function));
             self.origins.push(CodeOrigin::default());
@@ -252,7 +252,8 @@ impl FoldBuilder {
         id
     }
 
-    /// Replaces closures without a path among the `functions` of a stack, leaf first, by their whole names.
+    /// Replaces closures without a path among the `functions` of a stack, leaf first, by names with the path.
+    /// `addresses` are the frames of the stack.
     fn qualify_closures(
         &mut self,
         functions: &mut [StringId],
@@ -299,7 +300,7 @@ impl FoldBuilder {
 
     /// Removes allocator functions that were inlined at the leaf, which is the start of `functions`, except the last
     /// function.
-    fn trim_inlined(&self, functions: &mut Vec<StringId>) {
+    fn trim_inlined_allocator(&self, functions: &mut Vec<StringId>) {
         let leading = functions
             .iter()
             .take_while(|id| self.is_allocator[id.0 as usize])
@@ -308,7 +309,7 @@ impl FoldBuilder {
     }
 
     /// Converts the folded stacks to the result, sorted by their function names.
-    fn sorted(self) -> Folded {
+    fn into_sorted(self) -> Folded {
         let mut by_name: Vec<u32> = (0..self.functions.len() as u32).collect();
         by_name.sort_unstable_by_key(|&id| self.functions.get(StringId(id)));
         let mut rank = vec![0; by_name.len()];

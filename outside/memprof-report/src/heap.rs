@@ -29,10 +29,10 @@ use crate::lines::{InputEnd, for_each_line};
 use crate::names::replace_unprintable;
 use crate::profile::{Address, Profile, Sample, SampleValues};
 use crate::pseudo_frames::StackMarks;
-use crate::unsample::header_agreement;
+use crate::unsample::describe_header_agreement;
 
 /// First bytes of a dump, after blanks.
-const STARTS: [&[u8]; 6] = [
+const DUMP_STARTS: [&[u8]; 6] = [
     b"heap_v2/",
     b"heap profile:",
     b"--- symbol",
@@ -43,11 +43,11 @@ const STARTS: [&[u8]; 6] = [
 
 /// Prefixes of lines that allocators write before a dump: warnings of tcmalloc, and what jemalloc prints to standard
 /// error (`prof_leak:true`), which may be in the same file.
-const MESSAGES: [&[u8]; 2] = [b"%warn", b"<jemalloc>:"];
+const MESSAGE_PREFIXES: [&[u8]; 2] = [b"%warn", b"<jemalloc>:"];
 
-/// Text of an allocator's message. `None` if the line is none.
-fn message(line: &[u8]) -> Option<&[u8]> {
-    MESSAGES
+/// Text of an allocator's message. `None` if the line is another one.
+fn strip_message_prefix(line: &[u8]) -> Option<&[u8]> {
+    MESSAGE_PREFIXES
         .iter()
         .find_map(|prefix| line.strip_prefix(*prefix))
 }
@@ -55,7 +55,7 @@ fn message(line: &[u8]) -> Option<&[u8]> {
 /// Returns whether the first bytes of a file are those of a heap dump in text.
 pub(crate) fn is_dump(magic: &[u8]) -> bool {
     let text = magic.trim_ascii_start();
-    message(text).is_some() || STARTS.iter().any(|start| text.starts_with(start))
+    strip_message_prefix(text).is_some() || DUMP_STARTS.iter().any(|start| text.starts_with(start))
 }
 
 /// Reads a heap dump, or a symbolized one (`--- symbol`).
@@ -72,8 +72,8 @@ pub(crate) fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Re
     dump.finish(ending, force)
 }
 
-/// Returns whether the mappings start after this line.
-fn starts_mappings(line: &[u8]) -> bool {
+/// Returns whether the mappings start after `line`.
+fn is_mappings_header(line: &[u8]) -> bool {
     let line = line.trim_ascii_start();
     line.starts_with(b"MAPPED_LIBRARIES:") || line.starts_with(b"--- Memory map:")
 }
@@ -105,7 +105,7 @@ struct DumpReader<'a> {
     code_history: code_history::CodeHistory,
     /// Line of the header.
     header_line: u64,
-    /// Texts of the allocator's [messages](MESSAGES).
+    /// Texts of the allocator's [messages](MESSAGE_PREFIXES).
     writer_warnings: Vec<String>,
     /// State of a dump in tcmalloc's format. `None` for jemalloc's.
     legacy: Option<legacy::LegacyDump>,
@@ -168,10 +168,11 @@ impl<'a> DumpReader<'a> {
         }
     }
 
-    /// Reads the first line of a dump, which determines its format. Fails if it is of none. Skips what may precede it:
-    /// blank lines, messages of the allocator, and the line by which `jeprof --raw` names the kind of profile.
+    /// Reads the first line of a dump, which determines its format. Fails if the format is unknown. Skips what may
+    /// precede it: blank lines, messages of the allocator, and the line by which `jeprof --raw` names the kind of
+    /// profile.
     fn read_header(&mut self, line: &[u8]) -> Result<()> {
-        if let Some(warning) = message(line) {
+        if let Some(warning) = strip_message_prefix(line) {
             let warning = String::from_utf8_lossy(warning.trim_ascii());
             self.spend(ProfileItem::Text(warning.len()))?;
             self.writer_warnings
@@ -196,8 +197,8 @@ impl<'a> DumpReader<'a> {
     }
 
     /// Returns whether `line` starts the mappings, and enters their section if so.
-    fn enter_mappings(&mut self, line: &[u8]) -> bool {
-        let starts = starts_mappings(line);
+    fn enter_if_mappings(&mut self, line: &[u8]) -> bool {
+        let starts = is_mappings_header(line);
         if starts {
             self.section = DumpSection::Maps;
         }
@@ -208,12 +209,12 @@ impl<'a> DumpReader<'a> {
     /// malformed, or the stack exceeds a limit.
     fn read_stack(&mut self, text: &[u8]) -> Result<()> {
         let stacks = &mut self.profile.stacks;
-        stacks.clear();
+        stacks.clear_pending();
         let previous = stacks.addresses().len();
         self.marks = match self.frames.read(text, stacks) {
             Ok(marks) => marks,
             Err(token) => {
-                stacks.clear();
+                stacks.clear_pending();
                 match stack_text::normalize_stack(text) {
                     Some(text) => return self.read_stack(&text),
                     None => return Err(self.unexpected_error("an address '0x…'", token)),
@@ -223,7 +224,7 @@ impl<'a> DumpReader<'a> {
         for _ in previous..self.profile.stacks.addresses().len() {
             self.spend(ProfileItem::Address)?;
         }
-        if self.profile.stacks.depth() > self.limits.frames {
+        if self.profile.stacks.pending_depth() > self.limits.frames {
             return Err(Error::Limit {
                 what: "frames in a stack",
                 limit: self.limits.frames as u64,
@@ -241,14 +242,18 @@ impl<'a> DumpReader<'a> {
                 limit: self.limits.samples as u64,
             });
         }
-        let (previous, depth) = (self.profile.stacks.len(), self.profile.stacks.depth());
-        let stack = self.profile.stacks.finish();
+        let (previous, depth) = (
+            self.profile.stacks.len(),
+            self.profile.stacks.pending_depth(),
+        );
+        let stack = self.profile.stacks.finish_stack();
         self.spend(ProfileItem::Sample)?;
         if self.profile.stacks.len() > previous {
             self.spend(ProfileItem::Stack(depth))?;
         }
         let index = self.profile.samples.len();
-        self.code_history.mark(index, self.marks.code_generation);
+        self.code_history
+            .mark_sample(index, self.marks.code_generation);
         self.profile.samples.push(Sample {
             stack,
             counts: [0; 2],
@@ -282,7 +287,7 @@ impl<'a> DumpReader<'a> {
         let missing = match ending {
             InputEnd::Truncated(line) => Some(format!("line {line} has no end")),
             InputEnd::Complete if has_maps => None,
-            InputEnd::Complete => self.problem_without_map(),
+            InputEnd::Complete => self.problem_if_incomplete(),
         };
         if let Some(legacy) = self.legacy.take() {
             self.finish_legacy(&legacy, has_maps)?;
@@ -294,7 +299,7 @@ impl<'a> DumpReader<'a> {
             self.profile
                 .warnings
                 .push(format!("the heap dump is truncated: {problem}"));
-        } else if self.checksum.mismatch() {
+        } else if self.checksum.is_mismatch() {
             self.profile
                 .warnings
                 .push("the dump is damaged: its checksum differs".into());
@@ -322,15 +327,15 @@ impl<'a> DumpReader<'a> {
         Ok(self.profile)
     }
 
-    /// Returns what is missing in a dump without mappings. `None` if its stacks add up to its header: jemalloc writes
-    /// no mappings on Windows, nor does Go. Adds a note then.
-    fn problem_without_map(&mut self) -> Option<String> {
+    /// Returns what is missing in a dump without mappings. `None`, and a warning is added, if its stacks add up to its
+    /// header: jemalloc writes no mappings on Windows, nor does Go.
+    fn problem_if_incomplete(&mut self) -> Option<String> {
         let agreement = match (self.section, &self.legacy) {
             (DumpSection::Legacy, Some(legacy)) => self
                 .is_legacy_complete(legacy)
                 .then(|| "its stacks add up to its header".to_owned()),
             (DumpSection::V2(v2::Expected::Any | v2::Expected::Maps), _) => {
-                header_agreement(&self.profile)
+                describe_header_agreement(&self.profile)
             }
             _ => None,
         };

@@ -76,7 +76,7 @@ fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<P
     }
 }
 
-/// Parses the input as text if it starts as one, else as pprof.
+/// Parses the input as text if it starts like a dump, else as pprof.
 fn parse_plain(
     magic: &[u8],
     input: &mut LimitedReader<'_>,
@@ -100,8 +100,8 @@ fn parse_plain(
     }
 }
 
-/// Reads a `profile.proto`, whose fields have no order: whether the input is one shows only in decoding it. Stops at
-/// the first field that it cannot have, so that a large file of another kind is not read whole.
+/// Reads a `profile.proto`. Its fields have no order, so only decoding shows whether the input is one: stops at the
+/// first impossible field, so that a large file of another kind is not read whole.
 fn parse_pprof(
     magic: &[u8],
     input: &mut LimitedReader<'_>,
@@ -126,7 +126,7 @@ fn parse_pprof(
             return Err(unrecognised());
         }
     }
-    let complete = &bytes[..scan.scanned()];
+    let complete = &bytes[..scan.scanned_bytes()];
     let missing = bytes.len() - complete.len();
     match (missing, force) {
         (0, _) if scan.has_strings() => pprof::parse(complete, limits),

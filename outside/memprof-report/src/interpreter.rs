@@ -1,6 +1,6 @@
 //! Advice for programs that run in an interpreter, whose functions the C stack does not show.
 
-use crate::code_origin::{CodeOrigin, CodeOrigins, OriginRules, stem};
+use crate::code_origin::{CodeOrigin, CodeOrigins, OriginRules, library_stem};
 use crate::profile::SampleType;
 use crate::stacks::AddressId;
 use crate::symbolized_profile::SymbolizedProfile;
@@ -36,7 +36,7 @@ const INTERPRETERS: &[(&[&str], &str)] = &[
 
 /// Returns the share of a profile that ends in an interpreter, with the tool that shows the script's functions. `None`
 /// if no file is a known interpreter, or the share is below `MIN_SHARE_PERCENT`.
-pub(crate) fn advice(
+pub(crate) fn interpreter_advice(
     named: &SymbolizedProfile,
     sample_type: SampleType,
     origin_rules: &OriginRules,
@@ -44,7 +44,7 @@ pub(crate) fn advice(
     let profile = &named.profile;
     let (file, advice) = profile.mappings.iter().find_map(|mapping| {
         let file = mapping.file_name();
-        Some((file, tool_for(file)?))
+        Some((file, advice_for(file)?))
     })?;
     let origins = CodeOrigins::new(named, origin_rules);
     let by_address: Vec<CodeOrigin> = (0..profile.stacks.addresses().len())
@@ -64,8 +64,8 @@ pub(crate) fn advice(
 }
 
 /// Returns the advice for an interpreter. `None` for other files.
-fn tool_for(file: &str) -> Option<&'static str> {
-    let stem = stem(file);
+fn advice_for(file: &str) -> Option<&'static str> {
+    let stem = library_stem(file);
     INTERPRETERS
         .iter()
         .find(|(files, _)| files.contains(&stem))
@@ -74,14 +74,16 @@ fn tool_for(file: &str) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::tool_for;
+    use super::advice_for;
 
     #[test]
     fn interpreter_has_advice() {
-        let python = tool_for("python3.11").unwrap();
+        let python = advice_for("python3.11").unwrap();
         assert!(python.contains("tracemalloc") && python.contains("PYTHONMALLOC=malloc"));
-        assert!(tool_for("libnode.so.108").is_some_and(|advice| advice.contains("--heapsnapshot")));
-        assert_eq!(tool_for("redis-server"), None);
-        assert_eq!(tool_for("node_exporter"), None);
+        assert!(
+            advice_for("libnode.so.108").is_some_and(|advice| advice.contains("--heapsnapshot"))
+        );
+        assert_eq!(advice_for("redis-server"), None);
+        assert_eq!(advice_for("node_exporter"), None);
     }
 }

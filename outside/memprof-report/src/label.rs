@@ -12,8 +12,8 @@ use percent_encoding::percent_decode_str;
 use crate::error::{Error, Result};
 use crate::names::replace_unprintable;
 
-/// Upper 24 bits of such a pseudo frame.
-const KIND: u64 = 0x4d_5001;
+/// Upper 24 bits of a pseudo frame with a label set.
+const PSEUDO_FRAME_KIND: u64 = 0x4d_5001;
 
 /// Value shown for samples whose label set had no free cell in the process's table.
 pub(crate) const OTHER: &str = "[other]";
@@ -43,7 +43,7 @@ impl LabelId {
 
     /// Decodes the id in a pseudo frame. `None` if `frame` is an address or another pseudo frame.
     pub(crate) fn from_frame(frame: u64) -> Option<Self> {
-        Self::new((frame >> 1) as u32).filter(|_| frame >> 40 == KIND)
+        Self::new((frame >> 1) as u32).filter(|_| frame >> 40 == PSEUDO_FRAME_KIND)
     }
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct SetLabel {
 
 impl SetLabel {
     /// Creates a label with a text.
-    pub(crate) fn text(key: Arc<str>, text: Arc<str>) -> Self {
+    pub(crate) fn with_text(key: Arc<str>, text: Arc<str>) -> Self {
         Self {
             key,
             text,
@@ -68,7 +68,7 @@ impl SetLabel {
     }
 
     /// Creates a label with a number in that unit, which may be empty.
-    pub(crate) fn number(key: Arc<str>, number: i64, unit: Arc<str>) -> Self {
+    pub(crate) fn with_number(key: Arc<str>, number: i64, unit: Arc<str>) -> Self {
         let text = match &*unit {
             "" => number.to_string(),
             unit => format!("{number} {unit}"),
@@ -108,8 +108,8 @@ impl Labels {
             return;
         };
         let labels = words.filter_map(|word| word.split_once('='));
-        let labels =
-            labels.map(|(key, value)| SetLabel::text(decode(key).into(), decode(value).into()));
+        let labels = labels
+            .map(|(key, value)| SetLabel::with_text(decode(key).into(), decode(value).into()));
         self.sets.insert(id, labels.collect());
     }
 
@@ -130,12 +130,12 @@ impl Labels {
 
     /// Returns the labels of a set: none if the set is unknown, each key with `[other]` for the sets that had no free
     /// cell in the process's table.
-    pub(crate) fn set(&self, id: LabelId) -> Cow<'_, [SetLabel]> {
+    pub(crate) fn labels_of(&self, id: LabelId) -> Cow<'_, [SetLabel]> {
         match self.sets.get(&id) {
             Some(labels) => Cow::Borrowed(labels),
             None if Some(id) == LabelId::OTHER => {
                 let keys = self.keys.iter();
-                keys.map(|key| SetLabel::text(key.as_str().into(), OTHER.into()))
+                keys.map(|key| SetLabel::with_text(key.as_str().into(), OTHER.into()))
                     .collect()
             }
             None => Cow::Borrowed(&[]),
@@ -143,7 +143,7 @@ impl Labels {
     }
 
     /// Returns the labels with that key in a set.
-    fn with_key<'a, 'k>(
+    fn labels_with_key<'a, 'k>(
         &'a self,
         id: LabelId,
         key: &'k str,
@@ -160,7 +160,7 @@ impl Labels {
             other if other == LabelId::OTHER => return OTHER.into(),
             Some(id) => id,
         };
-        let mut values = self.with_key(id, key).map(|label| &*label.text);
+        let mut values = self.labels_with_key(id, key).map(|label| &*label.text);
         match (values.next(), values.next()) {
             (None, _) => NONE.into(),
             (Some(value), None) => value.into(),
@@ -171,9 +171,12 @@ impl Labels {
         }
     }
 
-    /// Returns whether a sample with that set has the label: as [`value`](Self::value) shows it, or as one of several.
+    /// Returns whether a sample with the set `id` has the label: as [`value`](Self::value) shows it, or as one of
+    /// several of its key.
     pub(crate) fn matches(&self, id: Option<LabelId>, label: &Label) -> bool {
-        let mut labels = id.into_iter().flat_map(|id| self.with_key(id, &label.key));
+        let mut labels = id
+            .into_iter()
+            .flat_map(|id| self.labels_with_key(id, &label.key));
         labels.any(|found| found.has_value(&label.value))
             || self.value(id, &label.key) == label.value
     }
@@ -184,7 +187,7 @@ impl Labels {
     }
 
     /// Returns each key with up to `max` of its distinct values, the first in alphabetical order.
-    pub(crate) fn values(&self, max: usize) -> Vec<(&str, Vec<&str>)> {
+    pub(crate) fn values_by_key(&self, max: usize) -> Vec<(&str, Vec<&str>)> {
         let mut by_key: HashMap<&str, BTreeSet<&str>> = HashMap::new();
         for label in self.sets.values().flatten() {
             by_key.entry(&label.key).or_default().insert(&label.text);
@@ -278,11 +281,11 @@ mod tests {
         check(None, "route", NONE);
         labels.read_set("9 route=/a");
         // Sets without a cell keep their mark when they are written.
-        let other = labels.set(LabelId::OTHER.unwrap()).to_vec();
-        assert_eq!(other[0], SetLabel::text("route".into(), OTHER.into()));
+        let other = labels.labels_of(LabelId::OTHER.unwrap()).to_vec();
+        assert_eq!(other[0], SetLabel::with_text("route".into(), OTHER.into()));
         let values = [("route", vec!["/a", "/x"]), ("a b", vec!["1"])];
-        assert_eq!(labels.values(100), values);
-        assert_eq!(labels.values(1)[0].1, ["/a"]);
+        assert_eq!(labels.values_by_key(100), values);
+        assert_eq!(labels.values_by_key(1)[0].1, ["/a"]);
         let error = labels.require_key("tenant", true).unwrap_err().to_string();
         assert_eq!(
             error,
@@ -293,8 +296,8 @@ mod tests {
     #[test]
     fn numbers_and_repeated_keys_are_values() {
         let mut labels = Labels::default();
-        let number = |number, unit: &str| SetLabel::number("size".into(), number, unit.into());
-        let text = |text: &str| SetLabel::text("tag".into(), text.into());
+        let number = |number, unit: &str| SetLabel::with_number("size".into(), number, unit.into());
+        let text = |text: &str| SetLabel::with_text("tag".into(), text.into());
         let set = labels.add_set(vec![number(-4096, "bytes"), text("a"), text("b")]);
         let plain = labels.add_set(vec![number(7, "")]);
         assert_eq!(labels.add_set(vec![]), None);

@@ -77,7 +77,7 @@ pub use comparison::Comparison;
 pub use confidence::Confidence;
 pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Result};
-pub use filter::{Filter, drop_memprof_stacks, pattern};
+pub use filter::{Filter, compile_pattern, drop_memprof_stacks};
 pub use fold::{Folded, FoldedStack, Granularity};
 pub use heap::{export, write_tcmalloc};
 pub use input::parse;
@@ -91,8 +91,8 @@ pub use profile::{
     SampleType, SampleValues, UnseenFrees,
 };
 pub use render::{
-    Cells, Column, FLAMEGRAPH_POLICY, Outline, OutlinePage, POLICY, RenderInput, VIEWER, amount,
-    render,
+    Cells, Column, FLAMEGRAPH_POLICY, Outline, OutlinePage, POLICY, RenderInput, VIEWER,
+    format_amount, render,
 };
 pub use report::{Input, read, report};
 pub use stacks::{AddressId, StackId, Stacks};
@@ -100,5 +100,5 @@ pub use steady_growth::{SteadyStack, SteadyStacks, find_steady_growth};
 pub use symbolize::{LimitedFile, Progress, Sources, symbolize};
 pub use symbolize_stacks::symbolize_stacks;
 pub use symbolized_profile::SymbolizedProfile;
-pub use table::{Row, table};
+pub use table::{Row, function_rows};
 pub use unsample::unsample;

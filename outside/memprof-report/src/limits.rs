@@ -97,7 +97,7 @@ impl ParseBudget {
         }
     }
 
-    /// Counts a part of an input of which `bytes_read` bytes have been read. Fails if the limit is exceeded.
+    /// Counts an item of an input of which `bytes_read` bytes have been read. Fails if the limit is exceeded.
     pub(crate) fn spend(&mut self, item: ProfileItem, bytes_read: u64) -> Result<()> {
         self.spent += item.cost();
         self.memory_left(bytes_read).charge(0)

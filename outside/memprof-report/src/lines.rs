@@ -36,7 +36,7 @@ pub(crate) fn for_each_line(
             let line = &buffer[start..start + length];
             start += length + 1;
             number += 1;
-            check_length(max_len, partial.len() + line.len())?;
+            require_length(max_len, partial.len() + line.len())?;
             if partial.is_empty() {
                 visit(number, line)?;
             } else {
@@ -45,7 +45,7 @@ pub(crate) fn for_each_line(
                 partial.clear();
             }
         }
-        check_length(max_len, partial.len() + buffer.len() - start)?;
+        require_length(max_len, partial.len() + buffer.len() - start)?;
         partial.extend_from_slice(&buffer[start..]);
         let consumed = buffer.len();
         input.consume(consumed);
@@ -53,7 +53,7 @@ pub(crate) fn for_each_line(
 }
 
 /// Fails if a line is longer than `max_len` bytes.
-fn check_length(max_len: usize, length: usize) -> Result<()> {
+fn require_length(max_len: usize, length: usize) -> Result<()> {
     if length <= max_len {
         return Ok(());
     }

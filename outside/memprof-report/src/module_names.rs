@@ -1,5 +1,5 @@
-//! Names of modules, for places that have no symbol: as much of a path as tells a module from those of the same file
-//! name, in a profile and in its base.
+//! Names of modules, for places that have no symbol: the end of a path, as long as distinguishes the module from others
+//! of its file name in a profile and in its base.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -7,7 +7,7 @@ use crate::names::Names;
 use crate::profile::{Address, Mapping, Profile};
 use crate::stacks::AddressId;
 
-/// Hex digits of a build id that tell versions of a file apart.
+/// Hex digits of a build id in a name that distinguishes versions of a file.
 const BUILD_ID_DIGITS: usize = 8;
 
 /// Names of the modules that have places without a symbol.
@@ -61,18 +61,18 @@ impl ModuleNames {
         }
     }
 
-    /// Returns the name of a place without a symbol: its module and the offset of its call in there.
-    pub(crate) fn place(&self, mapping: Option<&Mapping>, call: Address) -> String {
+    /// Returns the name of a place without a symbol: its module and the offset of `call` in the module.
+    pub(crate) fn place_name(&self, mapping: Option<&Mapping>, call: Address) -> String {
         match mapping {
             None if call.0 == 0 => "[unknown]".to_owned(),
             None => call.to_string(),
             // Its file is not here, so an offset would mean nothing.
             Some(mapping) if mapping.is_unloaded() => match mapping.is_file() {
-                true => format!("[unloaded {}]", self.module(mapping)),
+                true => format!("[unloaded {}]", self.module_name(mapping)),
                 false => mapping.path.clone(),
             },
             Some(mapping) if mapping.has_name() => {
-                let module = self.module(mapping);
+                let module = self.module_name(mapping);
                 match mapping.contains(call) {
                     true => format!("{module}+{:#x}", mapping.normalize(call).0),
                     false => format!("{call} in {module}"),
@@ -96,7 +96,7 @@ impl ModuleNames {
     }
 
     /// Returns the name of a mapped file.
-    fn module(&self, mapping: &Mapping) -> String {
+    fn module_name(&self, mapping: &Mapping) -> String {
         let name = self.paths.get(&mapping.path).map(String::as_str);
         let name = name.unwrap_or_else(|| mapping.file_name());
         let Some((versions, id)) = self
@@ -227,7 +227,7 @@ mod tests {
         let names = ModuleNames::new([(&profile, &Names::default())]);
         let mappings = mappings.iter();
         mappings
-            .map(|mapping| names.place(Some(mapping), Address(mapping.start.0 + 0x10)))
+            .map(|mapping| names.place_name(Some(mapping), Address(mapping.start.0 + 0x10)))
             .collect()
     }
 
@@ -274,8 +274,8 @@ mod tests {
     fn place_outside_its_mapping_has_no_offset() {
         let names = ModuleNames::default();
         let app = mapping(0x1000, "/srv/app", None);
-        assert_eq!(names.place(Some(&app), Address(0x10)), "0x10 in app");
-        assert_eq!(names.place(None, Address(0x10)), "0x10");
-        assert_eq!(names.place(None, Address(0)), "[unknown]");
+        assert_eq!(names.place_name(Some(&app), Address(0x10)), "0x10 in app");
+        assert_eq!(names.place_name(None, Address(0x10)), "0x10");
+        assert_eq!(names.place_name(None, Address(0)), "[unknown]");
     }
 }

@@ -120,7 +120,7 @@ impl Names {
         self.ranges[index] = (start, self.frames.len() as u32);
     }
 
-    /// Returns whether any frame has a function name, a file or a line, and any address has inlined frames.
+    /// Returns which details any frame or address has.
     pub(crate) fn detail(&self) -> NameDetail {
         NameDetail {
             functions: self.frames.iter().any(|f| f.named),

@@ -1,4 +1,4 @@
-//! Names of functions in reports: parameters are shown only where they tell functions apart.
+//! Names of functions in reports: parameters are shown only where functions differ in nothing else.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -52,7 +52,7 @@ impl Overloads {
 pub(crate) struct FunctionNames<'p> {
     names: &'p Names,
     overloads: &'p Overloads,
-    /// Whether clones and overloads are shown apart always.
+    /// Whether clones and overloads always have names of their own.
     is_flat: bool,
     cache: HashMap<(StringId, StringId), String>,
 }

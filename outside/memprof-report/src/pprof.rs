@@ -86,16 +86,16 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
     }
     // Of functions with equal ids the last one counts: the search from behind finds it first.
     reader.functions.sort_by_key(|function| function.id);
-    let (types, columns) = reader.value_types(&sample_types)?;
+    let (types, columns) = reader.arrange_value_types(&sample_types)?;
     for index in comments {
-        let comment = reader.printable(index.cast_signed())?;
+        let comment = reader.printable_string(index.cast_signed())?;
         reader.spend(ProfileItem::Text(comment.len()))?;
         header.comments.push(comment);
     }
-    let program = reader.program(&mappings)?;
+    let program = reader.main_program(&mappings)?;
     let (mappings, indexes) = reader.convert_mappings(mappings)?;
     let mut profile = Profile {
-        interval: reader.interval(period, period_type)?,
+        interval: reader.sample_interval(period, period_type)?,
         has_alloc: columns.iter().any(
             |(column, _)| matches!(column, Column::Sample(sample_type) if sample_type.is_alloc()),
         ),
@@ -107,7 +107,7 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
     };
     let mut named_mappings = Vec::new();
     let locations = reader.read_locations(&mut profile, &mut named_mappings)?;
-    mappings::assign(&mut profile, &named_mappings, &indexes);
+    mappings::assign_mappings(&mut profile, &named_mappings, &indexes);
     reader.read_samples(&mut profile, types, &columns, &locations)?;
     profile.warnings.extend(reader.not_utf8_note());
     profile.memory_left = reader.budget.memory_left(bytes.len() as u64);
@@ -115,7 +115,7 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
 }
 
 /// Text of a string; bytes that are not UTF-8 become `\xNN`, so that different strings stay apart.
-fn as_text(string: &[u8]) -> Cow<'_, str> {
+fn to_text(string: &[u8]) -> Cow<'_, str> {
     str::from_utf8(string).map_or_else(
         |_| {
             let mut text = String::new();
@@ -161,13 +161,13 @@ impl<'a> Reader<'a> {
         self.spend(ProfileItem::Entry)
     }
 
-    /// Returns the string with that index, as [`as_text`] does. Fails if there is none.
-    fn string(&self, index: i64) -> Result<Cow<'a, str>> {
+    /// Returns the string with that index, as [`to_text`] does. Fails if there is none.
+    fn string_at(&self, index: i64) -> Result<Cow<'a, str>> {
         let string = usize::try_from(index)
             .ok()
             .and_then(|index| self.strings.get(index));
         let string = string.ok_or_else(|| Error::pprof(format!("there is no string {index}")))?;
-        Ok(as_text(string))
+        Ok(to_text(string))
     }
 
     /// Returns a note on the strings that are not UTF-8. `None` if all are.
@@ -185,11 +185,15 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the sample interval in bytes. `None` if the profile has none, or its period counts another quantity.
-    fn interval(&self, period: u64, period_type: Option<proto::ValueType>) -> Result<Option<u64>> {
+    fn sample_interval(
+        &self,
+        period: u64,
+        period_type: Option<proto::ValueType>,
+    ) -> Result<Option<u64>> {
         let Some(period_type) = period_type else {
             return Ok(None);
         };
-        let (unit, factor) = Unit::parse(&self.string(period_type.unit)?);
+        let (unit, factor) = Unit::parse(&self.string_at(period_type.unit)?);
         let bytes = period.cast_signed().checked_mul(factor);
         let bytes = bytes.filter(|bytes| unit == Unit::Bytes && *bytes > 0);
         Ok(bytes.map(i64::cast_unsigned))
@@ -197,10 +201,10 @@ impl<'a> Reader<'a> {
 
     /// Returns the path of the main program: by `profile.proto` that of the first mapping, but some writers keep another
     /// order, so libraries and memory are skipped. `None` if all are.
-    fn program(&self, messages: &[proto::Mapping]) -> Result<Option<String>> {
+    fn main_program(&self, messages: &[proto::Mapping]) -> Result<Option<String>> {
         for message in messages {
             let mapping = Mapping {
-                path: self.printable(message.filename)?,
+                path: self.printable_string(message.filename)?,
                 ..Mapping::default()
             };
             if mapping.is_file() && !mapping.is_library_by_name() {
@@ -279,17 +283,17 @@ impl<'a> Reader<'a> {
         let function = function.filter(|function| function.id == line.function_id);
         let function = function
             .ok_or_else(|| Error::pprof(format!("there is no function {}", line.function_id)))?;
-        let is_named = !self.string(function.name)?.is_empty();
+        let is_named = !self.string_at(function.name)?.is_empty();
         let name = match is_named {
             true => function.name,
             false => function.system_name,
         };
-        let file = self.string(function.filename)?;
+        let file = self.string_at(function.filename)?;
         let file = match &*file {
             "" => None,
-            file => Some(self.intern(&mut known.files, function.filename, file, names)?),
+            file => Some(self.intern_cached(&mut known.files, function.filename, file, names)?),
         };
-        let text = self.string(name)?;
+        let text = self.string_at(name)?;
         // Who wrote the file chose its names: `get @@iterator` is whole. A system name is a symbol.
         let text = match is_named {
             true => text,
@@ -297,7 +301,7 @@ impl<'a> Reader<'a> {
         };
         let function = match known.functions[name as usize] {
             Some(function) => function,
-            None => self.intern(&mut known.functions, name, &text, names)?,
+            None => self.intern_cached(&mut known.functions, name, &text, names)?,
         };
         Ok(Frame {
             function,
@@ -309,7 +313,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the id of `text`, the displayed form of the string with that index. `known` caches the ids by index.
-    fn intern(
+    fn intern_cached(
         &mut self,
         known: &mut [Option<StringId>],
         index: i64,

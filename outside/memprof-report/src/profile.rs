@@ -153,8 +153,8 @@ impl Mapping {
         !self.path.is_empty() && !is_pseudo && !self.path.contains(":[")
     }
 
-    /// Returns whether addresses in the mapping are those at which its file is linked: it spans the whole address space,
-    /// as `jemalloc_pprof` writes the mappings of addresses that it has normalized. Source: `GetBase` of pprof's
+    /// Returns whether addresses in the mapping are the linked ones of its file: the mapping spans the whole address
+    /// space, as `jemalloc_pprof` writes the mappings of addresses that it has normalized. Source: `GetBase` of pprof's
     /// `elfexec`.
     pub(crate) fn is_of_linked_addresses(&self) -> bool {
         self.start.0 == 0 && self.offset == 0 && matches!(self.end.0, 0 | u64::MAX)
@@ -373,8 +373,8 @@ impl Profile {
             }
             sample.stack = *marked.get_or_insert_with(|| {
                 let frame = stacks.intern_address(NO_STACK);
-                stacks.push(frame);
-                stacks.finish()
+                stacks.push_frame(frame);
+                stacks.finish_stack()
             });
         }
     }

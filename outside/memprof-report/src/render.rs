@@ -23,7 +23,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::io::Write;
 
-use crate::code_origin::explain;
+use crate::code_origin::explain_origin;
 use crate::error::Result;
 use crate::fold::Folded;
 use crate::limits::MemoryLeft;
@@ -70,8 +70,8 @@ impl RenderInput<'_> {
         totals
     }
 
-    /// Amount that shares are parts of: the sum of absolute values, which is the total unless some are negative, as
-    /// those of a difference are; in a comparison, the larger one of the two sums.
+    /// Amount of which shares are parts: the sum of absolute values, which is the total unless some values are
+    /// negative, as in a difference. In a comparison, the larger one of the two sums.
     fn whole(&self, sample_type: SampleType) -> i64 {
         let sum = |named: &SymbolizedProfile| {
             let samples = named.profile.samples.iter();
@@ -93,7 +93,7 @@ impl RenderInput<'_> {
     }
 
     /// Folds whole stacks.
-    fn fold(&self, options: &Options) -> Folded {
+    fn fold_stacks(&self, options: &Options) -> Folded {
         Folded::new(
             self.profile,
             self.base,
@@ -105,7 +105,7 @@ impl RenderInput<'_> {
 
     /// Folds stacks for a table of the program's own functions, or of all with `flat`.
     fn fold_for_table(&self, options: &Options) -> Folded {
-        let folded = self.fold(options);
+        let folded = self.fold_stacks(options);
         match options.origin_rules.flat {
             true => folded,
             false => folded.with_origin_filter(),
@@ -115,7 +115,7 @@ impl RenderInput<'_> {
     /// Folds stacks to the program's own functions, or to those of the highest code origin in a stack without any;
     /// whole ones with `flat`.
     fn fold_by_origin(&self, options: &Options) -> Folded {
-        let folded = self.fold(options);
+        let folded = self.fold_stacks(options);
         match options.origin_rules.flat {
             true => folded,
             false => folded.into_origin_filtered(),
@@ -158,7 +158,7 @@ impl RenderInput<'_> {
         let total = self.totals()[sample_type];
         let value_type = self.value_type(sample_type);
         let amount = match (&value_type.unit, sample_type.name() == value_type.name) {
-            (Unit::Bytes, _) => format!("{total} bytes ({})", amount(total, sample_type)),
+            (Unit::Bytes, _) => format!("{total} bytes ({})", format_amount(total, sample_type)),
             (Unit::Other(_), true) => format!("{total} objects"),
             (Unit::Other(unit), false) => format!("{total} {unit}").trim_end().to_owned(),
         };
@@ -216,26 +216,26 @@ fn function_label<'f>(folded: &'f Folded, function: StringId, options: &Options)
 /// Writes the report in the format that `options` selects.
 pub fn render(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     if let Some(function) = &options.why {
-        return explain(input.profile, &options.origin_rules, function, out);
+        return explain_origin(input.profile, &options.origin_rules, function, out);
     }
     match options.format {
-        Format::Text => text::write(input, options, out),
-        Format::Tree => tree::write(input, options, out),
-        Format::Peek => peek::write(input, options, out),
-        Format::Collapsed => collapsed::write(&input.fold(options), out),
-        Format::Flamegraph => flamegraph::write(input, options, out),
-        Format::Html => html::write(input, options, out),
+        Format::Text => text::write_text(input, options, out),
+        Format::Tree => tree::write_tree(input, options, out),
+        Format::Peek => peek::write_peek(input, options, out),
+        Format::Collapsed => collapsed::write_collapsed(&input.fold_stacks(options), out),
+        Format::Flamegraph => flamegraph::write_flamegraph(input, options, out),
+        Format::Html => html::write_html(input, options, out),
         Format::View => html::write_view(input, options, out),
-        Format::Dot => dot::write(input, options, out),
-        Format::Svg => svg::write(input, options, out),
-        Format::Pprof => pprof::write(input, options, out),
-        Format::Jeprof => jeprof::write(input, options, out),
-        Format::Json => json::write(input, options, out),
+        Format::Dot => dot::write_dot(input, options, out),
+        Format::Svg => svg::write_svg(input, options, out),
+        Format::Pprof => pprof::write_pprof(input, options, out),
+        Format::Jeprof => jeprof::write_jeprof(input, options, out),
+        Format::Json => json::write_json(input, options, out),
     }
 }
 
 /// Formats a value for people: `1.50MiB`, or a plain count.
-pub fn amount(value: i64, sample_type: SampleType) -> String {
+pub fn format_amount(value: i64, sample_type: SampleType) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if sample_type.unit() != "bytes" {
         return value.to_string();

@@ -9,12 +9,12 @@ use self::loaded_profile::{LoadedProfile, check_units};
 use crate::early_ends::early_ends_note;
 use crate::error::{Error, Result};
 use crate::filter::drop_memprof_stacks;
-use crate::interpreter::advice;
+use crate::interpreter::interpreter_advice;
 use crate::module_names::ModuleNames;
 use crate::names::replace_unprintable;
 use crate::options::{Format, Options};
 use crate::profile::{Address, NO_STACK, Profile, Sample, SampleType, UNATTRIBUTED};
-use crate::render::{self, amount};
+use crate::render::{self, format_amount};
 use crate::symbolize::{Progress, Sources};
 use crate::symbolized_profile::SymbolizedProfile;
 use crate::unseen_calls::unseen_calls_notes;
@@ -50,7 +50,7 @@ pub fn report(
     progress: Progress<'_>,
     out: &mut dyn Write,
 ) -> Result<Vec<String>> {
-    options.check(&input, base.as_ref())?;
+    options.check_combination(&input, base.as_ref())?;
     let name = replace_unprintable(input.name).into_owned();
     let input_error = |name: &str, error| Error::Input {
         name: name.to_owned(),
@@ -79,8 +79,8 @@ pub fn report(
             .flatten()
             .map(|loaded| (&loaded.profile, &loaded.names)),
     );
-    let mut profile = profile.finish(&modules, options);
-    let mut base = base.map(|base| base.finish(&modules, options));
+    let mut profile = profile.into_symbolized(&modules, options);
+    let mut base = base.map(|base| base.into_symbolized(&modules, options));
     if profile.profile.samples.is_empty() && base.is_none() {
         let reason = empty_reason(&profile.profile, options);
         return Err(input_error(&name, Error::Empty { reason }));
@@ -108,9 +108,9 @@ pub fn report(
     profile.profile.warnings.extend(stackless);
     if !options.format.is_for_tools() && !options.origin_rules.flat {
         for named in [Some(&mut profile), base.as_mut()].into_iter().flatten() {
-            drop_memprof_stacks_and_note(named, options.sample_type);
+            drop_memprof_stacks_with_note(named, options.sample_type);
         }
-        let advice = advice(&profile, options.sample_type, &options.origin_rules);
+        let advice = interpreter_advice(&profile, options.sample_type, &options.origin_rules);
         profile.profile.warnings.extend(advice);
     }
     let left_out = render::left_out_note(&profile, base.as_ref(), options);
@@ -131,7 +131,7 @@ pub fn report(
 }
 
 /// Returns a warning if the two profiles are of different programs: their difference is no growth. `None` if they are
-/// of one program, or it is unknown.
+/// of one program, or a program is unknown.
 fn other_program_warning(profile: &Profile, base: &Profile) -> Option<String> {
     let program = |profile: &Profile| -> Option<String> {
         let main = profile.main_file().map(|mapping| mapping.file_name());
@@ -164,7 +164,7 @@ fn unattributed_note(profile: &Profile) -> Option<String> {
         format!(
             "{} are not attributable: their size classes have too few samples to show who holds what; sample more \
              finely, before the program allocates it: activate sampler=memprof with a smaller sample_interval",
-            amount(unknown, space)
+            format_amount(unknown, space)
         )
     })
 }
@@ -177,7 +177,7 @@ fn missing_stacks_note(profile: &Profile, sample_type: SampleType) -> Option<Str
         format!(
             "{} ({:.1} %) have no stack, row [no stack]: the allocator's unwinder found no caller, most often in code \
              without frame pointers or unwind tables, such as JIT code or assembly",
-            amount(missing, sample_type),
+            format_amount(missing, sample_type),
             100.0 * missing as f64 / total as f64
         )
     })
@@ -196,11 +196,11 @@ fn sum_of_frame(profile: &Profile, pseudo_frame: Address, sample_type: SampleTyp
 }
 
 /// Removes memprof's own stacks, and adds a note on their size to the warnings unless it is 0.
-fn drop_memprof_stacks_and_note(named: &mut SymbolizedProfile, sample_type: SampleType) {
+fn drop_memprof_stacks_with_note(named: &mut SymbolizedProfile, sample_type: SampleType) {
     let dropped = drop_memprof_stacks(&mut named.profile, &named.names, &named.depths);
     if dropped[sample_type] != 0 {
         let amount = match sample_type.unit() {
-            "bytes" => amount(dropped[sample_type], sample_type),
+            "bytes" => format_amount(dropped[sample_type], sample_type),
             _ => format!("{} objects", dropped[sample_type]),
         };
         let note = format!("{amount} of memprof's own left out; --flat shows it");
@@ -221,12 +221,12 @@ pub fn read(
 ) -> Result<SymbolizedProfile> {
     let loaded = LoadedProfile::new(input, sources, options, progress)?;
     let modules = ModuleNames::new([(&loaded.profile, &loaded.names)]);
-    Ok(loaded.finish(&modules, options))
+    Ok(loaded.into_symbolized(&modules, options))
 }
 
 impl Options {
     /// Fails if options contradict each other or lack one another.
-    fn check(&self, input: &Input<'_>, base: Option<&Input<'_>>) -> Result<()> {
+    fn check_combination(&self, input: &Input<'_>, base: Option<&Input<'_>>) -> Result<()> {
         let problem = match (self.format, base) {
             (_, Some(_)) if self.ages || self.older.is_some() => {
                 "--ages and --older look at one profile: leave --base out".into()

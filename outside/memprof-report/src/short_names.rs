@@ -44,7 +44,7 @@ fn without_arguments(name: &str) -> Option<String> {
         rest = after;
         match text {
             "<" if removed > 0 => removed += 1,
-            "<" if is_type(&short, rest) => {
+            "<" if opens_type(&short, rest) => {
                 kept += 1;
                 short.push('<');
             }
@@ -83,7 +83,7 @@ fn operator_len(before: &str, rest: &str) -> Option<usize> {
 }
 
 /// Returns whether a bracket opens the type of `<T as Trait>::f` or an `<impl Trait for T>`.
-fn is_type(before: &str, after: &str) -> bool {
+fn opens_type(before: &str, after: &str) -> bool {
     let begins = before.is_empty() || before.ends_with(['<', '(', '&', ' ', '[', ',']);
     begins || (before.ends_with("::") && after.starts_with("impl "))
 }

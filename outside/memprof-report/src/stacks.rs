@@ -53,27 +53,27 @@ impl Stacks {
     }
 
     /// Adds a frame, towards the root, to the pending stack.
-    pub fn push(&mut self, frame: AddressId) {
+    pub fn push_frame(&mut self, frame: AddressId) {
         self.frames.push(frame);
     }
 
     /// Number of frames in the pending stack.
-    pub fn depth(&self) -> usize {
-        self.frames.len() - self.start()
+    pub fn pending_depth(&self) -> usize {
+        self.frames.len() - self.pending_start()
     }
 
     /// Drops the frames of the pending stack.
-    pub fn clear(&mut self) {
-        self.frames.truncate(self.start());
+    pub fn clear_pending(&mut self) {
+        self.frames.truncate(self.pending_start());
     }
 
     /// Completes the pending stack. Returns its id, adding the stack if it is new.
-    pub fn finish(&mut self) -> StackId {
+    pub fn finish_stack(&mut self) -> StackId {
         if self.known.is_empty() {
             match self.compare_with_last() {
-                Ordering::Greater => return self.append(),
+                Ordering::Greater => return self.append_pending(),
                 Ordering::Equal => {
-                    self.clear();
+                    self.clear_pending();
                     return StackId(self.ends.len() as u32 - 1);
                 }
                 Ordering::Less => {}
@@ -82,21 +82,21 @@ impl Stacks {
         if self.known.is_empty() {
             self.index_stacks();
         }
-        let frames = &self.frames[self.start()..];
-        let hash = self.hash(frames);
+        let frames = &self.frames[self.pending_start()..];
+        let hash = self.hash_frames(frames);
         let is_equal = |known: &StackEntry| known.hash == hash && self.frames(known.id) == frames;
         if let Some(&StackEntry { id, .. }) = self.known.find(hash, is_equal) {
-            self.clear();
+            self.clear_pending();
             return id;
         }
-        let id = self.append();
+        let id = self.append_pending();
         self.known
             .insert_unique(hash, StackEntry { hash, id }, |known| known.hash);
         id
     }
 
     /// Stores the pending stack as a new one.
-    fn append(&mut self) -> StackId {
+    fn append_pending(&mut self) -> StackId {
         let id = StackId(self.ends.len() as u32);
         self.ends.push(self.frames.len());
         id
@@ -109,7 +109,7 @@ impl Stacks {
             return Ordering::Greater;
         };
         let last = self.frames(StackId(last as u32));
-        let frames = &self.frames[self.start()..];
+        let frames = &self.frames[self.pending_start()..];
         let same = frames.iter().zip(last).take_while(|(a, b)| a == b).count();
         let key = |id: &AddressId| (self.address(*id).0.to_ne_bytes(), id.0);
         let (next, last) = (frames.get(same).map(key), last.get(same).map(key));
@@ -117,7 +117,7 @@ impl Stacks {
     }
 
     /// Start of the pending stack in `frames`.
-    fn start(&self) -> usize {
+    fn pending_start(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
 
@@ -156,7 +156,7 @@ impl Stacks {
         self.ends.is_empty()
     }
 
-    fn hash(&self, frames: &[AddressId]) -> u64 {
+    fn hash_frames(&self, frames: &[AddressId]) -> u64 {
         let mut chunks = frames.chunks_exact(4);
         let word = |low: AddressId, high: AddressId| u64::from(high.0) << 32 | u64::from(low.0);
         let mut hash = self.seed;
@@ -172,7 +172,7 @@ impl Stacks {
     /// Fills the hash table with all stacks so far, at the first one out of order; until then, none is needed.
     fn index_stacks(&mut self) {
         for id in (0..self.ends.len() as u32).map(StackId) {
-            let hash = self.hash(self.frames(id));
+            let hash = self.hash_frames(self.frames(id));
             self.known
                 .insert_unique(hash, StackEntry { hash, id }, |known| known.hash);
         }
@@ -214,9 +214,9 @@ mod tests {
             let id = |stack: &&[u64]| {
                 for &address in *stack {
                     let frame = stacks.intern_address(Address(address));
-                    stacks.push(frame);
+                    stacks.push_frame(frame);
                 }
-                let StackId(id) = stacks.finish();
+                let StackId(id) = stacks.finish_stack();
                 id
             };
             list.iter().map(id).collect()

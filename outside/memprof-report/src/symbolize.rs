@@ -45,8 +45,8 @@ use crate::names::{Frame, Names};
 use crate::profile::{Address, EVICTED_STACKS, NO_STACK, Profile, ProfileOrigin, UNATTRIBUTED};
 use crate::stacks::AddressId;
 
-/// Time in which the names of a profile are read, up to one unit of debug information more. Files of others may be made
-/// so that each of their units takes seconds.
+/// Time in which the names of a profile are read; a unit of debug information that was begun is finished. Hostile files
+/// may be made so that each unit takes seconds.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Sources of symbols. The default has none: every function is shown as an offset.
@@ -116,8 +116,8 @@ enum BuildIdMatch {
 }
 
 impl BuildIdMatch {
-    /// Note about names that come from files without an equal build id.
-    fn note(self, paths: &[&str]) -> String {
+    /// Note about names from the files at `paths`, which have no equal build id.
+    fn note_on(self, paths: &[&str]) -> String {
         const MAX_SHOWN: usize = 3;
         let shown = paths[..paths.len().min(MAX_SHOWN)].join(", ");
         let more = match paths.len().saturating_sub(MAX_SHOWN) {
@@ -147,7 +147,7 @@ pub fn symbolize(
 ) -> Result<Names> {
     let mut names = find_symbols(profile, sources, progress)?;
     let modules = ModuleNames::new([(&*profile, &names)]);
-    number_the_rest(profile, &mut names, &modules);
+    name_by_offset(profile, &mut names, &modules);
     Ok(names)
 }
 
@@ -159,7 +159,7 @@ pub(crate) fn find_symbols(
 ) -> Result<Names> {
     let mut names = profile.names.take().unwrap_or_default();
     program::find_program(profile, sources);
-    moved_text::restore(profile, Some(sources));
+    moved_text::restore_mappings(profile, Some(sources));
     let files = group_by_file(profile, &names, sources);
     let deadline = Instant::now() + TIME_LIMIT;
     let results = symbolize_files(&files, &profile.origin, sources, progress, deadline)?;
@@ -173,7 +173,7 @@ pub(crate) fn find_symbols(
             .map(|(file, _)| file.path)
             .collect();
         if !paths.is_empty() {
-            notes.push(build_id_match.note(&paths));
+            notes.push(build_id_match.note_on(&paths));
         }
     }
     for result in results {
@@ -202,7 +202,7 @@ fn pseudo_name(profile: &Profile, address: Address) -> Option<&'static str> {
 
 /// Names every address without frames by module and offset. An address in no mapping is its own name; a warning counts
 /// these, because a dump may be truncated in its mappings.
-pub(crate) fn number_the_rest(profile: &mut Profile, names: &mut Names, modules: &ModuleNames) {
+pub(crate) fn name_by_offset(profile: &mut Profile, names: &mut Names, modules: &ModuleNames) {
     let mut unmapped = 0;
     for id in (0..profile.stacks.addresses().len() as u32).map(AddressId) {
         if !names.frames(id).is_empty() {
@@ -214,7 +214,7 @@ pub(crate) fn number_the_rest(profile: &mut Profile, names: &mut Names, modules:
         let mapping = mapping.map(|index| &profile.mappings[index]);
         let name = match pseudo {
             Some(name) => name.to_owned(),
-            None => modules.place(mapping, profile.stacks.call(id)),
+            None => modules.place_name(mapping, profile.stacks.call(id)),
         };
         let function = names.strings.intern(&name);
         names.set(
@@ -273,7 +273,7 @@ fn symbolize_files(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Note about addresses that have no names because the time is over.
+/// Note about `count` addresses that have no names because [`TIME_LIMIT`] passed.
 fn late_note(count: usize) -> String {
     format!(
         "the names of {count} addresses are not read, because those before took {} s; --binary-root names a directory \

@@ -1,6 +1,6 @@
 //! Symbolizes stacks of addresses that were read from a process, without a profile.
 
-use crate::allocator_frames::{allocator_depths, is_allocator};
+use crate::allocator_frames::{allocator_depths, is_allocator_function};
 use crate::error::Result;
 use crate::names::{Frame, Names};
 use crate::profile::{Address, Mapping, Profile};
@@ -27,9 +27,9 @@ pub fn symbolize_stacks(
             .filter(|frame| PseudoFrame::from_frame(**frame).is_none())
         {
             let address = profile.stacks.intern_address(Address(*frame));
-            profile.stacks.push(address);
+            profile.stacks.push_frame(address);
         }
-        profile.stacks.finish()
+        profile.stacks.finish_stack()
     });
     let interned: Vec<_> = interned.collect();
     let names = symbolize(&mut profile, sources, &|_, _| {})?;
@@ -43,13 +43,13 @@ pub fn symbolize_stacks(
     Ok(functions.collect())
 }
 
-/// Names of frames, without allocator functions that were inlined at the leaf; the last one always stays.
+/// Names of frames, without allocator functions that were inlined at the leaf; the outermost frame always stays.
 fn frame_names<'a>(frames: impl Iterator<Item = &'a Frame>, names: &Names) -> Vec<String> {
     let functions = frames.map(|frame| names.strings.get(frame.function));
     let functions: Vec<_> = functions.collect();
     let leading = functions
         .iter()
-        .take_while(|function| is_allocator(function))
+        .take_while(|function| is_allocator_function(function))
         .count();
     let kept = &functions[leading.min(functions.len().saturating_sub(1))..];
     kept.iter().map(ToString::to_string).collect()

@@ -19,7 +19,7 @@ pub struct Row {
 }
 
 /// Returns one row per function, the largest first: by flat value, or by cumulative value with `by_cum`.
-pub fn table(folded: &Folded, by_cum: bool) -> Vec<Row> {
+pub fn function_rows(folded: &Folded, by_cum: bool) -> Vec<Row> {
     let mut rows: Vec<Row> = (0..folded.functions.len() as u32)
         .map(|id| Row {
             function: StringId(id),

@@ -69,7 +69,7 @@ pub(crate) fn call_tree(folded: &Folded, mut memory_left: MemoryLeft) -> Result<
 }
 
 /// Returns the callees of each node as indices of nodes, the largest first.
-pub(crate) fn children(nodes: &[Node]) -> Vec<Vec<u32>> {
+pub(crate) fn children_by_node(nodes: &[Node]) -> Vec<Vec<u32>> {
     let mut children = vec![Vec::new(); nodes.len()];
     for (index, node) in nodes.iter().enumerate().skip(1) {
         children[node.parent as usize].push(index as u32);

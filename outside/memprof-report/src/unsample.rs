@@ -30,11 +30,11 @@ pub fn unsample(profile: &mut Profile) -> Result<()> {
             unsample_values(sample.values, sampling, &mut carry).ok_or_else(overflow_error)?;
     }
     let totals = profile.totals().ok_or_else(overflow_error)?;
-    let damage = check_declared_contents(profile, totals).or_else(|| {
+    let damage = declared_contents_warning(profile, totals).or_else(|| {
         let (header, Sampling::Poisson(interval)) = (profile.header?, sampling) else {
             return None;
         };
-        header_warning(header, raw, totals, tolerance, interval)
+        header_mismatch_warning(header, raw, totals, tolerance, interval)
     });
     profile.warnings.extend(damage);
     profile.sampling = Sampling::None;
@@ -43,7 +43,7 @@ pub fn unsample(profile: &mut Profile) -> Result<()> {
 
 /// Describes how the raw stacks agree with the totals in the header. `None` if they differ by more than rounding, or
 /// there is no header.
-pub(crate) fn header_agreement(profile: &Profile) -> Option<String> {
+pub(crate) fn describe_header_agreement(profile: &Profile) -> Option<String> {
     let (header, raw) = (profile.header?, profile.totals()?);
     if raw == header {
         return Some("its stacks add up to its header".into());
@@ -63,7 +63,7 @@ pub(crate) fn header_agreement(profile: &Profile) -> Option<String> {
     let difference = (estimated[space] - expected[space]).unsigned_abs() as f64;
     // With few samples, the tolerance covers the loss of one.
     let is_close = difference <= MAX_ROUNDING * expected[space] as f64;
-    let warning = header_warning(header, raw, estimated, tolerance, interval);
+    let warning = header_mismatch_warning(header, raw, estimated, tolerance, interval);
     (is_close && warning.is_none()).then(|| {
         format!(
             "its stacks add up to {} bytes, its header to {}",
@@ -92,7 +92,7 @@ fn unsample_values(
         (SampleType::InuseObjects, SampleType::InuseSpace),
         (SampleType::AllocObjects, SampleType::AllocSpace),
     ] {
-        let scale = scale(values[objects], values[space], sampling);
+        let scale = sample_weight(values[objects], values[space], sampling);
         let carried = &mut carry[objects as usize / 2];
         scaled[objects] = round_with_carry(values[objects], scale, carried)?;
         scaled[space] = round_with_carry(values[space], scale, &mut 0.0)?;
@@ -101,7 +101,7 @@ fn unsample_values(
 }
 
 /// Number of allocations for which one sampled allocation of this mean size stands; 1 if nothing was sampled.
-fn scale(objects: i64, bytes: i64, sampling: Sampling) -> f64 {
+fn sample_weight(objects: i64, bytes: i64, sampling: Sampling) -> f64 {
     if objects <= 0 || bytes <= 0 {
         return 1.0;
     }
@@ -126,7 +126,7 @@ fn round_with_carry(value: i64, scale: f64, carry: &mut f64) -> Option<i64> {
 
 /// Checks a dump against the contents that it declares. Returns a warning if they differ; `None` if they agree or it
 /// declares none.
-fn check_declared_contents(profile: &Profile, totals: SampleValues) -> Option<String> {
+fn declared_contents_warning(profile: &Profile, totals: SampleValues) -> Option<String> {
     let DeclaredContents {
         stacks,
         inuse_space,
@@ -199,7 +199,7 @@ impl TotalsTolerance {
 
 /// Returns a warning if the sum over the stacks differs from the header by more than the tolerance and the header's own
 /// rounding; `None` if not.
-fn header_warning(
+fn header_mismatch_warning(
     header: SampleValues,
     raw: SampleValues,
     totals: SampleValues,
@@ -211,8 +211,8 @@ fn header_warning(
         return None;
     }
     let sampling = Sampling::Poisson(interval);
-    let expected =
-        header[space] as f64 * scale(header[SampleType::InuseObjects], header[space], sampling);
+    let expected = header[space] as f64
+        * sample_weight(header[SampleType::InuseObjects], header[space], sampling);
     let difference = totals[space] as f64 - expected;
     let tolerance =
         tolerance.tolerance(expected) + TotalsTolerance::line_rounding(header, interval);
@@ -312,9 +312,9 @@ mod tests {
             for (index, stack) in self.stacks.iter().enumerate() {
                 sum = [sum[0] + stack[0], sum[1] + stack[1]];
                 let address = profile.stacks.intern_address(Address(index as u64));
-                profile.stacks.push(address);
+                profile.stacks.push_frame(address);
                 profile.samples.push(Sample {
-                    stack: profile.stacks.finish(),
+                    stack: profile.stacks.finish_stack(),
                     counts: [0; 2],
                     alloc_time: None,
                     label: None,

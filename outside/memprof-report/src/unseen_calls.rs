@@ -2,7 +2,7 @@
 //! or lacks memory.
 
 use crate::profile::{Profile, SampleType, UnseenFrees};
-use crate::render::amount;
+use crate::render::format_amount;
 
 /// Remedy for calls that memprof's sampler does not see.
 const REMEDY: &str = "`memprof attach PID --entries` lets it see every call";
@@ -19,13 +19,13 @@ pub(crate) fn unseen_calls_notes(profile: &Profile) -> impl Iterator<Item = Stri
             "about {} in use are not in it, though they were allocated while memprof sampled: by calls that it does not \
              see, of the dynamic loader (thread-local storage), of a library in its first moments, or by an address of \
              malloc that the program keeps; {REMEDY}",
-            text(bytes)
+            format_bytes(bytes)
         )
     });
     frees.into_iter().chain(allocations)
 }
 
-/// Returns the note on unseen frees. `None` if there is no sign of any.
+/// Returns the note on unseen frees. `None` if both counts are 0.
 fn frees_note(frees: UnseenFrees) -> Option<String> {
     let sign = match frees {
         UnseenFrees {
@@ -39,7 +39,7 @@ fn frees_note(frees: UnseenFrees) -> Option<String> {
         UnseenFrees { bytes, .. } => format!(
             "about {} of what it shows in use was freed: it shows more than the allocator itself holds, so none of its \
              rows proves a leak",
-            text(bytes)
+            format_bytes(bytes)
         ),
     };
     Some(format!(
@@ -47,8 +47,8 @@ fn frees_note(frees: UnseenFrees) -> Option<String> {
     ))
 }
 
-fn text(bytes: u64) -> String {
-    amount(
+fn format_bytes(bytes: u64) -> String {
+    format_amount(
         i64::try_from(bytes).unwrap_or(i64::MAX),
         SampleType::InuseSpace,
     )

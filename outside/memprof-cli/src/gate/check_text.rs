@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use memprof_report::{SampleType, amount};
+use memprof_report::{SampleType, format_amount};
 
 use super::verdict::{LimitCheck, Regression};
 
@@ -75,7 +75,7 @@ fn regression_lines(regression: &Regression) -> String {
 
 /// Formats a number of bytes with its unit.
 pub(super) fn format_size(bytes: u64) -> String {
-    amount(
+    format_amount(
         i64::try_from(bytes).unwrap_or(i64::MAX),
         SampleType::InuseSpace,
     )

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use memprof_host::NO_CONTROL_SOCKET;
 use memprof_ptrace::{ExaminedProcess, ListedProcess, Refusal};
-use memprof_report::{SampleType, amount};
+use memprof_report::{SampleType, format_amount};
 use serde::Serialize;
 
 use crate::exit::{FAILED, with_exit_code};
@@ -123,7 +123,7 @@ impl ProcessRow {
 /// Formats the table of processes.
 pub(super) fn format_table(rows: &[ProcessRow]) -> String {
     let rows = rows.iter().map(|row| {
-        let rss = amount(row.rss.cast_signed(), SampleType::InuseSpace);
+        let rss = format_amount(row.rss.cast_signed(), SampleType::InuseSpace);
         [
             format!("{:>7}", row.pid),
             format!("{rss:>10}"),

@@ -77,12 +77,12 @@ impl ProfileBuilder {
     fn add_stack(&mut self, frames: &[String], modules: &[String], [bytes, objects]: [f64; 2]) {
         for (function, module) in frames.iter().zip(modules).rev() {
             let id = self.intern_function(function, module);
-            self.profile.stacks.push(id);
+            self.profile.stacks.push_frame(id);
         }
         let mut values = SampleValues::default();
         values[SampleType::InuseSpace] = bytes.round() as i64;
         values[SampleType::InuseObjects] = objects.round() as i64;
-        let stack = self.profile.stacks.finish();
+        let stack = self.profile.stacks.finish_stack();
         self.profile.samples.push(Sample::new(stack, values));
     }
 

@@ -1,10 +1,10 @@
 //! Formats values as cells of a table.
 
-use memprof_report::{SampleType, amount};
+use memprof_report::{SampleType, format_amount};
 
 /// Formats a size, as `1.50MiB`.
 pub(super) fn format_bytes(bytes: i64) -> String {
-    amount(bytes, SampleType::InuseSpace)
+    format_amount(bytes, SampleType::InuseSpace)
 }
 
 /// Formats a size with its sign, as `+1.50MiB`.

@@ -15,7 +15,7 @@ use crate::stacks::AddressId;
 use crate::symbolized_profile::SymbolizedProfile;
 
 /// Starts of names that only Rust programs have.
-const RUST_NAMES: &[&str] = &[
+const RUST_PREFIXES: &[&str] = &[
     "std::rt::lang_start",
     "std::sys::",
     "core::ops::function::",
@@ -62,7 +62,8 @@ impl ProfileEvidence {
             main_packages: packages.collect(),
             main_crates: main_crates(mains.iter().copied()),
             runtime: runtime.map(|(runtime, _)| *runtime),
-            has_rust: strings().any(|name| RUST_NAMES.iter().any(|start| name.starts_with(start))),
+            has_rust: strings()
+                .any(|name| RUST_PREFIXES.iter().any(|start| name.starts_with(start))),
         }
     }
 
@@ -72,12 +73,12 @@ impl ProfileEvidence {
         function: &FunctionEvidence<'_>,
         origin_rules: &OriginRules,
     ) -> Verdict {
-        if let Some(verdict) = origin_rules.user_verdict(function.name) {
+        if let Some(verdict) = origin_rules.pattern_verdict(function.name) {
             return verdict;
         }
-        let function = self.complete(function);
+        let function = self.with_profile_evidence(function);
         let rule = match function.is_named {
-            true => find_rule(&function).filter(|_| !self.is_main_crate(&function)),
+            true => find_rule(&function).filter(|_| !self.is_in_main_crate(&function)),
             false => None,
         };
         let by_name = rule.map(|rule| Verdict::new(rule.origin, OriginReason::Name(rule.pattern)));
@@ -98,12 +99,12 @@ impl ProfileEvidence {
             }
             SourceEvidence::Own(_) | SourceEvidence::Unknown => {}
         }
-        by_name.unwrap_or_else(|| by_mapped_file(&function))
+        by_name.unwrap_or_else(|| verdict_by_mapped_file(&function))
     }
 
     /// Completes the evidence on a function by that of the profile: sources in the package of `main` are its own, and
     /// given names of a Rust program are Rust's.
-    fn complete<'p>(&self, function: &FunctionEvidence<'p>) -> FunctionEvidence<'p> {
+    fn with_profile_evidence<'p>(&self, function: &FunctionEvidence<'p>) -> FunctionEvidence<'p> {
         let source = match function.source {
             SourceEvidence::Library { path, package, .. }
                 if self.main_packages.contains(package) =>
@@ -124,7 +125,7 @@ impl ProfileEvidence {
     }
 
     /// Returns whether a Rust function of unknown source is in a crate that has a function `main`.
-    fn is_main_crate(&self, function: &FunctionEvidence<'_>) -> bool {
+    fn is_in_main_crate(&self, function: &FunctionEvidence<'_>) -> bool {
         let is_main = |name: &str| self.main_crates.contains(name);
         function.language == Some(Language::Rust)
             && matches!(function.source, SourceEvidence::Unknown)
@@ -132,9 +133,9 @@ impl ProfileEvidence {
     }
 }
 
-/// Decides on a function for which no rule holds, by its mapped file. In one that no rule names, the function is the
+/// Decides on a function for which no rule holds, by its mapped file. In a file that no rule names, the function is the
 /// program's own if it has a name or the file is the main program, else a library's.
-fn by_mapped_file(function: &FunctionEvidence<'_>) -> Verdict {
+fn verdict_by_mapped_file(function: &FunctionEvidence<'_>) -> Verdict {
     let file = function.file;
     // A function that a JIT compiler named is one of the script.
     let known = file.known.filter(|_| !(file.is_jit && function.is_named));

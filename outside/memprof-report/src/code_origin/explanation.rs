@@ -13,12 +13,12 @@ use crate::symbolized_profile::SymbolizedProfile;
 /// Most functions that are explained.
 const MAX_SHOWN: usize = 20;
 
-/// Writes why the functions of a name are the program's own, plumbing or a library's, or of all names that contain it
-/// if none is equal.
+/// Writes why the functions named `function` are the program's own, plumbing or a library's. If no name is equal,
+/// explains all that contain it.
 ///
 /// # Errors
 /// No function has such a name, or `out` fails.
-pub(crate) fn explain(
+pub(crate) fn explain_origin(
     named: &SymbolizedProfile,
     origin_rules: &OriginRules,
     function: &str,
@@ -51,7 +51,7 @@ pub(crate) fn explain(
     }
     let more = found.len().saturating_sub(MAX_SHOWN);
     for ((name, source, file), (verdict, is_main)) in found.into_iter().take(MAX_SHOWN) {
-        writeln!(out, "{name}: {}", meaning(verdict.origin))?;
+        writeln!(out, "{name}: {}", origin_meaning(verdict.origin))?;
         writeln!(out, "  reason: {}", verdict.reason)?;
         writeln!(out, "  source file: {}", or_unknown(source))?;
         let program = if is_main { ", the program" } else { "" };
@@ -83,8 +83,8 @@ fn or_unknown(text: &str) -> &str {
     }
 }
 
-/// Meaning of an origin for the table.
-fn meaning(origin: CodeOrigin) -> &'static str {
+/// Meaning of an origin for the rows of a table.
+fn origin_meaning(origin: CodeOrigin) -> &'static str {
     match origin {
         CodeOrigin::Program => "the program's own, a row",
         CodeOrigin::Library => "library, a row where no function of the program called it",

@@ -24,7 +24,7 @@ pub(super) enum SourceEvidence<'p> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FunctionEvidence<'p> {
     pub(super) name: &'p str,
-    /// Whether `name` is that of a symbol, not an offset.
+    /// Whether `name` is a symbol's, not an offset.
     pub(super) is_named: bool,
     /// `None` if it is unknown, or C.
     pub(super) language: Option<Language>,

@@ -6,7 +6,7 @@ use super::rules::FILES;
 use crate::profile::{Mapping, Profile};
 
 /// Directories of a system's shared libraries.
-const SYSTEM: &[&str] = &[
+const SYSTEM_DIRECTORIES: &[&str] = &[
     "/usr/lib",
     "/lib",
     "/usr/local/lib",
@@ -19,7 +19,7 @@ const SYSTEM: &[&str] = &[
 pub(super) struct MappedFile<'p> {
     /// Path. `None` if the address is in no mapping.
     pub(super) path: Option<&'p str>,
-    /// Origin that the file's name determines.
+    /// Origin that the file's name determines. `None` if no rule names the file.
     pub(super) known: Option<CodeOrigin>,
     /// Whether it is the main program.
     pub(super) is_main: bool,
@@ -39,7 +39,7 @@ impl<'p> MappedFile<'p> {
         mappings
             .map(|mapping| Self {
                 path: Some(&mapping.path),
-                known: origin_of_file(mapping),
+                known: origin_by_file_name(mapping),
                 is_main: main == Some(mapping.path.as_str()),
                 is_system_library: is_system_library(mapping.path.trim_end_matches(" (deleted)")),
                 is_unloaded: mapping.is_unloaded(),
@@ -63,7 +63,9 @@ impl<'p> MappedFile<'p> {
             Some(path) => {
                 self.known.is_none()
                     && !self.is_jit
-                    && !SYSTEM.iter().any(|system| path.starts_with(system))
+                    && !SYSTEM_DIRECTORIES
+                        .iter()
+                        .any(|system| path.starts_with(system))
             }
         }
     }
@@ -87,8 +89,8 @@ fn is_system_library(path: &str) -> bool {
 }
 
 /// Returns the origin that a file's name determines. `None` if no pattern matches.
-fn origin_of_file(mapping: &Mapping) -> Option<CodeOrigin> {
-    let name = stem(mapping.file_name());
+fn origin_by_file_name(mapping: &Mapping) -> Option<CodeOrigin> {
+    let name = library_stem(mapping.file_name());
     FILES
         .iter()
         .find(|(_, patterns)| patterns.iter().any(|pattern| matches_glob(pattern, name)))
@@ -96,14 +98,14 @@ fn origin_of_file(mapping: &Mapping) -> Option<CodeOrigin> {
 }
 
 /// File name without its version: `libc` of `libc.so.6`, `python` of `python3.11`.
-pub(crate) fn stem(file: &str) -> &str {
+pub(crate) fn library_stem(file: &str) -> &str {
     let name = file.find(".so").map_or(file, |index| &file[..index]);
     name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '-'))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{CodeOrigin, MappedFile, Mapping, is_system_library, origin_of_file};
+    use super::{CodeOrigin, MappedFile, Mapping, is_system_library, origin_by_file_name};
 
     #[test]
     fn file_names_determine_origin() {
@@ -112,7 +114,7 @@ mod tests {
                 path: path.into(),
                 ..Mapping::default()
             };
-            assert_eq!(origin_of_file(&mapping), expected, "{path}");
+            assert_eq!(origin_by_file_name(&mapping), expected, "{path}");
         };
         let (plumbing, interpreter) = (Some(CodeOrigin::Plumbing), Some(CodeOrigin::Interpreter));
         check("/lib/x86_64-linux-gnu/libc.so.6", plumbing);

@@ -5,7 +5,7 @@ use super::function_evidence::{FunctionEvidence, SourceEvidence};
 use super::glob::matches_glob;
 use super::namespace::namespaces;
 use super::rules::{FUNCTIONS, LANGUAGES, LIBRARIES, NAMESPACES, NameRule, Reach};
-use super::source_file::mentions;
+use super::source_file::mentions_word;
 use crate::demangle::Language;
 
 /// Rule that holds for a function, with its pattern.
@@ -15,27 +15,28 @@ pub(super) struct MatchingRule {
     pub(super) pattern: &'static str,
 }
 
-/// Returns the rule that holds for a function: of its namespaces that of the highest origin, else the first for its
-/// name. `None` if none holds, or one of its namespaces has no rule and thus is the program's.
+/// Returns the rule that holds for a function: of the rules for its namespaces the one with the highest origin, else
+/// the first rule for its name. `None` if no rule holds, or one of its namespaces has no rule and thus is the
+/// program's.
 pub(super) fn find_rule(function: &FunctionEvidence<'_>) -> Option<MatchingRule> {
     let name = function.name;
     let namespaces = namespaces(name);
     let by_namespace = namespaces.iter().map(|namespace| {
-        let holds = |rule: &NameRule| holds(&rule.reach, function, Some(namespace));
-        find(NAMESPACES, namespace, holds)
+        let holds = |rule: &NameRule| rule_holds(&rule.reach, function, Some(namespace));
+        first_matching_rule(NAMESPACES, namespace, holds)
     });
     let by_namespace: Option<Vec<MatchingRule>> = by_namespace.collect();
     let highest = by_namespace.and_then(|rules| rules.into_iter().max_by_key(|rule| rule.origin));
-    let holds = |rule: &NameRule| holds(&rule.reach, function, None);
+    let holds = |rule: &NameRule| rule_holds(&rule.reach, function, None);
     highest.or_else(|| {
         [FUNCTIONS, LIBRARIES, LANGUAGES]
             .into_iter()
-            .find_map(|rules| find(rules, name, holds))
+            .find_map(|rules| first_matching_rule(rules, name, holds))
     })
 }
 
 /// Returns the first rule that matches `name` and holds. `None` if none does.
-fn find(
+fn first_matching_rule(
     rules: &'static [NameRule],
     name: &str,
     holds: impl Fn(&NameRule) -> bool,
@@ -52,9 +53,8 @@ fn find(
     })
 }
 
-/// Returns whether a rule of that reach is evidence about a function, `namespace` being the part of its name that
-/// matched.
-fn holds(reach: &Reach, function: &FunctionEvidence<'_>, namespace: Option<&str>) -> bool {
+/// Returns whether a rule with `reach` is evidence about a function. `namespace` is the part of the name that matched.
+fn rule_holds(reach: &Reach, function: &FunctionEvidence<'_>, namespace: Option<&str>) -> bool {
     let path = match function.source {
         SourceEvidence::Own(path) => Some(path),
         SourceEvidence::Library { .. } | SourceEvidence::Unknown => None,
@@ -72,18 +72,25 @@ fn holds(reach: &Reach, function: &FunctionEvidence<'_>, namespace: Option<&str>
         Reach::With(words) => {
             let is_own = function.file.is_own();
             let file_name = function.file.path.and_then(|path| path.rsplit('/').next());
-            let mentions = |path: Option<&str>| path.is_some_and(|path| mentions(path, words));
+            let mentions_word =
+                |path: Option<&str>| path.is_some_and(|path| mentions_word(path, words));
             match function.source {
-                SourceEvidence::Library { path, .. } => mentions(Some(path)) || !is_own,
+                SourceEvidence::Library { path, .. } => mentions_word(Some(path)) || !is_own,
                 // A relative path leaves out the directory of the package.
                 SourceEvidence::Own(path)
                     if path.starts_with('/') && (is_own || function.file.path.is_none()) =>
                 {
-                    mentions(Some(path))
+                    mentions_word(Some(path))
                 }
-                SourceEvidence::Own(path) if is_own => mentions(Some(path)) || mentions(file_name),
-                SourceEvidence::Own(path) if function.file.path.is_none() => mentions(Some(path)),
-                SourceEvidence::Own(_) | SourceEvidence::Unknown => !is_own || mentions(file_name),
+                SourceEvidence::Own(path) if is_own => {
+                    mentions_word(Some(path)) || mentions_word(file_name)
+                }
+                SourceEvidence::Own(path) if function.file.path.is_none() => {
+                    mentions_word(Some(path))
+                }
+                SourceEvidence::Own(_) | SourceEvidence::Unknown => {
+                    !is_own || mentions_word(file_name)
+                }
             }
         }
     }

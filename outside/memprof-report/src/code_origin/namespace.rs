@@ -2,12 +2,12 @@
 
 use std::borrow::Cow;
 
-/// Rust's own crates. No program may implement a trait of theirs for a type of theirs.
+/// Rust's own crates. No program may implement one of their traits for one of their types.
 const RUST_STD: [&str; 3] = ["core", "alloc", "std"];
 
 /// Returns the namespaces to one of which a function belongs: the first component of its path. `<T as Trait>::f` has
-/// two, the crates of the type and of the trait, without Rust's own if the other is known: by the orphan rule, one of
-/// them has the implementation, and Rust's crates cannot name those of others. Empty if the path has one component
+/// two, the crates of the type and of the trait: by the orphan rule, one of them has the implementation. Rust's own
+/// crates are left out if the other crate is known, because they cannot name it. Empty if the path has one component
 /// only, or its start is not an identifier.
 pub(super) fn namespaces(function: &str) -> Vec<Cow<'_, str>> {
     let Some(inside) = function.strip_prefix('<') else {

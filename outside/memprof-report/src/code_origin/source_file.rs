@@ -6,7 +6,7 @@ use super::rules::{SOURCE_DIRECTORIES, SourceDirectory};
 /// lies in none: it is of the program, or of the shared library that was compiled from it.
 pub(super) fn library_directory(path: &str) -> Option<(&'static SourceDirectory, &str)> {
     SOURCE_DIRECTORIES.iter().find_map(|directory| {
-        let end = end_of(path, directory.path)?;
+        let end = directory_end(path, directory.path)?;
         let components = path[end..].match_indices('/').map(|(slash, _)| end + slash);
         let package_end = match directory.package_depth {
             0 => end,
@@ -16,8 +16,9 @@ pub(super) fn library_directory(path: &str) -> Option<(&'static SourceDirectory,
     })
 }
 
-/// Returns the end of a directory's text in a path. A text that starts with `^` must be the path's start.
-fn end_of(path: &str, directory: &str) -> Option<usize> {
+/// Returns the index in a path after a directory's text. `None` if the path lacks it. A text that starts with `^` must
+/// be the path's start.
+fn directory_end(path: &str, directory: &str) -> Option<usize> {
     match directory.strip_prefix('^') {
         Some(start) => path.starts_with(start).then_some(start.len()),
         None => path.find(directory).map(|at| at + directory.len()),
@@ -26,7 +27,7 @@ fn end_of(path: &str, directory: &str) -> Option<usize> {
 
 /// Returns whether a word of a path starts with one of `words`, with or without `lib` before it. Words are separated by
 /// characters that are neither letters nor digits.
-pub(super) fn mentions(path: &str, words: &[&str]) -> bool {
+pub(super) fn mentions_word(path: &str, words: &[&str]) -> bool {
     let mut parts = path.split(|c: char| !c.is_ascii_alphanumeric());
     parts.any(|part| {
         let part = part.to_ascii_lowercase();
@@ -40,7 +41,7 @@ pub(super) fn mentions(path: &str, words: &[&str]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::CodeOrigin;
-    use super::{library_directory, mentions};
+    use super::{library_directory, mentions_word};
 
     #[test]
     fn library_sources_are_known_by_their_directory() {
@@ -85,9 +86,9 @@ mod tests {
 
     #[test]
     fn words_of_a_path_are_whole_at_their_start() {
-        assert!(mentions("/usr/bin/redis-server", &["redis"]));
-        assert!(mentions("/usr/lib/libglib-2.0.so.0", &["glib"]));
-        assert!(mentions("../glib/gmem.c", &["glib"]));
-        assert!(!mentions("/home/me/predis/a.c", &["redis"]));
+        assert!(mentions_word("/usr/bin/redis-server", &["redis"]));
+        assert!(mentions_word("/usr/lib/libglib-2.0.so.0", &["glib"]));
+        assert!(mentions_word("../glib/gmem.c", &["glib"]));
+        assert!(!mentions_word("/home/me/predis/a.c", &["redis"]));
     }
 }

@@ -66,7 +66,7 @@ impl FunctionIds {
     }
 }
 
-/// Calls of a function's own that lead to the allocator.
+/// Calls by a function that lead directly to the allocator.
 #[derive(Debug, Default)]
 struct FrontCalls {
     stacks: Vec<StackId>,
@@ -79,7 +79,7 @@ struct FrontCalls {
     /// Whether it is in a library or an interpreter.
     is_in_library: bool,
     name: Option<StringId>,
-    /// Stacks in which plumbing of the same file called it, which alone has a symbol.
+    /// Stacks in which plumbing of the same file called it, where only the plumbing has a symbol.
     plumbing_callers: u32,
 }
 
@@ -94,12 +94,12 @@ impl FrontCalls {
 }
 
 /// Marks the verdicts on wrappers of malloc as plumbing.
-pub(super) fn mark(origins: &mut CodeOrigins, named: &SymbolizedProfile) {
+pub(super) fn mark_wrappers(origins: &mut CodeOrigins, named: &SymbolizedProfile) {
     let stacks = LeafView {
         named,
         functions: FunctionIds::new(named),
     };
-    let uses = stacks.count_uses(origins);
+    let uses = stacks.count_candidate_stacks(origins);
     let mut calls: BTreeMap<FunctionId, FrontCalls> = BTreeMap::new();
     // A wrapper's stacks have another function in front of the allocator in the next round.
     let mut pending: Vec<_> = (0..named.profile.stacks.len() as u32)
@@ -126,12 +126,12 @@ pub(super) fn mark(origins: &mut CodeOrigins, named: &SymbolizedProfile) {
         if pending.is_empty() {
             return;
         }
-        stacks.mark_wrappers(origins, &wrappers);
+        stacks.mark_verdicts(origins, &wrappers);
     }
 }
 
 /// Returns whether a verdict may be changed by a function's shape: no stronger evidence or rule decided.
-fn is_candidate(verdict: &Verdict) -> bool {
+fn may_be_wrapper(verdict: &Verdict) -> bool {
     match verdict.reason {
         OriginReason::MappedFile => verdict.origin == CodeOrigin::Interpreter,
         OriginReason::OwnSource
@@ -177,7 +177,7 @@ struct LeafFrame<'p> {
 
 impl<'p> LeafView<'p> {
     /// Frames of a stack, leaf first, without the allocator's addresses.
-    fn frames<'s>(
+    fn leaf_frames<'s>(
         &'s self,
         origins: &'s CodeOrigins,
         stack: StackId,
@@ -197,12 +197,13 @@ impl<'p> LeafView<'p> {
         })
     }
 
-    /// Counts for each function the stacks in which it is, as a candidate.
-    fn count_uses(&self, origins: &CodeOrigins) -> Vec<u32> {
+    /// Returns, by function id, the number of stacks that contain the function with a verdict that its shape may
+    /// change.
+    fn count_candidate_stacks(&self, origins: &CodeOrigins) -> Vec<u32> {
         let mut uses = vec![0; self.functions.count];
         // The last stack in which a function was counted.
         let mut counted = vec![u32::MAX; self.functions.count];
-        let candidates: Vec<_> = origins.verdicts.iter().map(is_candidate).collect();
+        let candidates: Vec<_> = origins.verdicts.iter().map(may_be_wrapper).collect();
         for (index, &depth) in self.named.depths.iter().enumerate() {
             let stack = StackId(index as u32);
             for address in &self.named.profile.stacks.frames(stack)[depth as usize..] {
@@ -228,7 +229,7 @@ impl<'p> LeafView<'p> {
         stack: StackId,
         calls: &mut BTreeMap<FunctionId, FrontCalls>,
     ) {
-        let mut frames = self.frames(origins, stack);
+        let mut frames = self.leaf_frames(origins, stack);
         let mut callee = None;
         let front = frames.find(|frame| {
             let is_plumbing = origins.verdicts[frame.verdict].origin <= CodeOrigin::Plumbing
@@ -238,7 +239,7 @@ impl<'p> LeafView<'p> {
             }
             !is_plumbing
         });
-        let Some(front) = front.filter(|front| is_candidate(&origins.verdicts[front.verdict]))
+        let Some(front) = front.filter(|front| may_be_wrapper(&origins.verdicts[front.verdict]))
         else {
             return;
         };
@@ -283,7 +284,7 @@ impl<'p> LeafView<'p> {
             if !frame.frame.named {
                 continue;
             }
-            if !is_candidate(&origins.verdicts[frame.verdict]) {
+            if !may_be_wrapper(&origins.verdicts[frame.verdict]) {
                 break;
             }
             // The call in its code is not that of the allocator.
@@ -307,7 +308,8 @@ impl<'p> LeafView<'p> {
         mapping_of(one) == mapping_of(other)
     }
 
-    /// Returns whether a function is of a language in which blocks have owners: what it returns is its own object.
+    /// Returns whether a function is of a language in which blocks have owners: it returns an object of its own, not
+    /// memory for its caller.
     fn is_checked_language(&self, frame: &Frame) -> bool {
         let symbol = frame.linkage.map(|id| self.named.names.strings.get(id));
         matches!(
@@ -316,7 +318,7 @@ impl<'p> LeafView<'p> {
         )
     }
 
-    /// Returns the shape of a wrapper. `None` if the function is none.
+    /// Returns the shape by which a function is a wrapper. `None` if it is no wrapper.
     fn wrapper_shape(&self, calls: &FrontCalls) -> Option<WrapperShape> {
         let name = calls.name.map(|name| self.named.names.strings.get(name));
         let name = name.map(AllocatingName::parse).unwrap_or_default();
@@ -351,13 +353,13 @@ impl<'p> LeafView<'p> {
         })
     }
 
-    /// Marks the verdicts on these functions that their shape may change.
-    fn mark_wrappers(&self, origins: &mut CodeOrigins, wrappers: &[Option<WrapperShape>]) {
+    /// Marks as plumbing the verdicts on `wrappers`, by function id, that a shape may change.
+    fn mark_verdicts(&self, origins: &mut CodeOrigins, wrappers: &[Option<WrapperShape>]) {
         for (functions, verdicts) in self.functions.by_address.iter().zip(&origins.by_address) {
             for (function, verdict) in functions.iter().zip(verdicts) {
                 let verdict = &mut origins.verdicts[*verdict as usize];
                 if let Some(shape) = wrappers[*function as usize]
-                    && is_candidate(verdict)
+                    && may_be_wrapper(verdict)
                 {
                     *verdict = Verdict::new(CodeOrigin::Plumbing, OriginReason::Wrapper(shape));
                 }
@@ -366,7 +368,7 @@ impl<'p> LeafView<'p> {
     }
 }
 
-/// Returns the use of the block that a call of `callee` gave.
+/// Returns the use of the block that a call of `callee` returned.
 fn block_use(shape: &CallShape, callee: &str) -> BlockUse {
     let [first, second] = shape.arguments;
     let is_first_fixed = first == Argument::Constant && second != Argument::Computed;

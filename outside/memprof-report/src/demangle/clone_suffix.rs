@@ -1,4 +1,4 @@
-//! Suffixes of symbols by which compilers tell the clones and parts of one function apart.
+//! Suffixes of symbols by which compilers distinguish the clones and parts of one function.
 
 /// Words of suffixes that a number follows: GCC's passes, and LLVM's names of promoted and merged functions.
 const NUMBERED: &[&str] = &[
@@ -15,7 +15,7 @@ const NUMBERED: &[&str] = &[
     "warm",
 ];
 
-/// Words of suffixes with or without a number. `.resolver` and instruction sets are of functions with `target_clones`.
+/// Words of suffixes with or without a number. Functions with `target_clones` have `.resolver` and instruction sets.
 const ALONE: &[&str] = &[
     "argprom",
     "avx",
@@ -33,14 +33,14 @@ const ALONE: &[&str] = &[
 /// second part is empty if it has none.
 pub(super) fn split_clone_suffix(symbol: &str) -> (&str, &str) {
     let mut end = symbol.len();
-    while let Some(start) = last_suffix(&symbol[..end]) {
+    while let Some(start) = last_suffix_start(&symbol[..end]) {
         end = start;
     }
     symbol.split_at(end)
 }
 
 /// Returns the start of the last suffix. `None` if the text ends with none, or is nothing else.
-fn last_suffix(symbol: &str) -> Option<usize> {
+fn last_suffix_start(symbol: &str) -> Option<usize> {
     let (before, last) = symbol.rsplit_once('.')?;
     let is_number = !last.is_empty() && last.bytes().all(|c| c.is_ascii_digit());
     let (base, word) = match is_number {

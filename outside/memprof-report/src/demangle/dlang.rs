@@ -12,11 +12,11 @@ pub(super) fn demangle_d(name: &str) -> Option<String> {
     while let Some(next) = name.as_bytes().get(at) {
         match next {
             b'0'..=b'9' => {
-                let (word, end) = identifier(name, at)?;
+                let (word, end) = parse_identifier(name, at)?;
                 match word.strip_prefix("__T").or(word.strip_prefix("__U")) {
                     // Older compilers write an instance as one identifier.
                     Some(inner) => {
-                        path.push(identifier(inner, 0)?.0);
+                        path.push(parse_identifier(inner, 0)?.0);
                         is_template = true;
                     }
                     None => path.push(word),
@@ -24,17 +24,17 @@ pub(super) fn demangle_d(name: &str) -> Option<String> {
                 at = end;
             }
             b'Q' => {
-                let (distance, end) = back_reference(name, at + 1)?;
-                path.push(identifier(name, at.checked_sub(distance)?)?.0);
+                let (distance, end) = parse_back_reference(name, at + 1)?;
+                path.push(parse_identifier(name, at.checked_sub(distance)?)?.0);
                 at = end;
             }
             b'_' if name[at..].starts_with("__T") || name[at..].starts_with("__U") => {
                 path.push(match name.as_bytes().get(at + 3)? {
                     b'Q' => {
-                        let (distance, _) = back_reference(name, at + 4)?;
-                        identifier(name, (at + 3).checked_sub(distance)?)?.0
+                        let (distance, _) = parse_back_reference(name, at + 4)?;
+                        parse_identifier(name, (at + 3).checked_sub(distance)?)?.0
                     }
-                    _ => identifier(name, at + 3)?.0,
+                    _ => parse_identifier(name, at + 3)?.0,
                 });
                 is_template = true;
             }
@@ -49,7 +49,7 @@ pub(super) fn demangle_d(name: &str) -> Option<String> {
 }
 
 /// Returns the identifier whose length stands at `at`, and the index behind it. `None` if there is none.
-fn identifier(name: &str, at: usize) -> Option<(&str, usize)> {
+fn parse_identifier(name: &str, at: usize) -> Option<(&str, usize)> {
     let rest = name.get(at..)?;
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     let len: usize = rest.get(..digits)?.parse().ok()?;
@@ -60,7 +60,7 @@ fn identifier(name: &str, at: usize) -> Option<(&str, usize)> {
 
 /// Returns the distance of a back reference in bytes, in base 26 with a lower-case last digit, and the index behind it.
 /// `None` if it is none.
-fn back_reference(name: &str, mut at: usize) -> Option<(usize, usize)> {
+fn parse_back_reference(name: &str, mut at: usize) -> Option<(usize, usize)> {
     let mut distance: usize = 0;
     loop {
         let digit = *name.as_bytes().get(at)?;

@@ -13,14 +13,14 @@ pub(super) struct DumpChecksum {
     written: Option<[u8; 8]>,
 }
 
-/// Returns whether a line contains a checksum or announces one. Tools that rewrite a dump remove both.
+/// Returns whether a line contains or announces a checksum. Tools that rewrite a dump remove both kinds of line.
 pub(super) fn is_checksum_line(line: &[u8]) -> bool {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     line == ANNOUNCEMENT || checksum_digits(line).is_some()
 }
 
 /// Returns whether a line contains a checksum.
-pub(super) fn is_checksum(line: &[u8]) -> bool {
+pub(super) fn has_checksum(line: &[u8]) -> bool {
     checksum_digits(line).is_some()
 }
 
@@ -38,7 +38,7 @@ const BATCH_BYTES: usize = 16 << 10;
 
 impl DumpChecksum {
     /// Adds a line, given without its newline, to the checksum. The first line with a checksum is not added, but stored
-    /// for [`mismatch`](Self::mismatch).
+    /// for [`is_mismatch`](Self::is_mismatch).
     pub(super) fn add(&mut self, line: &[u8]) {
         if self.written.is_none()
             && let Some(value) = checksum_digits(line)
@@ -66,14 +66,14 @@ impl DumpChecksum {
     }
 
     /// Checksum line for the lines so far.
-    pub(super) fn line(&mut self) -> String {
+    pub(super) fn new_line(&mut self) -> String {
         self.update_crc();
         format!("# checksum: crc32 {:08x}", self.crc.sum())
     }
 
     /// Returns whether the dump differs from its checksum, or lacks one that it announces. A dump without checksum and
     /// announcement never does.
-    pub(super) fn mismatch(&mut self) -> bool {
+    pub(super) fn is_mismatch(&mut self) -> bool {
         self.update_crc();
         match self.written {
             Some(written) => written != *format!("{:08x}", self.crc.sum()).as_bytes(),

@@ -10,7 +10,7 @@
 //! or the first one of code that is still loaded. Each stack is marked with the generation of its samples, else it is of
 //! generation 0, or of any one if the header says `unmarked`. Other code of the memory map was there in all of them.
 //!
-//! Frames in unloaded code get addresses of their own, from [`UNLOADED_CODE`] on, in a mapping of its file.
+//! Frames in unloaded code get addresses of their own, from [`UNLOADED_CODE`] on, in a mapping of the unloaded file.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ use crate::unloaded_code::UNLOADED_CODE;
 
 /// Most ranges that are read; memprof writes as many at most. An address is compared with all of them.
 const MAX_RANGES: usize = 1024;
-/// Most files that a frame is said to be of.
+/// Most files that are named as the possible origin of a frame.
 const MAX_NAMES: usize = 3;
 
 /// Distance between mappings of unloaded code.
@@ -62,8 +62,8 @@ enum CodeOwner {
 }
 
 impl CodeHistory {
-    /// Marks a sample, by its index in the profile.
-    pub(super) fn mark(&mut self, sample: usize, generation: Option<u32>) {
+    /// Sets the generation of a sample, given by its index in the profile.
+    pub(super) fn mark_sample(&mut self, sample: usize, generation: Option<u32>) {
         if let Some(generation) = generation {
             self.generations.insert(sample as u32, generation);
         }
@@ -85,7 +85,7 @@ impl CodeHistory {
             let mapping = Mapping {
                 build_id: Some(build_id.to_ascii_lowercase()).filter(|id| id != "-"),
                 path: path.to_owned(),
-                ..mapping_of(&format!("{range} r-xp {offset} 00:00 1 /"))?
+                ..parse_mapping(&format!("{range} r-xp {offset} 00:00 1 /"))?
             };
             Some(CodeRange {
                 first: first.parse().ok()?,
@@ -94,14 +94,14 @@ impl CodeHistory {
                 unloaded: Some((last.parse().ok()?, mapping)),
             })
         };
-        self.push(parsed());
+        self.push_range(parsed());
     }
 
     /// Reads `2 START-END`. Ignores it if it is malformed.
     pub(super) fn read_loaded(&mut self, value: &str) {
         let parsed = || {
             let (first, range) = value.split_once(' ')?;
-            let mapping = mapping_of(&format!("{range} r-xp 0 00:00 1 /"))?;
+            let mapping = parse_mapping(&format!("{range} r-xp 0 00:00 1 /"))?;
             Some(CodeRange {
                 first: first.parse().ok()?,
                 unloaded: None,
@@ -109,16 +109,16 @@ impl CodeHistory {
                 end: mapping.end,
             })
         };
-        self.push(parsed());
+        self.push_range(parsed());
     }
 
-    fn push(&mut self, range: Option<CodeRange>) {
+    fn push_range(&mut self, range: Option<CodeRange>) {
         let has_room = self.ranges.len() < MAX_RANGES;
         self.ranges.extend(range.filter(|_| has_room));
     }
 
-    /// Returns the code at the address of a call in that generation; `None` for any one.
-    fn owner(&self, profile: &Profile, call: Address, generation: Option<u32>) -> CodeOwner {
+    /// Returns the code at the address of a call in `generation`, or in any one if it is `None`.
+    fn code_owner(&self, profile: &Profile, call: Address, generation: Option<u32>) -> CodeOwner {
         let is_now = |first, last| generation.is_none_or(|now| (first..=last).contains(&now));
         let here = |range: &&CodeRange| range.start <= call && call < range.end;
         let current = profile
@@ -161,7 +161,7 @@ impl CodeHistory {
 }
 
 /// Parses a line of a memory map.
-fn mapping_of(line: &str) -> Option<Mapping> {
+fn parse_mapping(line: &str) -> Option<Mapping> {
     Some(parse_map_line(line.as_bytes())?.mapping)
 }
 
@@ -178,11 +178,11 @@ impl Mapping {
 }
 
 impl DumpReader<'_> {
-    /// Moves the frames in code that is not the one of the memory map, and appends mappings for them. Fails if the
-    /// frames exceed the memory budget.
+    /// Moves frames in code that the memory map lacks to addresses of their own, and appends mappings for them. Fails
+    /// if the frames exceed the memory budget.
     pub(super) fn place_unloaded_code(&mut self) -> Result<()> {
         let history = std::mem::take(&mut self.code_history);
-        let places = history.places();
+        let places = history.changed_ranges();
         let is_changed = |address: &Address| {
             let call = Address(address.0.wrapping_sub(1));
             let after = places.partition_point(|(start, _)| *start <= call);
@@ -209,7 +209,7 @@ impl DumpReader<'_> {
         };
         let samples = (0..).zip(&self.profile.samples);
         let stacks: Vec<_> = samples
-            .map(|(index, sample)| moved.stack(sample.stack, history.generation_of(index)))
+            .map(|(index, sample)| moved.add_stack(sample.stack, history.generation_of(index)))
             .collect();
         let MovedFrames {
             added,
@@ -232,7 +232,7 @@ impl DumpReader<'_> {
         if !names.is_empty() {
             self.profile.warnings.push(format!(
                 "memory was allocated by code that has been unloaded since: {}",
-                shown(&names, ", ")
+                join_names(&names, ", ")
             ));
         }
         self.profile.mappings.extend(added);
@@ -242,8 +242,8 @@ impl DumpReader<'_> {
 }
 
 impl CodeHistory {
-    /// Starts and ends of the ranges, ascending, with those joined that overlap.
-    fn places(&self) -> Vec<(Address, Address)> {
+    /// Starts and ends of the ranges, ascending. Ranges that overlap are joined.
+    fn changed_ranges(&self) -> Vec<(Address, Address)> {
         let ranges = self.ranges.iter();
         let mut places: Vec<_> = ranges.map(|range| (range.start, range.end)).collect();
         places.sort_unstable();
@@ -280,8 +280,8 @@ struct MovedFrames<'a> {
 }
 
 impl MovedFrames<'_> {
-    /// Adds a stack of that generation. Returns its id among the moved ones.
-    fn stack(&mut self, stack: StackId, generation: Option<u32>) -> StackId {
+    /// Adds a stack of `generation` to `self.stacks`. Returns its id there.
+    fn add_stack(&mut self, stack: StackId, generation: Option<u32>) -> StackId {
         let frames = self.profile.stacks.frames(stack);
         let has_changed = frames.iter().any(|id| self.is_changed[id.0 as usize]);
         let key = (stack, generation.filter(|_| has_changed));
@@ -297,29 +297,30 @@ impl MovedFrames<'_> {
             let id = self
                 .stacks
                 .intern_address(Address(address.0.wrapping_add(distance)));
-            self.stacks.push(id);
+            self.stacks.push_frame(id);
         }
-        let moved = self.stacks.finish();
+        let moved = self.stacks.finish_stack();
         self.known.insert(key, moved);
         moved
     }
 
-    /// Distance by which an address is moved in that generation.
+    /// Distance by which an address is moved in `generation`.
     fn distance(&mut self, id: AddressId, generation: Option<u32>) -> u64 {
         if let Some(known) = self.owners.get(&(id, generation)) {
             return *known;
         }
         let call = self.profile.stacks.call(id);
-        let distance = match self.history.owner(self.profile, call, generation) {
+        let distance = match self.history.code_owner(self.profile, call, generation) {
             CodeOwner::Current => 0,
-            owner => self.distance_to(owner, call),
+            owner => self.owner_distance(owner, call),
         };
         self.owners.insert((id, generation), distance);
         distance
     }
 
-    /// Distance from the code of an owner to its mapping, which is added if it is new. Unknown code is placed by pages.
-    fn distance_to(&mut self, owner: CodeOwner, call: Address) -> u64 {
+    /// Distance from the code of an owner to its new mapping, which is added at the first call. Unknown code is placed
+    /// by pages.
+    fn owner_distance(&mut self, owner: CodeOwner, call: Address) -> u64 {
         let mapping = match &owner {
             CodeOwner::Unloaded(index) => {
                 let unloaded = self.history.ranges[*index].unloaded.as_ref();
@@ -333,7 +334,7 @@ impl MovedFrames<'_> {
                 executable: true,
                 path: match &owner {
                     CodeOwner::Unknown(names) if !names.is_empty() => {
-                        format!("[unloaded {}]", shown(names, " or "))
+                        format!("[unloaded {}]", join_names(names, " or "))
                     }
                     _ => "[unloaded code]".to_owned(),
                 },
@@ -358,7 +359,7 @@ impl MovedFrames<'_> {
 }
 
 /// The first names, such as `libx.so or liby.so`, with `others` for the rest.
-fn shown(names: &[String], separator: &str) -> String {
+fn join_names(names: &[String], separator: &str) -> String {
     let shown = names.iter().take(MAX_NAMES).map(String::as_str);
     let others = (names.len() > MAX_NAMES).then_some("others");
     let all: Vec<_> = shown.chain(others).collect();

@@ -41,19 +41,21 @@ impl DumpReader<'_> {
             }
             "bytes allocated unseen" => origin.unseen_allocation_bytes = value.parse().ok(),
             "early end" => {
-                origin.early_ends.extend(read_early_ends(value));
+                origin.early_ends.extend(parse_early_ends(value));
                 self.spend(ProfileItem::Text(value.len()))?;
             }
-            "tally" => origin.tally = read_tally(value),
+            "tally" => origin.tally = parse_tally(value),
             "active-since" => origin.active_since = Some(value.into()),
             "labels" => self.profile.labels.read_keys(value),
             "label" => {
                 self.profile.labels.read_set(value);
                 self.spend(ProfileItem::Text(value.len()))?;
             }
-            "marks" => {
-                stripped_frames::restore(value, &mut self.profile.samples, &mut self.code_history)
-            }
+            "marks" => stripped_frames::restore_marks(
+                value,
+                &mut self.profile.samples,
+                &mut self.code_history,
+            ),
             "code generations" => self.code_history.read_header(value),
             "unloaded" => {
                 self.code_history.read_unloaded(value);
@@ -90,7 +92,7 @@ impl DumpReader<'_> {
 }
 
 /// Parses `12 objects, 3400 bytes, 1200 at the peak`. `None` if a number is missing or malformed.
-fn read_tally(value: &str) -> Option<AllocationTally> {
+fn parse_tally(value: &str) -> Option<AllocationTally> {
     let mut numbers = value
         .split(", ")
         .map(|part| part.split(' ').next()?.parse().ok());
@@ -103,7 +105,7 @@ fn read_tally(value: &str) -> Option<AllocationTally> {
 }
 
 /// Parses `12 no-frame-information /usr/lib/libx.so.1`, whose path may be missing. `None` if it is malformed.
-fn read_early_ends(value: &str) -> Option<EarlyEnds> {
+fn parse_early_ends(value: &str) -> Option<EarlyEnds> {
     let (samples, rest) = value.split_once(' ')?;
     let (reason, object) = match rest.split_once(' ') {
         Some((reason, object)) => (reason, Some(object.to_owned())),

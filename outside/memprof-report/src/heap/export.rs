@@ -22,7 +22,7 @@
 use std::io::{self, BufRead, Cursor, Read, Write};
 
 use super::checksum::{self, DumpChecksum};
-use super::starts_mappings;
+use super::is_mappings_header;
 use super::stripped_frames::StrippedFrames;
 use crate::error::{Error, Result};
 use crate::file_magic::read_magic;
@@ -46,7 +46,7 @@ pub fn export(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Write) -> R
     };
     let mut export = Export::new(layout, out);
     let ending = for_each_line(&mut whole, limits.line, |number, line| {
-        export.read(number, line)
+        export.export_line(number, line)
     })?;
     match ending {
         InputEnd::Complete => export.finish(),
@@ -92,13 +92,13 @@ impl<'a> Export<'a> {
 
     /// Writes one line of the dump without pseudo frames; `number` counts from 1. Once frames were removed, a checksum
     /// is not written, but replaced in [`finish`](Self::finish).
-    fn read(&mut self, number: u64, line: &[u8]) -> Result<()> {
+    fn export_line(&mut self, number: u64, line: &[u8]) -> Result<()> {
         self.input_checksum.add(line);
-        if !self.stripped.is_empty() && checksum::is_checksum(line) {
+        if !self.stripped.is_empty() && checksum::has_checksum(line) {
             self.checksum_line = Some(line.to_vec());
             return Ok(());
         }
-        self.in_mappings |= starts_mappings(line);
+        self.in_mappings |= is_mappings_header(line);
         let has_stack = match self.layout {
             _ if self.in_mappings => false,
             StackLayout::Jemalloc => line.starts_with(b"@"),
@@ -107,9 +107,9 @@ impl<'a> Export<'a> {
         match has_stack {
             true => {
                 let rest = self.stripped.strip(line);
-                self.write(rest)
+                self.write_line(rest)
             }
-            false => self.write(line),
+            false => self.write_line(line),
         }
     }
 
@@ -117,15 +117,15 @@ impl<'a> Export<'a> {
     /// bytes of the whole output.
     fn finish(mut self) -> Result<u64> {
         for comment in std::mem::take(&mut self.stripped).comments() {
-            self.write(comment.as_bytes())?;
+            self.write_line(comment.as_bytes())?;
         }
         if let Some(checksum_line) = self.checksum_line.take() {
             // A damaged dump keeps its wrong checksum, so that it stays recognizable as damaged.
-            match self.input_checksum.mismatch() {
-                true => self.write(&checksum_line)?,
+            match self.input_checksum.is_mismatch() {
+                true => self.write_line(&checksum_line)?,
                 false => {
-                    let checksum_line = self.output_checksum.line();
-                    self.write(checksum_line.as_bytes())?;
+                    let checksum_line = self.output_checksum.new_line();
+                    self.write_line(checksum_line.as_bytes())?;
                 }
             }
         }
@@ -133,7 +133,7 @@ impl<'a> Export<'a> {
     }
 
     /// Writes a line and a newline, and adds the line to the output's checksum.
-    fn write(&mut self, line: &[u8]) -> Result<()> {
+    fn write_line(&mut self, line: &[u8]) -> Result<()> {
         self.output_checksum.add(line);
         self.written += line.len() as u64 + 1;
         let written = self.out.write_all(line);
@@ -163,7 +163,7 @@ mod tests {
         dump.lines().for_each(|line| sum.add(line.as_bytes()));
         let tail = "# stacks: 2";
         sum.add(tail.as_bytes());
-        format!("{dump}{}\n{tail}\n", sum.line())
+        format!("{dump}{}\n{tail}\n", sum.new_line())
     }
 
     fn dump(first: &str, second: &str, comments: &str) -> String {

@@ -8,7 +8,7 @@ use crate::profile::Address;
 use crate::pseudo_frames::{PseudoFrame, StackMarks};
 use crate::stacks::{AddressId, StackHasher, Stacks};
 
-/// First 16 bytes of the text, as two words.
+/// First 16 bytes of the text, as two little-endian words.
 type TextPrefix = (u64, u64);
 
 const PREFIX_LEN: usize = 16;
@@ -18,7 +18,7 @@ const PREFIX_LEN: usize = 16;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Key(u64, u64);
 
-/// Width of such a word: bits beyond its first 8 bytes.
+/// Width of the word of a [`Key`]: bits beyond its first 8 bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Width(u32);
 
@@ -53,7 +53,7 @@ impl AddressReader {
         let mut width = Width::default();
         let mut marks = StackMarks::default();
         while !text.is_empty() {
-            let prefix = prefix(text);
+            let prefix = text_prefix(text);
             let (word, length) = match width.key(prefix).and_then(|key| self.get(key)) {
                 Some(id) => (StackWord::Frame(id), width.length()),
                 None => {
@@ -62,7 +62,7 @@ impl AddressReader {
                 }
             };
             match word {
-                StackWord::Frame(id) => stacks.push(id),
+                StackWord::Frame(id) => stacks.push_frame(id),
                 StackWord::Mark(mark) => marks.add(mark),
             }
             text = text.get(length + 1..).unwrap_or_default();
@@ -142,7 +142,7 @@ impl AddressReader {
 const BLANKS: u64 = u64::from_ne_bytes([b' '; 8]);
 
 /// First `PREFIX_LEN` bytes of `text`, padded with blanks, as two little-endian words.
-fn prefix(text: &[u8]) -> TextPrefix {
+fn text_prefix(text: &[u8]) -> TextPrefix {
     let bytes = match text.first_chunk::<PREFIX_LEN>() {
         Some(chunk) => *chunk,
         None => {
@@ -198,7 +198,7 @@ mod tests {
         let (mut reader, mut stacks) = (AddressReader::default(), Stacks::default());
         let known = b"0x123456 0x1234567 0x7f9538aa2630 0x123456";
         assert_eq!(reader.read(known, &mut stacks), Ok(StackMarks::default()));
-        stacks.clear();
+        stacks.clear_pending();
         let result = reader.read(line.as_bytes(), &mut stacks);
         assert_eq!(
             result,
@@ -207,7 +207,7 @@ mod tests {
                 .map_err(str::as_bytes)
         );
         if let Ok(expected) = expected {
-            let stack = stacks.finish();
+            let stack = stacks.finish_stack();
             let read = stacks.frames(stack).iter().map(|&id| stacks.address(id).0);
             assert_eq!(read.collect::<Vec<_>>(), expected);
         }

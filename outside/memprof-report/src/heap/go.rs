@@ -23,7 +23,7 @@ use crate::profile::{Address, Profile, SampleType, Sampling};
 const MEM_STATS: &[u8] = b"runtime.MemStats";
 
 impl DumpReader<'_> {
-    /// Reads a comment, given without its `#`: a frame of the last stack. Ignores others.
+    /// Reads a comment, given without its `#`. Stores one that names a frame of the last stack, and ignores others.
     pub(super) fn read_go_comment(&mut self, comment: &[u8]) -> Result<()> {
         if let Some(frame) = parse_frame(comment) {
             self.has_go_comments = true;
@@ -35,7 +35,8 @@ impl DumpReader<'_> {
         Ok(())
     }
 
-    /// Names the addresses of the last stack by the comments after it. Fails if the names exceed the memory budget.
+    /// Names the addresses of the last stack by the comments that followed it. Fails if the names exceed the memory
+    /// budget.
     pub(super) fn finish_go_stack(&mut self) -> Result<()> {
         let frames = std::mem::take(&mut self.go_frames);
         let Some(sample) = self.profile.samples.last().filter(|_| !frames.is_empty()) else {

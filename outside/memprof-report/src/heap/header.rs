@@ -73,12 +73,12 @@ impl HeaderWord {
     }
 
     /// Returns whether Go writes the word.
-    pub(super) fn is_of_go(self) -> bool {
+    pub(super) fn is_written_by_go(self) -> bool {
         matches!(self, Self::UniformOrGo(_))
     }
 
     /// Returns whether the header says that sampling was off.
-    pub(super) fn is_off(self) -> bool {
+    pub(super) fn is_sampling_off(self) -> bool {
         matches!(
             self,
             Self::Poisson(Some(0)) | Self::Uniform(Some(0)) | Self::UniformOrGo(Some(0))
@@ -93,8 +93,9 @@ impl HeaderWord {
         )
     }
 
-    /// Returns the sampling that the word means. `is_go` tells the two meanings of `heap` apart. A header without a
-    /// word is one of the first version if it repeats the values in use (`is_repeated`), as google-pprof assumes.
+    /// Returns the sampling that the word means. `is_go` selects the meaning of `heap`, which Go and tcmalloc write. A
+    /// header without a word is one of tcmalloc's first version if it repeats the values in use (`is_repeated`), as
+    /// google-pprof assumes.
     pub(super) fn sampling(self, is_go: bool, is_repeated: bool) -> Sampling {
         let uniform =
             |number: Option<u64>| number.map_or(DEFAULT_INTERVAL, |number| (number / 2).max(1));

@@ -15,7 +15,7 @@ use super::{DumpReader, DumpSection};
 use crate::error::{Error, Quoted, Result};
 use crate::profile::{SampleType, Sampling};
 
-/// Words of a header that are read, for an error.
+/// Known words of a header, for an error message.
 const EXPECTED_WORDS: &str = "heap_v2/N, NAME_heap_v2/N, heap/N, heapz/N, heapprofile or growth";
 
 /// State of a dump in this format.
@@ -58,7 +58,7 @@ impl DumpReader<'_> {
             word: parsed,
             header: counts,
             is_unpadded: is_unpadded(text, counts),
-            has_alloc: differs(counts),
+            has_alloc: has_own_alloc_values(counts),
             negative_records: 0,
             negative_objects: 0,
             negative_bytes: 0,
@@ -75,7 +75,7 @@ impl DumpReader<'_> {
             return self.read_go_comment(comment);
         }
         self.finish_go_stack()?;
-        if text.is_empty() || self.enter_mappings(text) {
+        if text.is_empty() || self.enter_if_mappings(text) {
             return Ok(());
         }
         let Some((counts, rest)) = parse_counts(text) else {
@@ -93,33 +93,35 @@ impl DumpReader<'_> {
                 legacy.negative_bytes = legacy.negative_bytes.saturating_add(counts.bytes);
                 return Ok(());
             }
-            legacy.has_alloc |= differs(counts);
+            legacy.has_alloc |= has_own_alloc_values(counts);
         }
         self.push_sample(counts.values())
     }
 
-    /// Sets what only the whole dump shows: its sampling, and whether it has allocated values. `has_maps` tells Go's
-    /// text, which has none, from gperftools'. Fails if sampling was off.
+    /// Sets what only the whole dump shows: its sampling, and whether it has allocated values. Go's text has no
+    /// mappings, unlike that of gperftools (`has_maps`). Fails if sampling was off.
     pub(super) fn finish_legacy(&mut self, legacy: &LegacyDump, has_maps: bool) -> Result<()> {
         let is_go = self.has_go_comments || legacy.is_unpadded && !has_maps;
-        if legacy.word.is_off() {
+        if legacy.word.is_sampling_off() {
             return Err(self.sampling_off_error(is_go));
         }
         let profile = &mut self.profile;
-        profile.sampling = legacy.word.sampling(is_go, !differs(legacy.header));
+        profile.sampling = legacy
+            .word
+            .sampling(is_go, !has_own_alloc_values(legacy.header));
         profile.interval = match profile.sampling {
             Sampling::None | Sampling::Shared => None,
             Sampling::Poisson(interval) | Sampling::Uniform(interval) => Some(interval),
         };
         if let Sampling::Poisson(rate) = profile.sampling
             && is_go
-            && legacy.word.is_of_go()
+            && legacy.word.is_written_by_go()
         {
             super::go::scale_samples(profile, rate);
         }
         let mut header = legacy.header.values();
         // Go always counts what was allocated.
-        profile.has_alloc = legacy.has_alloc || is_go && legacy.word.is_of_go();
+        profile.has_alloc = legacy.has_alloc || is_go && legacy.word.is_written_by_go();
         if !profile.has_alloc {
             // A sampling tcmalloc repeats the values in use.
             let samples = profile.samples.iter_mut().map(|sample| &mut sample.values);
@@ -177,8 +179,8 @@ impl DumpReader<'_> {
     }
 }
 
-/// Returns whether the allocated values are other than those in use, and not missing.
-fn differs(counts: Counts) -> bool {
+/// Returns whether the allocated values differ from those in use, and are not missing.
+fn has_own_alloc_values(counts: Counts) -> bool {
     let is_repeated = counts.objects == counts.accum_objects && counts.bytes == counts.accum_bytes;
     !is_repeated && (counts.accum_objects != 0 || counts.accum_bytes != 0)
 }

@@ -115,7 +115,7 @@ fn parse_brief(range: Mapping, text: &[u8], executable: bool) -> MapLine {
 
 /// Parses the fields of FreeBSD after the range: resident pages, pages of the object, object, permissions, counts of
 /// references and shadows, flags, `COW` or `NCOW`, `NC` or `NNC`, type, path, and in newer versions `CH` or `NCH` and a
-/// user id. `None` if they are others. The format has no file offset.
+/// user id. `None` if the fields are others. The format has no file offset.
 fn parse_freebsd(range: &Mapping, text: &[u8]) -> Option<MapLine> {
     let mut rest = text;
     let mut next = || {
@@ -166,7 +166,7 @@ fn is_permissions(word: &[u8]) -> bool {
     matches!(word.len(), 3..=5) && word.iter().all(|byte| b"rwxps-".contains(byte))
 }
 
-/// Returns whether a text may be a path or a name such as `[vdso]`, so that other text is not taken for one.
+/// Returns whether a text may be a path or a name such as `[vdso]`.
 fn is_path(text: &[u8]) -> bool {
     matches!(
         text,

@@ -155,7 +155,7 @@ impl MemoryMap {
                 count - lines.len()
             ));
         }
-        warnings.extend(assume_offsets(&mut lines));
+        warnings.extend(assume_missing_offsets(&mut lines));
         let build_ids: HashMap<String, String> = build_ids.into_iter().collect();
         let mappings = lines.into_iter().map(|line| line.mapping);
         mappings
@@ -170,7 +170,7 @@ impl MemoryMap {
 /// Sets the file offsets that the map lacks to the distances from the first mapping of each file, for addresses that
 /// will have no name; names are found by the load address. `lines` are sorted. Returns a note if a file has several
 /// mappings without an offset.
-fn assume_offsets(lines: &mut [MapLine]) -> Option<String> {
+fn assume_missing_offsets(lines: &mut [MapLine]) -> Option<String> {
     let mut starts: HashMap<String, Address> = HashMap::new();
     let mut is_assumed = false;
     for MapLine {

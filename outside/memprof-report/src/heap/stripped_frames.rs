@@ -76,7 +76,7 @@ fn append_marks(marks: &[u8], comment: &mut String) {
 
 /// Sets the allocation times, labels and code generations of `samples` to the pseudo frames in a comment, given its text
 /// after `# marks: `. Ignores malformed parts.
-pub(super) fn restore(comment: &str, samples: &mut [Sample], history: &mut CodeHistory) {
+pub(super) fn restore_marks(comment: &str, samples: &mut [Sample], history: &mut CodeHistory) {
     let Some((words, stacks)) = comment.split_once(" of ") else {
         return;
     };
@@ -89,7 +89,7 @@ pub(super) fn restore(comment: &str, samples: &mut [Sample], history: &mut CodeH
         if let Some(sample) = samples.get_mut(index) {
             sample.alloc_time = marks.alloc_time.or(sample.alloc_time);
             sample.label = marks.label.or(sample.label);
-            history.mark(index, marks.code_generation);
+            history.mark_sample(index, marks.code_generation);
         }
     }
 }
@@ -147,7 +147,7 @@ mod tests {
         let check = |comment: &str, expected: [[Option<u32>; 2]; 2]| {
             let mut samples =
                 [0, 1].map(|stack| Sample::new(StackId(stack), SampleValues::default()));
-            restore(comment, &mut samples, &mut CodeHistory::default());
+            restore_marks(comment, &mut samples, &mut CodeHistory::default());
             let found = samples.map(|sample| {
                 let Sample {
                     label, alloc_time, ..

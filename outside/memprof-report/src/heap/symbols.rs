@@ -89,8 +89,8 @@ impl Symbols {
         self.0.contains_key(&address)
     }
 
-    /// Converts the symbols to names of the profile's addresses. jeprof wrote them by other addresses: the leaf's own,
-    /// and of all other frames one less, as Go does for all. `None` if the dump has no symbols.
+    /// Converts the symbols to names of the profile's addresses. jeprof lists symbols by other addresses: a leaf by its
+    /// own, all other frames by one less. Go lists all frames by one less. `None` if the dump has no symbols.
     pub(super) fn into_names(self, profile: &Profile) -> Option<Names> {
         if self.0.is_empty() {
             return None;

@@ -11,15 +11,15 @@
 //! MAPPED_LIBRARIES:
 //! ```
 //!
-//! The values stay raw: these tools unsample a text with `heap_v2`. The text has no place for threads; pseudo
-//! frames are written as comments at the end. The leaf is written less 1, because these tools look it up as it is, but
-//! every other address less 1.
+//! The values stay raw: these tools unsample a text with `heap_v2`. The text has no place for threads; pseudo frames
+//! are written as comments at the end. The leaf is written less 1, because these tools look it up unchanged, but every
+//! other address less 1.
 
 use std::collections::HashSet;
 use std::io::{BufRead, Write};
 
 use super::stripped_frames::StrippedFrames;
-use super::{checksum, starts_mappings};
+use super::{checksum, is_mappings_header};
 use crate::error::{Error, Quoted, Result};
 use crate::limits::Limits;
 use crate::lines::{InputEnd, for_each_line};
@@ -39,8 +39,9 @@ enum Expected {
     Rest,
 }
 
-/// Rewrites a dump of jemalloc or tcmalloc as tcmalloc's text, line by line, without the frames at the leaf that are in
-/// `allocator`; see [`SymbolizedProfile::allocator_addresses`](crate::SymbolizedProfile::allocator_addresses).
+/// Rewrites a dump of jemalloc or tcmalloc as tcmalloc's text, line by line, without the frames at the leaf whose
+/// addresses are in `allocator`; see
+/// [`SymbolizedProfile::allocator_addresses`](crate::SymbolizedProfile::allocator_addresses).
 ///
 /// # Errors
 /// `dump` is in neither format, is malformed or truncated, or has lines beyond the limits; writing to `out` fails.
@@ -66,25 +67,25 @@ pub fn write_tcmalloc(
                     Expected::Totals
                 }
                 None if line.starts_with(b"heap profile:") => {
-                    write_all(out, &[line, b"\n"])?;
+                    write_parts(out, &[line, b"\n"])?;
                     Expected::Stacks
                 }
                 None => return Err(unexpected("'heap_v2/' or 'heap profile:'")),
             },
             Expected::Totals => {
-                let totals = totals(line).ok_or_else(|| unexpected("'t*:'"))?;
+                let totals = totals_text(line).ok_or_else(|| unexpected("'t*:'"))?;
                 let parts = [b"heap profile: ", totals, b" @ heap_v2/", &pending, b"\n"];
-                write_all(out, &parts)?;
+                write_parts(out, &parts)?;
                 Expected::Any
             }
             Expected::StackTotals => {
-                let totals = totals(line).ok_or_else(|| unexpected("'t*:'"))?;
-                write_all(out, &[totals, b" @", &pending, b"\n"])?;
+                let totals = totals_text(line).ok_or_else(|| unexpected("'t*:'"))?;
+                write_parts(out, &[totals, b" @", &pending, b"\n"])?;
                 Expected::Any
             }
             Expected::Any => match line {
                 [b'@', addresses @ ..] => {
-                    pending = program_stack(stripped.strip(addresses), allocator);
+                    pending = strip_allocator(stripped.strip(addresses), allocator);
                     Expected::StackTotals
                 }
                 [b' ', ..] => return Ok(()),
@@ -94,8 +95,8 @@ pub fn write_tcmalloc(
                 }
                 _ => return Err(unexpected("'@'")),
             },
-            Expected::Stacks if starts_mappings(line) => {
-                write_all(out, &[line, b"\n"])?;
+            Expected::Stacks if is_mappings_header(line) => {
+                write_parts(out, &[line, b"\n"])?;
                 Expected::Rest
             }
             Expected::Stacks => {
@@ -105,17 +106,17 @@ pub fn write_tcmalloc(
                 };
                 match memchr::memchr(b'@', line) {
                     Some(at) => {
-                        let stack = program_stack(&line[at + 1..], allocator);
-                        write_all(out, &[&line[..=at], &stack, b"\n"])?;
+                        let stack = strip_allocator(&line[at + 1..], allocator);
+                        write_parts(out, &[&line[..=at], &stack, b"\n"])?;
                     }
-                    None => write_all(out, &[line, b"\n"])?,
+                    None => write_parts(out, &[line, b"\n"])?,
                 }
                 Expected::Stacks
             }
             // The checksum of the input does not match the output.
             Expected::Rest if checksum::is_checksum_line(line) => return Ok(()),
             Expected::Rest => {
-                write_all(out, &[line, b"\n"])?;
+                write_parts(out, &[line, b"\n"])?;
                 return Ok(());
             }
         };
@@ -124,7 +125,7 @@ pub fn write_tcmalloc(
     let problem = match (ending, expected) {
         (InputEnd::Complete, Expected::Stacks | Expected::Rest) => {
             let mut comments = stripped.comments();
-            return comments.try_for_each(|comment| write_all(out, &[comment.as_bytes(), b"\n"]));
+            return comments.try_for_each(|comment| write_parts(out, &[comment.as_bytes(), b"\n"]));
         }
         (InputEnd::Truncated(line), _) => format!("line {line} has no end"),
         (InputEnd::Complete, _) => "it has no mappings".into(),
@@ -132,9 +133,9 @@ pub fn write_tcmalloc(
     Err(Error::Truncated { problem })
 }
 
-/// Returns the addresses of a stack, each with a blank before it, without the allocator's at the leaf, and with the leaf
-/// less 1. One address stays. A stack with another word is returned as it is.
-fn program_stack(addresses: &[u8], allocator: &HashSet<Address>) -> Vec<u8> {
+/// Returns the addresses of a stack, each with a blank before it, without the allocator's at the leaf, and with the
+/// leaf less 1. At least one address stays. A stack with a word that is no address is returned unchanged.
+fn strip_allocator(addresses: &[u8], allocator: &HashSet<Address>) -> Vec<u8> {
     let words = addresses.split(|byte| *byte == b' ');
     let words: Vec<&[u8]> = words.filter(|word| !word.is_empty()).collect();
     let address = |word: &[u8]| {
@@ -160,12 +161,12 @@ fn program_stack(addresses: &[u8], allocator: &HashSet<Address>) -> Vec<u8> {
 }
 
 /// Returns `9: 412 [0: 0]` of `  t*: 9: 412 [0: 0]`.
-fn totals(line: &[u8]) -> Option<&[u8]> {
+fn totals_text(line: &[u8]) -> Option<&[u8]> {
     line.trim_ascii_start().strip_prefix(b"t*: ")
 }
 
 /// Writes several byte strings.
-fn write_all(out: &mut dyn Write, parts: &[&[u8]]) -> Result<()> {
+fn write_parts(out: &mut dyn Write, parts: &[&[u8]]) -> Result<()> {
     for part in parts {
         out.write_all(part)?;
     }

@@ -96,17 +96,17 @@ impl DumpReader<'_> {
                 Ok(())
             }
             (Expected::Any, Some(b'@')) => {
-                self.check_v2_threads();
+                self.record_thread_contradiction();
                 self.read_v2_stack(line)
             }
             (Expected::Any, Some(b' ')) => self.read_v2_thread(line),
             (Expected::Any, None) => {
-                self.check_v2_threads();
+                self.record_thread_contradiction();
                 self.section = DumpSection::V2(Expected::Maps);
                 Ok(())
             }
             (Expected::Maps, None) => Ok(()),
-            _ if self.enter_mappings(line) => Ok(()),
+            _ if self.enter_if_mappings(line) => Ok(()),
             (Expected::Maps, _) => Err(self.unexpected_error("'MAPPED_LIBRARIES:'", line)),
             (Expected::Any, _) => Err(self.unexpected_error("'@'", line)),
         }
@@ -137,14 +137,13 @@ impl DumpReader<'_> {
     }
 
     /// Records the line of the first contradiction between `t*` and its only thread.
-    fn check_v2_threads(&mut self) {
+    fn record_thread_contradiction(&mut self) {
         if self.threads.contradicts_total() && self.contradictory_line.is_none() {
             self.contradictory_line = Some(self.line);
         }
     }
 
-    /// Parses `text`, the values after `t*:`, and notes if there are accumulated ones. An error quotes the whole
-    /// values.
+    /// Parses `text`, the values after `t*:`, and records whether any value is accumulated. An error quotes `line`.
     fn read_v2_values(&mut self, text: &[u8], line: &[u8]) -> Result<SampleValues> {
         match parse_counts(text) {
             Some((counts, rest)) if rest.trim_ascii().is_empty() && !counts.has_negative() => {

@@ -22,8 +22,8 @@ impl Reader<'_> {
         let mut indexes = MappingIndexes::new();
         messages.sort_by_key(|mapping| mapping.memory_start);
         for mapping in messages {
-            let build_id = self.string(mapping.build_id)?;
-            let path = self.string(mapping.filename)?;
+            let build_id = self.string_at(mapping.build_id)?;
+            let path = self.string_at(mapping.filename)?;
             self.spend(ProfileItem::Text(path.len() + build_id.len()))?;
             // No location can name the id 0, which stands for no mapping.
             let index = mappings.len() as u32;
@@ -47,9 +47,9 @@ impl Reader<'_> {
 
 /// Assigns each address of the profile to the mapping that its location names; `named` has these ids, by address.
 ///
-/// An address may be other code in another mapping, if profiles of several processes were merged. So a location without
-/// a mapping is in none, unless no location has one: then the file leaves them to be found by address.
-pub(super) fn assign(profile: &mut Profile, named: &[u64], indexes: &MappingIndexes) {
+/// An address may be other code in another mapping, if profiles of several processes were merged. So a location that
+/// names no mapping is in none. If no location names one, mappings are found by address.
+pub(super) fn assign_mappings(profile: &mut Profile, named: &[u64], indexes: &MappingIndexes) {
     if named.iter().all(|id| *id == 0) {
         let by_address = find_by_address(profile);
         if by_address.iter().any(Option::is_some) {

@@ -18,14 +18,17 @@ pub(super) type ScaledColumn = (Column, i64);
 
 impl<'a> Reader<'a> {
     /// Arranges the sample types. Returns them with the position of each value of a sample. Fails if there are none.
-    pub(super) fn value_types(
+    pub(super) fn arrange_value_types(
         &self,
         types: &[proto::ValueType],
     ) -> Result<(ValueTypes, Vec<ScaledColumn>)> {
         let (mut named, mut factors) = (Vec::new(), Vec::new());
         for value_type in types {
-            let (unit, factor) = Unit::parse(&self.printable(value_type.unit)?);
-            named.push(ValueType::new(&self.printable(value_type.r#type)?, unit));
+            let (unit, factor) = Unit::parse(&self.printable_string(value_type.unit)?);
+            named.push(ValueType::new(
+                &self.printable_string(value_type.r#type)?,
+                unit,
+            ));
             factors.push(factor);
         }
         if named.is_empty() {
@@ -63,8 +66,8 @@ impl<'a> Reader<'a> {
             for field in Fields(value.bytes()?) {
                 match field? {
                     (1, value) => value.for_each_number(|id| {
-                        profile.stacks.push(location_address(locations, id)?);
-                        if profile.stacks.depth() > self.limits.frames {
+                        profile.stacks.push_frame(location_address(locations, id)?);
+                        if profile.stacks.pending_depth() > self.limits.frames {
                             return Err(Error::Limit {
                                 what: "frames in a stack",
                                 limit: self.limits.frames as u64,
@@ -95,8 +98,8 @@ impl<'a> Reader<'a> {
                     "a sample has more or fewer values than sample types",
                 ));
             }
-            let (known, depth) = (profile.stacks.len(), profile.stacks.depth());
-            let stack = profile.stacks.finish();
+            let (known, depth) = (profile.stacks.len(), profile.stacks.pending_depth());
+            let stack = profile.stacks.finish_stack();
             self.spend(ProfileItem::Sample)?;
             for _ in &row {
                 self.spend(ProfileItem::Value)?;
@@ -106,7 +109,7 @@ impl<'a> Reader<'a> {
             }
             types.push_row(&row);
             profile.samples.push(Sample {
-                label: self.label_set(&labels, &mut sets, &mut profile.labels)?,
+                label: self.intern_label_set(&labels, &mut sets, &mut profile.labels)?,
                 row: profile.samples.len() as u32,
                 ..Sample::new(stack, values)
             });
@@ -116,7 +119,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the set with the labels of a sample, and adds it to `labels` if it is new. `None` if there are none.
-    fn label_set(
+    fn intern_label_set(
         &mut self,
         found: &[proto::Label],
         sets: &mut LabelSets,
@@ -130,11 +133,11 @@ impl<'a> Reader<'a> {
         }
         let mut set = Vec::new();
         for label in found {
-            let key = self.shared(label.key, sets)?;
+            let key = self.shared_string(label.key, sets)?;
             let label = if label.str != 0 {
-                SetLabel::text(key, self.shared(label.str, sets)?)
+                SetLabel::with_text(key, self.shared_string(label.str, sets)?)
             } else if label.num != 0 || label.num_unit != 0 {
-                SetLabel::number(key, label.num, self.shared(label.num_unit, sets)?)
+                SetLabel::with_number(key, label.num, self.shared_string(label.num_unit, sets)?)
             } else {
                 // Neither text nor number: as for `go tool pprof`, no label.
                 continue;
@@ -151,19 +154,19 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns a string of a label, stored once.
-    fn shared(&mut self, index: i64, sets: &mut LabelSets) -> Result<Arc<str>> {
+    fn shared_string(&mut self, index: i64, sets: &mut LabelSets) -> Result<Arc<str>> {
         if let Some(known) = sets.strings.get(&index) {
             return Ok(Arc::clone(known));
         }
-        let string: Arc<str> = self.printable(index)?.into();
+        let string: Arc<str> = self.printable_string(index)?.into();
         self.spend(ProfileItem::Text(string.len()))?;
         sets.strings.insert(index, Arc::clone(&string));
         Ok(string)
     }
 
     /// Returns the string with that index, without unprintable characters.
-    pub(super) fn printable(&self, index: i64) -> Result<String> {
-        Ok(replace_unprintable(&self.string(index)?).into_owned())
+    pub(super) fn printable_string(&self, index: i64) -> Result<String> {
+        Ok(replace_unprintable(&self.string_at(index)?).into_owned())
     }
 }
 

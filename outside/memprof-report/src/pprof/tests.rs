@@ -6,7 +6,7 @@ use prost::Message;
 
 use super::proto;
 use crate::code_origin::OriginRules;
-use crate::filter::pattern;
+use crate::filter::compile_pattern;
 use crate::limits::Limits;
 use crate::options::{Format, Options};
 use crate::report::{Input, report};
@@ -594,7 +594,7 @@ fn shares_of_a_difference_are_of_all_that_changed() {
     let two = two_callees();
     let peek = Options {
         filter: crate::Filter {
-            focus: Some(pattern("^main$").unwrap()),
+            focus: Some(compile_pattern("^main$").unwrap()),
             ignore: None,
         },
         ..flat(Format::Peek)

@@ -85,8 +85,7 @@ const MAX_FIELD: u64 = 99;
 /// Field number of the string table.
 const STRING: u64 = 6;
 
-/// Largest message or string of a profile. Protocol buffers have no such limit; a sample or a name of that length is
-/// none.
+/// Largest message or string of a profile. Protocol buffers have no such limit, but no real sample or name is as long.
 const MAX_MESSAGE_BYTES: u64 = 16 << 20;
 
 /// Scan of the fields of a possible `profile.proto` that is being read.
@@ -98,8 +97,8 @@ pub(crate) struct FieldScan {
 }
 
 impl FieldScan {
-    /// Scans the fields that are complete in `bytes`, all bytes so far. Returns false if they are no profile: a field
-    /// has a wire type that no profile has, or the first string is not empty.
+    /// Scans the fields that are complete in `bytes`, which are all bytes so far. Returns false if the bytes are no
+    /// profile: a field has a wire type that no profile has, or the first string is not empty.
     pub(crate) fn advance(&mut self, bytes: &[u8]) -> bool {
         while is_possible_start(&bytes[self.scanned..]) {
             let mut fields = Fields(&bytes[self.scanned..]);
@@ -119,7 +118,7 @@ impl FieldScan {
     }
 
     /// Number of bytes of complete fields.
-    pub(crate) fn scanned(&self) -> usize {
+    pub(crate) fn scanned_bytes(&self) -> usize {
         self.scanned
     }
 
@@ -135,7 +134,7 @@ impl FieldScan {
     }
 }
 
-/// Returns whether a field of a profile may start so; true if `bytes` end before that shows.
+/// Returns whether `bytes` may start with a field of a profile; true if they end before that is decided.
 fn is_possible_start(mut bytes: &[u8]) -> bool {
     const MAX_VARINT_BYTES: usize = 10;
     let is_cut = |length: usize| length < MAX_VARINT_BYTES;
@@ -236,7 +235,7 @@ mod tests {
         let parts = (0..=bytes.len()).map(|cut| {
             let mut scan = FieldScan::default();
             let is_profile = scan.advance(&bytes[..cut]) && scan.advance(bytes);
-            is_profile.then_some((scan.scanned(), scan.has_strings()))
+            is_profile.then_some((scan.scanned_bytes(), scan.has_strings()))
         });
         let mut results: Vec<_> = parts.collect();
         results.dedup();

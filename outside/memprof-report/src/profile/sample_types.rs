@@ -69,18 +69,18 @@ impl ValueType {
     }
 
     /// Returns whether the two are of one quantity.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
+    pub(crate) fn is_same_quantity(&self, other: &Self) -> bool {
         (&self.name, &self.unit) == (&other.name, &other.unit)
     }
 
-    /// Returns the sample type that this one is by its name and unit. `None` if it is another quantity.
-    fn sample_type(&self) -> Option<SampleType> {
+    /// Returns the [`SampleType`] with this name and unit. `None` if it is another quantity.
+    fn own_sample_type(&self) -> Option<SampleType> {
         let named = find_sample_type(&self.written)?;
         (named.is_space() == (self.unit == Unit::Bytes)).then_some(named)
     }
 }
 
-/// Returns the sample type of that name, of which two have older ones. `None` for any other.
+/// Returns the sample type with this name, or with the older name `space` or `objects`. `None` for any other name.
 fn find_sample_type(name: &str) -> Option<SampleType> {
     let name = match name {
         "space" => "inuse_space",
@@ -122,7 +122,7 @@ impl ValueTypes {
         let mut arranged = Self::default();
         let columns = types.into_iter().map(|value_type| {
             let free = value_type
-                .sample_type()
+                .own_sample_type()
                 .filter(|t| arranged.in_samples[*t as usize].is_none());
             match free {
                 Some(sample_type) => {
@@ -163,14 +163,14 @@ impl ValueTypes {
     }
 
     /// Returns the position of the first type with that name. `None` if the file has none.
-    fn find(&self, name: &str) -> Option<Column> {
+    fn find_column(&self, name: &str) -> Option<Column> {
         let mut columns = self.columns();
         let found = columns.find(|(_, known)| known.written == name || known.name == name);
         found.map(|(column, _)| column)
     }
 
     /// Exchanges the values at `index` of each row with those of the samples that have the same kind of unit. Returns
-    /// the sample type under which they are now.
+    /// the sample type under which the row's values are then.
     fn move_to_samples(&mut self, index: usize, samples: &mut [Sample]) -> SampleType {
         let is_bytes = |found: &Option<ValueType>| {
             found
@@ -240,17 +240,17 @@ impl Profile {
                         .iter()
                         .any(|(column, _)| *column == Column::Sample(*t))
                 })
-                .ok_or_else(|| self.missing_type(name));
+                .ok_or_else(|| self.missing_type_error(name));
         };
-        match types.find(name) {
+        match types.find_column(name) {
             Some(Column::Sample(sample_type)) => Ok(sample_type),
             Some(Column::Row(index)) => Ok(types.move_to_samples(index, &mut self.samples)),
-            None => Err(self.missing_type(name)),
+            None => Err(self.missing_type_error(name)),
         }
     }
 
     /// Error for a sample type that the profile lacks, with the reason or the types that it has.
-    fn missing_type(&self, name: &str) -> Error {
+    fn missing_type_error(&self, name: &str) -> Error {
         let is_alloc = SampleType::ALL
             .iter()
             .any(|t| t.is_alloc() && t.name() == name);

@@ -11,7 +11,7 @@ const MAX_PART_BYTES: usize = 64 << 10;
 
 /// Writes one line per stack with a value: its functions, root first and joined by `;`, and the value. A `;` in a name
 /// becomes `:`.
-pub(super) fn write(folded: &Folded, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write_collapsed(folded: &Folded, out: &mut dyn Write) -> Result<()> {
     let names: Vec<String> = (0..folded.functions.len() as u32)
         .map(|id| folded.functions.get(StringId(id)).replace(';', ":"))
         .collect();

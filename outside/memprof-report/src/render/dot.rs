@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::io::Write;
 
-use super::graph::edges;
-use super::{RenderInput, amount, function_label, percent, pluralize};
+use super::graph::call_edges;
+use super::{RenderInput, format_amount, function_label, percent, pluralize};
 use crate::error::Result;
 use crate::names::StringId;
 use crate::options::Options;
-use crate::table::{Row, table};
+use crate::table::{Row, function_rows};
 
 /// Default number of functions; graphviz needs minutes for thousands.
 const DEFAULT_FUNCTIONS: usize = 80;
@@ -18,9 +18,13 @@ const MIN_EDGE_PERCENT: f64 = 0.1;
 
 /// Writes the graph of the functions with the largest cumulative values, `top` or [`DEFAULT_FUNCTIONS`] of them, and of
 /// the calls between them.
-pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write_dot(
+    input: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     let folded = input.fold_by_origin(options);
-    let mut rows = table(&folded, true);
+    let mut rows = function_rows(&folded, true);
     let dropped = rows
         .len()
         .saturating_sub(options.top.unwrap_or(DEFAULT_FUNCTIONS));
@@ -55,13 +59,13 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
             out,
         )?;
     }
-    for ((caller, callee), pair) in edges(&folded, input.memory_left())? {
+    for ((caller, callee), pair) in call_edges(&folded, input.memory_left())? {
         let share = percent(pair.value(), total);
         if let (Some(from), Some(to)) = (nodes.get(&caller), nodes.get(&callee))
             && share.abs() >= MIN_EDGE_PERCENT
         {
             let width = 1.0 + share.abs() / 25.0;
-            let value = amount(pair.value(), options.sample_type);
+            let value = format_amount(pair.value(), options.sample_type);
             writeln!(
                 out,
                 "  n{from} -> n{to} [label=\"{value}\", penwidth={width:.2}];"
@@ -85,9 +89,9 @@ fn write_node(
     let label = format!(
         "{}\\n{} ({:.1}%)\\nof {} ({:.1}%)",
         escape(name),
-        amount(flat, options.sample_type),
+        format_amount(flat, options.sample_type),
         percent(flat, total),
-        amount(cum, options.sample_type),
+        format_amount(cum, options.sample_type),
         percent(cum, total)
     );
     // Orange and blue are distinguishable with colour blindness; the saturation is the share.

@@ -23,8 +23,8 @@ use crate::profile::sample_types::Unit;
 pub static FLAMEGRAPH_POLICY: LazyLock<String> = LazyLock::new(|| {
     let mut sample = Vec::new();
     // The script is the same in every flamegraph; if there is none, none is allowed.
-    let script = match from_lines(&mut options(), ["a 1"], &mut sample) {
-        Ok(()) => script(&String::from_utf8_lossy(&sample)),
+    let script = match from_lines(&mut shared_options(), ["a 1"], &mut sample) {
+        Ok(()) => first_script(&String::from_utf8_lossy(&sample)),
         Err(_) => String::new(),
     };
     let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
@@ -37,7 +37,7 @@ pub static FLAMEGRAPH_POLICY: LazyLock<String> = LazyLock::new(|| {
 });
 
 /// Returns the text of the first script element of `svg`, without its CDATA marks; empty if there is none.
-fn script(svg: &str) -> String {
+fn first_script(svg: &str) -> String {
     let element = svg.split_once("<script").and_then(|(_, rest)| {
         let (_, rest) = rest.split_once('>')?;
         Some(rest.split_once("</script>")?.0)
@@ -58,7 +58,7 @@ const GREY: Color = Color {
 };
 
 /// Options of inferno that all flamegraphs share.
-fn options() -> Flamegraph<'static> {
+fn shared_options() -> Flamegraph<'static> {
     let mut options = Flamegraph::default();
     options.deterministic = true;
     options
@@ -78,8 +78,12 @@ fn grey_palette(folded: &Folded) -> PaletteMap {
 }
 
 /// Writes the flamegraph. Fails if no stack has a positive value.
-pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
-    let folded = input.fold(options);
+pub(super) fn write_flamegraph(
+    input: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let folded = input.fold_stacks(options);
     let is_drawn = |stack: &&FoldedStack| {
         let Comparison { new, base, .. } = stack.values;
         new >= 0 && base >= 0 && new.max(base) > 0
@@ -115,7 +119,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
             reason: "no value is positive, so there is nothing to draw; --format text, tree and dot show negative ones".into(),
         });
     }
-    let mut flamegraph = self::options();
+    let mut flamegraph = self::shared_options();
     flamegraph.title = match &input.base_name {
         Some(base) => format!("{}, compared with {base}", input.name),
         None => input.name.clone(),
@@ -141,10 +145,10 @@ mod tests {
     #[test]
     fn script_is_equal_in_all_flamegraphs() {
         let script_of = |lines: &[&str], change: &dyn Fn(&mut Flamegraph<'_>)| {
-            let (mut options, mut svg) = (options(), Vec::new());
+            let (mut options, mut svg) = (shared_options(), Vec::new());
             change(&mut options);
             from_lines(&mut options, lines.iter().copied(), &mut svg).unwrap();
-            script(&String::from_utf8(svg).unwrap())
+            first_script(&String::from_utf8(svg).unwrap())
         };
         let plain = script_of(&["a 1"], &|_| {});
         assert!(plain.contains("function init(evt)"), "{plain}");

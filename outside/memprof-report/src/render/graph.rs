@@ -17,7 +17,7 @@ const BYTES_PER_EDGE: u64 = 176;
 
 /// Returns the value of each edge (caller, callee), the largest change or value first; an edge that a stack has twice
 /// counts once. Fails if they exceed the memory budget.
-pub(super) fn edges(
+pub(super) fn call_edges(
     folded: &Folded,
     mut memory_left: MemoryLeft,
 ) -> Result<Vec<(Edge, Comparison)>> {

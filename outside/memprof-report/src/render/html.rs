@@ -126,7 +126,11 @@ struct ViewerTree {
 }
 
 /// Writes the viewer as one page with its data, which loads no other file.
-pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write_html(
+    input: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     write_page(&POLICY, &SCRIPT, out, &mut |out| {
         write_view(input, options, out)
     })
@@ -163,8 +167,8 @@ pub(super) fn write_view(
     options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let ages = ages(input, options);
-    let folded = input.fold(options);
+    let ages = viewer_ages(input, options);
+    let folded = input.fold_stacks(options);
     let mut nodes = ViewerTree::default();
     let tree = call_tree(&folded, input.memory_left())?;
     let is_estimated = tree[0].total.confidence.samples > 0;
@@ -200,14 +204,14 @@ pub(super) fn write_view(
             false => folded.origins.iter().map(|origin| *origin as u8).collect(),
         },
         ages,
-        labels: input.profile.profile.labels.values(MAX_VALUES),
+        labels: input.profile.profile.labels.values_by_key(MAX_VALUES),
         tree: nodes,
     };
     serde_json::to_writer(out, &view).map_err(|error| Error::io("write the report")(error.into()))
 }
 
 /// Returns the ages of each function's memory. `None` if the profile has none, or there is a base.
-fn ages(input: &RenderInput<'_>, options: &Options) -> Option<ViewerAges> {
+fn viewer_ages(input: &RenderInput<'_>, options: &Options) -> Option<ViewerAges> {
     let ages = input
         .profile
         .profile
@@ -217,12 +221,15 @@ fn ages(input: &RenderInput<'_>, options: &Options) -> Option<ViewerAges> {
     let cohorts = Cohorts::new(&folded, ages, MAX_COLUMNS, options.by_cum);
     let functions = 0..folded.functions.len();
     Some(ViewerAges {
-        length: cohorts.length(),
+        length: cohorts.cohort_seconds(),
         columns: MAX_COLUMNS,
-        total: cohorts.total(),
-        held: functions.clone().map(|id| cohorts.bytes(id)).collect(),
+        total: cohorts.total_bytes_by_age(),
+        held: functions
+            .clone()
+            .map(|id| cohorts.bytes_by_age(id))
+            .collect(),
         half: functions
-            .map(|id| cohorts.median(id).unwrap_or(0))
+            .map(|id| cohorts.median_age(id).unwrap_or(0))
             .collect(),
     })
 }

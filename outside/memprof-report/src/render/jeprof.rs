@@ -17,7 +17,11 @@ use crate::stacks::AddressId;
 
 /// Writes symbols, stacks and mappings in the text that jeprof reads, without the allocator's frames and without
 /// negative values, which it cannot hold. Fails if the selected sample type is one that it does not have.
-pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write_jeprof(
+    input: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     let symbolized = input.profile;
     let profile = &symbolized.profile;
     let selected = input.value_type(options.sample_type).name;
@@ -32,7 +36,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         "--- symbol\nbinary={}",
         main.map_or("unknown", |mapping| &mapping.path)
     )?;
-    let calls = distinct_calls(profile);
+    let calls = distinct_call_addresses(profile);
     let is_call: HashSet<u64> = calls.iter().copied().collect();
     for (id, call) in (0..).map(AddressId).zip(&calls) {
         let frames = symbolized.names.frames(id);
@@ -80,13 +84,13 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
     write_mappings(profile, out)
 }
 
-/// Highest address for a place whose own address another place has; 16 bytes apart, because a reader may look up a
-/// leaf at the byte before it.
+/// Highest address that is given to places whose own address another place has. The given addresses are 16 bytes apart,
+/// because a reader may look up a leaf at the byte before it.
 const FREE_ADDRESSES: u64 = u64::MAX - 0xfff;
 
-/// Returns an address for each call by which jeprof, which knows addresses only, tells it from all others: its own,
-/// unless another place has it, or it would lie in a mapping that is not its own.
-fn distinct_calls(profile: &Profile) -> Vec<u64> {
+/// Returns a unique address for each call, because jeprof distinguishes calls by address only: its own, unless another
+/// place has that, or it would lie in a mapping that is not the call's.
+fn distinct_call_addresses(profile: &Profile) -> Vec<u64> {
     let ids = (0..profile.stacks.addresses().len() as u32).map(AddressId);
     if profile.address_mappings.is_none() {
         return ids.map(|id| profile.stacks.call(id).0).collect();

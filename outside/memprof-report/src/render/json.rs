@@ -14,7 +14,7 @@ use crate::label_shares::shares_by_label;
 use crate::options::Options;
 use crate::profile::{self, Profile};
 use crate::symbolized_profile::SymbolizedProfile;
-use crate::table::table;
+use crate::table::function_rows;
 
 const SCHEMA_VERSION: u32 = 1;
 
@@ -174,9 +174,13 @@ struct Diff {
 const MAX_COHORTS: u32 = 60;
 
 /// Writes the document, with all functions unless `top` limits them.
-pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write_json(
+    input: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     let folded = input.fold_for_table(options);
-    let rows = table(&folded, options.by_cum);
+    let rows = function_rows(&folded, options.by_cum);
     let shown = options.top.unwrap_or(rows.len()).min(rows.len());
     let profile = &input.profile.profile;
     let diff = |flat: Comparison, cum: Comparison| Diff {
@@ -212,10 +216,10 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         stacks: profile.samples.len(),
         sample_type: value_type.name,
         unit: value_type.unit.name().to_owned(),
-        totals: totals(input.profile, input.base),
-        base_totals: input.base.map(|base| totals(base, None)),
-        origin: origin(profile),
-        mappings: mappings(profile),
+        totals: type_totals(input.profile, input.base),
+        base_totals: input.base.map(|base| type_totals(base, None)),
+        origin: origin_fields(profile),
+        mappings: mapping_rows(profile),
         by: options
             .by
             .as_deref()
@@ -234,7 +238,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
                 cum_error: error(row.cum),
                 diff: input.base.map(|_| diff(row.flat, row.cum)),
                 ages: cohorts.as_ref().map(|cohorts| {
-                    let ages = cohorts.of_function(row.function.0 as usize);
+                    let ages = cohorts.for_function(row.function.0 as usize);
                     ages.map(Age::from).collect()
                 }),
             })
@@ -268,13 +272,13 @@ fn label_shares<'a>(
 }
 
 /// Returns the sum over the samples of each type that the profile has, less that of the base.
-fn totals(named: &SymbolizedProfile, base: Option<&SymbolizedProfile>) -> Totals {
+fn type_totals(named: &SymbolizedProfile, base: Option<&SymbolizedProfile>) -> Totals {
     let sum = |named: &SymbolizedProfile, column| {
         let samples = named.profile.samples.iter();
         let values = samples.map(|sample| named.profile.value(sample, column));
         values.fold(0, i64::saturating_add)
     };
-    let base_totals = base.map(|base| totals(base, None));
+    let base_totals = base.map(|base| type_totals(base, None));
     let in_base = |name: &str| base_totals.as_ref().and_then(|totals| totals.get(name));
     let columns = named.profile.columns().into_iter();
     columns
@@ -287,7 +291,7 @@ fn totals(named: &SymbolizedProfile, base: Option<&SymbolizedProfile>) -> Totals
 }
 
 /// Converts the profile's origin for the document.
-fn origin(profile: &Profile) -> Origin<'_> {
+fn origin_fields(profile: &Profile) -> Origin<'_> {
     let origin = &profile.origin;
     Origin {
         host: origin.host.as_deref(),
@@ -317,7 +321,7 @@ fn origin(profile: &Profile) -> Origin<'_> {
     }
 }
 
-fn mappings(profile: &Profile) -> Vec<Mapping<'_>> {
+fn mapping_rows(profile: &Profile) -> Vec<Mapping<'_>> {
     let mappings = profile.mappings.iter();
     mappings
         .map(|mapping| Mapping {

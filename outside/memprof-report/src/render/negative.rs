@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{amount, pluralize};
+use super::{format_amount, pluralize};
 use crate::fold::Folded;
 use crate::options::{Format, Options};
 use crate::profile::{Profile, SampleType, SampleValues};
@@ -28,7 +28,7 @@ pub(crate) fn left_out_note(
         Format::Pprof | Format::Json => None,
         Format::Collapsed => {
             let (stacks, sum) = negative_stacks(profile, None, options);
-            let sum = (base.is_none() && stacks > 0).then(|| amount(sum, sample_type))?;
+            let sum = (base.is_none() && stacks > 0).then(|| format_amount(sum, sample_type))?;
             Some(format!(
                 "{sum} in {} are negative: most flamegraph tools skip such lines",
                 pluralize(stacks, "stack")
@@ -36,7 +36,7 @@ pub(crate) fn left_out_note(
         }
         Format::Flamegraph | Format::Html | Format::View => {
             let (stacks, sum) = negative_stacks(profile, base, options);
-            let sum = (stacks > 0).then(|| amount(sum, sample_type))?;
+            let sum = (stacks > 0).then(|| format_amount(sum, sample_type))?;
             Some(format!(
                 "{sum} in {} are negative and have no box; --format text, tree and dot show them",
                 pluralize(stacks, "stack")
@@ -50,7 +50,7 @@ pub(crate) fn left_out_note(
             });
             let sums = sums.into_iter().filter(|(sum, _)| *sum != 0);
             let sums: Vec<_> = sums
-                .map(|(sum, t)| format!("{} of {}", amount(sum, t), t.name()))
+                .map(|(sum, t)| format!("{} of {}", format_amount(sum, t), t.name()))
                 .collect();
             (!sums.is_empty()).then(|| {
                 format!(

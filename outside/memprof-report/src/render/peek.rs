@@ -2,17 +2,21 @@
 
 use std::io::Write;
 
-use super::graph::edges;
-use super::{RenderInput, amount, function_label, percent};
+use super::graph::call_edges;
+use super::{RenderInput, format_amount, function_label, percent};
 use crate::error::Result;
 use crate::options::Options;
-use crate::table::table;
+use crate::table::function_rows;
 
 /// Writes a block of lines for each function whose name matches `focus`: its callers, itself, and its callees.
-pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write_peek(
+    input: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     let folded = input.fold_by_origin(options);
-    let edges = edges(&folded, input.memory_left())?;
-    let rows = table(&folded, true);
+    let edges = call_edges(&folded, input.memory_left())?;
+    let rows = function_rows(&folded, true);
     let is_in_focus = |name: &str| {
         options
             .filter
@@ -46,7 +50,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
                 .take(options.top.unwrap_or(usize::MAX))
                 .map(|(function, pair)| {
                     let share = percent(pair.value(), whole);
-                    let value = amount(pair.value(), options.sample_type);
+                    let value = format_amount(pair.value(), options.sample_type);
                     let name = function_label(&folded, function, options);
                     format!("{:>10} {value:>10} {share:>6.1}%    {name}", "")
                 })
@@ -54,8 +58,8 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         };
         let own = format!(
             "{:>10} {:>10} {:>7}  {}",
-            amount(row.flat.value(), options.sample_type),
-            amount(row.cum.value(), options.sample_type),
+            format_amount(row.flat.value(), options.sample_type),
+            format_amount(row.cum.value(), options.sample_type),
             "",
             function_label(&folded, row.function, options)
         );

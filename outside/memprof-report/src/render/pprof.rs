@@ -21,14 +21,18 @@ use crate::profile::sample_types::ValueType;
 const COMPRESSION: Compression = Compression::fast();
 
 /// Writes the profile less its base, gzip-compressed.
-pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write_pprof(
+    input: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     let mut encoder = Encoder::new(GzBuilder::new().write(out, COMPRESSION));
     let profile = &input.profile.profile;
     let base_types = input.base.map(|base| base.profile.columns());
     // A type that only one of the two has is no difference.
     let is_in_base = |value_type: &ValueType| {
         let mut types = base_types.iter().flatten().map(|(_, base)| base);
-        base_types.is_none() || types.any(|base| base.is_same(value_type))
+        base_types.is_none() || types.any(|base| base.is_same_quantity(value_type))
     };
     let types: Vec<ValueType> = profile
         .columns()
@@ -37,7 +41,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         .filter(is_in_base)
         .collect();
     for value_type in &types {
-        let value_type = encoder.value_type(&value_type.written, value_type.unit.name());
+        let value_type = encoder.intern_value_type(&value_type.written, value_type.unit.name());
         encoder.write_field(1, &value_type)?;
     }
     match input.base {
@@ -54,21 +58,23 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
                 base => time_nanos.saturating_sub(base).max(0),
             },
         },
-        period_type: Some(encoder.value_type("space", "bytes")),
+        period_type: Some(encoder.intern_value_type("space", "bytes")),
         period: profile
             .interval
             .map_or(0, |interval| i64::try_from(interval).unwrap_or(i64::MAX)),
         comment: comments(input)
             .iter()
-            .map(|comment| encoder.string(comment))
+            .map(|comment| encoder.intern_string(comment))
             .collect(),
-        default_sample_type: encoder.string(&profile.value_type(options.sample_type).written),
+        default_sample_type: encoder
+            .intern_string(&profile.value_type(options.sample_type).written),
         ..proto::Profile::default()
     };
     encoder.finish(&tail)
 }
 
-/// Time at which a profile was taken: its own or, if it has none, `known`; 0 if that is unknown, too.
+/// Time at which a profile was taken, in nanoseconds since 1970: that in the profile or, if it has none, `known`; 0 if
+/// both are unknown.
 fn time_nanos(profile: &Profile, known: i64) -> i64 {
     match profile.pprof.time_nanos {
         0 => known,

@@ -9,16 +9,20 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 
 /// Writes the graph as an SVG. Fails if graphviz is missing or fails.
-pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write_svg(
+    input: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     let mut graph = Vec::new();
-    dot::write(input, options, &mut graph)?;
-    out.write_all(&draw(&graph)?)?;
+    dot::write_dot(input, options, &mut graph)?;
+    out.write_all(&run_dot(&graph)?)?;
     Ok(())
 }
 
 /// Runs `dot` on a graph and returns its output. Fails if it is not installed, or with the text that it writes to
 /// stderr.
-fn draw(graph: &[u8]) -> Result<Vec<u8>> {
+fn run_dot(graph: &[u8]) -> Result<Vec<u8>> {
     let program_error = |problem: String| Error::Program {
         program: "dot",
         problem,

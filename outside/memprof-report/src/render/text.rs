@@ -3,23 +3,27 @@
 
 use std::io::Write;
 
-use super::{RenderInput, amount, function_label, percent, pluralize};
+use super::{RenderInput, format_amount, function_label, percent, pluralize};
 use crate::ages::{Cohorts, MAX_COLUMNS, format_span};
 use crate::comparison::Change;
 use crate::error::Result;
 use crate::fold::Folded;
 use crate::label_shares::shares_by_label;
 use crate::options::Options;
-use crate::table::{Row, table};
+use crate::table::{Row, function_rows};
 
 /// Writes the table that the options select: shares by the values of a label, changes from a base, or values of
 /// functions.
-pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write_text(
+    input: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     if let Some(key) = &options.by {
         return write_shares(input, key, options, out);
     }
     let folded = input.fold_for_table(options);
-    let rows = table(&folded, options.by_cum);
+    let rows = function_rows(&folded, options.by_cum);
     writeln!(out, "{}", input.heading(options))?;
     match input.base {
         None => write_values(&rows, &folded, input, options, out),
@@ -47,7 +51,7 @@ fn write_shares(
         writeln!(
             out,
             "{:>10} {:>5.1}% {:>8} {:>5}  {}",
-            amount(row.amount, options.sample_type),
+            format_amount(row.amount, options.sample_type),
             percent(row.amount, total),
             row.confidence.samples,
             row.confidence.relative_error(row.amount),
@@ -79,7 +83,7 @@ fn write_values(
         None => String::new(),
     };
     if let Some(cohorts) = &cohorts {
-        let length = format_span(cohorts.length());
+        let length = format_span(cohorts.cohort_seconds());
         writeln!(
             out,
             "half: an age that half of the bytes have not reached; young to old: a column for each {length}"
@@ -115,10 +119,10 @@ fn write_values(
         writeln!(
             out,
             "{:>10} {:>5.1}% {:>5.1}% {:>10} {:>5.1}%{}{}  {}",
-            amount(flat, options.sample_type),
+            format_amount(flat, options.sample_type),
             percent(flat, total),
             percent(sum, total),
-            amount(cum, options.sample_type),
+            format_amount(cum, options.sample_type),
             percent(cum, total),
             confidence_columns(
                 &confidence.samples.to_string(),
@@ -128,7 +132,7 @@ fn write_values(
                 Some(cohorts) => {
                     let function = row.function.0 as usize;
                     let half = cohorts
-                        .median(function)
+                        .median_age(function)
                         .map(format_span)
                         .unwrap_or_default();
                     age_columns(&half, &cohorts.sparkline(function, MAX_COLUMNS))
@@ -155,7 +159,7 @@ fn write_changes(
         writeln!(out, "no function changed")?;
         return Ok(());
     }
-    let amount = |value| amount(value, options.sample_type);
+    let amount = |value| format_amount(value, options.sample_type);
     let is_sampled = rows.iter().any(|row| row.cum.confidence.samples > 0);
     let confidence_columns = |error: String| match is_sampled {
         true => format!(" {error:>11}"),

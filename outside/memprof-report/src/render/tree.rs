@@ -2,10 +2,10 @@
 
 use std::io::Write;
 
-use super::{RenderInput, amount, function_label, percent, pluralize};
+use super::{RenderInput, format_amount, function_label, percent, pluralize};
 use crate::error::Result;
 use crate::options::Options;
-use crate::tree::{Node, call_tree, children};
+use crate::tree::{Node, call_tree, children_by_node};
 
 /// Smallest subtree that is shown without `top`, in percent of the total; smaller ones are counted.
 const MIN_PERCENT: f64 = 0.5;
@@ -14,10 +14,14 @@ const MIN_PERCENT: f64 = 0.5;
 const MAX_INDENT: u32 = 100;
 
 /// Writes the call tree with its `top` largest nodes or, without `top`, those of at least [`MIN_PERCENT`] of the total.
-pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write_tree(
+    input: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     let folded = input.fold_by_origin(options);
     let nodes = call_tree(&folded, input.memory_left())?;
-    let children = children(&nodes);
+    let children = children_by_node(&nodes);
     let total = input.whole(options.sample_type);
     let shown = match options.top {
         Some(top) => shown_largest(&nodes, top),
@@ -44,8 +48,8 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         writeln!(
             out,
             "{:>10} {share:>5.1}% {:>10}  {indent}{name}",
-            amount(node.total.value(), options.sample_type),
-            amount(node.own.value(), options.sample_type),
+            format_amount(node.total.value(), options.sample_type),
+            format_amount(node.own.value(), options.sample_type),
         )?;
         pending.extend(children[index as usize].iter().rev());
     }

@@ -1,7 +1,7 @@
 //! A profile that was read, before its places without a symbol have names.
 
 use super::Input;
-use crate::ages::{filter_older, no_ages_error};
+use crate::ages::{no_ages_error, retain_older};
 use crate::allocator_frames::allocator_depths;
 use crate::error::{Error, Result};
 use crate::input::parse;
@@ -10,8 +10,8 @@ use crate::module_names::ModuleNames;
 use crate::names::Names;
 use crate::options::Options;
 use crate::profile::{Profile, SampleType};
-use crate::render::amount;
-use crate::symbolize::{Progress, Sources, find_symbols, moved_text, number_the_rest};
+use crate::render::format_amount;
+use crate::symbolize::{Progress, Sources, find_symbols, moved_text, name_by_offset};
 use crate::symbolized_profile::SymbolizedProfile;
 use crate::unsample::unsample;
 
@@ -42,9 +42,9 @@ impl LoadedProfile {
             return Err(no_ages_error());
         }
         if let Some(min_age) = options.older {
-            let unknown = filter_older(&mut profile, min_age)?;
+            let unknown = retain_older(&mut profile, min_age)?;
             if unknown != 0 {
-                let unknown = amount(unknown, SampleType::InuseSpace);
+                let unknown = format_amount(unknown, SampleType::InuseSpace);
                 profile
                     .warnings
                     .push(format!("{unknown} of unknown age left out"));
@@ -56,7 +56,7 @@ impl LoadedProfile {
         let names = match sources {
             Some(sources) => find_symbols(&mut profile, sources, progress)?,
             None => {
-                moved_text::restore(&mut profile, None);
+                moved_text::restore_mappings(&mut profile, None);
                 profile.names.take().unwrap_or_default()
             }
         };
@@ -68,13 +68,17 @@ impl LoadedProfile {
     }
 
     /// Names the places without a symbol, and filters by function.
-    pub(super) fn finish(self, modules: &ModuleNames, options: &Options) -> SymbolizedProfile {
+    pub(super) fn into_symbolized(
+        self,
+        modules: &ModuleNames,
+        options: &Options,
+    ) -> SymbolizedProfile {
         let Self {
             mut profile,
             mut names,
             ..
         } = self;
-        number_the_rest(&mut profile, &mut names, modules);
+        name_by_offset(&mut profile, &mut names, modules);
         let depths = allocator_depths(&profile, &names);
         options.filter.apply(&mut profile, &names, &depths);
         SymbolizedProfile {

@@ -22,9 +22,9 @@ pub(super) fn leaf_addresses(stacks: &Stacks) -> HashSet<AddressId> {
         .collect()
 }
 
-/// Returns the shapes of calls in a file, as far as it has x86-64 code and rules to unwind it, which say where functions
-/// start and end. `calls` are their last bytes.
-pub(super) fn read<'d, R: ReadRef<'d>>(
+/// Returns the shapes of calls in a file, as far as it has x86-64 code and unwinding rules, which say where functions
+/// start and end. `calls` has the address of each call's last byte.
+pub(super) fn read_call_shapes<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     calls: &[(LinkedAddress, AddressId)],
 ) -> Vec<(AddressId, CallShape)> {

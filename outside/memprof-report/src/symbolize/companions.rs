@@ -10,7 +10,7 @@ use object::Object as _;
 
 use super::Sources;
 use super::limited_file::LimitedFile;
-use super::regular_file::{READ_LIMIT, SearchPath, build_id, open};
+use super::regular_file::{READ_LIMIT, SearchPath, build_id, open_regular};
 use super::supplementary_link::has_id;
 
 /// Directory of debug files in distributions, relative to a root.
@@ -49,9 +49,9 @@ impl Companions {
         }
     }
 
-    /// Finds the debug file of the binary: by build id, else by `.gnu_debuglink`, with an equal checksum. `None` if
-    /// there is none.
-    pub(super) fn debug_file(&mut self, file: &File, id: Option<&str>) -> Option<File> {
+    /// Finds the debug file of the binary by build id, else by `.gnu_debuglink` with an equal checksum, and remembers
+    /// its path. `None` if there is none.
+    pub(super) fn find_debug_file(&mut self, file: &File, id: Option<&str>) -> Option<File> {
         let by_id = id.and_then(|id| self.find_by_id(id));
         let (found, path) = by_id.or_else(|| self.find_by_link(file, id))?;
         self.debug = Some(path);
@@ -85,10 +85,10 @@ impl Companions {
                 root: self.binary.root.clone(),
                 path,
             };
-            let debug = open(&path)?;
+            let debug = open_regular(&path)?;
             let is_equal = match (build_id(&debug).ok()?.as_deref(), id) {
                 (Some(found), Some(id)) => found == id,
-                _ => crc(&debug).is_some_and(|found| found == checksum),
+                _ => file_crc(&debug).is_some_and(|found| found == checksum),
             };
             is_equal.then_some((debug, path))
         })
@@ -96,10 +96,13 @@ impl Companions {
 
     /// Finds the supplementary file of the debug information, with that id: at its path, which may be
     /// relative, and where distributions have it. `None` if there is none.
-    pub(super) fn supplementary(&self, path: &Path, id: &str) -> Option<File> {
+    pub(super) fn find_supplementary(&self, path: &Path, id: &str) -> Option<File> {
         let name = Path::new(path.file_name()?);
         let dwz = Path::new(".dwz").join(name);
-        let beside = self.beside(path).into_iter().chain(self.beside(name));
+        let beside = self
+            .paths_beside(path)
+            .into_iter()
+            .chain(self.paths_beside(name));
         let installed = self.roots.iter().flat_map(|root| {
             [
                 path.to_owned(),
@@ -112,37 +115,40 @@ impl Companions {
             })
         });
         let mut paths = beside.chain(installed);
-        let found = paths.find_map(|path| open(&path).filter(|file| has_id(file, id)));
+        let found = paths.find_map(|path| open_regular(&path).filter(|file| has_id(file, id)));
         found.or_else(|| Some(self.find_by_id(id)?.0))
     }
 
-    /// Files that may hold the split unit of that path, compiled in `directory`.
-    pub(super) fn split_files(&self, directory: &Path, path: &Path) -> Vec<File> {
+    /// Opens the files that may hold the split unit with that path, compiled in `directory`.
+    pub(super) fn find_split_files(&self, directory: &Path, path: &Path) -> Vec<File> {
         let name = path.file_name().map(Path::new).unwrap_or(path);
         let compiled = self.roots.iter().map(|root| SearchPath {
             root: root.clone(),
             path: directory.join(path),
         });
-        let beside = self.beside(path).into_iter().chain(self.beside(name));
+        let beside = self
+            .paths_beside(path)
+            .into_iter()
+            .chain(self.paths_beside(name));
         compiled
             .chain(beside)
-            .filter_map(|path| open(&path))
+            .filter_map(|path| open_regular(&path))
             .collect()
     }
 
     /// Finds the package of all split units beside the binary or its debug file. `None` if there is none.
-    pub(super) fn package(&self) -> Option<File> {
+    pub(super) fn find_package(&self) -> Option<File> {
         let files = [Some(&self.binary), self.debug.as_ref()];
         let mut names = files.into_iter().flatten().filter_map(|file| {
             let mut name = file.path.file_name()?.to_owned();
             name.push(".dwp");
             Some(PathBuf::from(name))
         });
-        names.find_map(|name| self.beside(&name).iter().find_map(open))
+        names.find_map(|name| self.paths_beside(&name).iter().find_map(open_regular))
     }
 
     /// Paths of a file beside the binary, beside its debug file, and in the directory of binaries.
-    fn beside(&self, path: &Path) -> Vec<SearchPath> {
+    fn paths_beside(&self, path: &Path) -> Vec<SearchPath> {
         let files = [Some(&self.binary), self.debug.as_ref()];
         let beside = files.into_iter().flatten().filter_map(|file| {
             Some(SearchPath {
@@ -161,7 +167,7 @@ impl Companions {
 /// Opens the first file that has that build id. `None` if none has.
 fn open_with_id(paths: impl Iterator<Item = SearchPath>, id: &str) -> Option<(File, SearchPath)> {
     paths.into_iter().find_map(|path| {
-        let file = open(&path)?;
+        let file = open_regular(&path)?;
         let is_equal = build_id(&file).is_ok_and(|found| found.as_deref() == Some(id));
         is_equal.then_some((file, path))
     })
@@ -179,7 +185,7 @@ fn debug_link(file: &File) -> Option<(PathBuf, u32)> {
 }
 
 /// CRC-32 of a file's contents. `None` if it cannot be read.
-fn crc(mut file: &File) -> Option<u32> {
+fn file_crc(mut file: &File) -> Option<u32> {
     let mut reader = flate2::CrcReader::new(&mut file);
     io::copy(&mut reader, &mut io::sink()).ok()?;
     Some(reader.crc().sum())

@@ -11,8 +11,8 @@ use addr2line::gimli::{
 /// Most bytes read of abbreviation lists, by which units are decoded. Each unit's list is read anew, and a few bytes may
 /// refer to a long one. Units have lists of a few KiB; in large programs whose units share one it is tens of MiB.
 const MAX_ABBREVIATION_BYTES: u64 = 128 << 20;
-/// Most functions, inlined ones too, in the units that are read: addr2line keeps about 100 bytes of each, for whose entry
-/// 4 suffice. Large programs have some 100,000 in the units of a profile.
+/// Most functions, inlined ones too, in the units that are read: addr2line keeps about 100 bytes of each, whose entry
+/// may take only 4. Large programs have some 100,000 in the units of a profile.
 const MAX_FUNCTIONS: u64 = 4 << 20;
 /// Most bytes of line programs in the units that are read: addr2line keeps 24 for each. Those of a large program have
 /// some 10 MiB.
@@ -35,7 +35,7 @@ impl DebugBudget {
         }
     }
 
-    /// Subtracts the length of one unit's abbreviation list.
+    /// Subtracts the length of one unit's abbreviation list from the budget.
     ///
     /// # Errors
     /// The limit is exceeded, or the list is damaged.
@@ -52,7 +52,7 @@ impl DebugBudget {
         })
     }
 
-    /// Subtracts one function.
+    /// Subtracts one function from the budget.
     ///
     /// # Errors
     /// The limit is exceeded.
@@ -64,7 +64,7 @@ impl DebugBudget {
         })
     }
 
-    /// Subtracts the line programs of all units.
+    /// Subtracts the line programs of all units from the budget.
     ///
     /// # Errors
     /// The limit is exceeded, or the list of units is damaged.

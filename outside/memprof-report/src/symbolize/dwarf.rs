@@ -49,10 +49,10 @@ impl<'d> Dwarf<'d> {
         if file.section_by_name(".debug_info").is_none() {
             return Ok(None);
         }
-        let endian = sections::endian(file);
-        let mut info = sections::load(file, SectionId::DebugInfo)?;
-        let mut abbreviations = sections::load(file, SectionId::DebugAbbrev)?;
-        let mut ranges = sections::load(file, SectionId::DebugAranges)?;
+        let endian = sections::file_endian(file);
+        let mut info = sections::load_section(file, SectionId::DebugInfo)?;
+        let mut abbreviations = sections::load_section(file, SectionId::DebugAbbrev)?;
+        let mut ranges = sections::load_section(file, SectionId::DebugAranges)?;
         let mut budget = DebugBudget::new();
         let unneeded = units::unneeded_units(
             &gimli::Dwarf {
@@ -71,7 +71,7 @@ impl<'d> Dwarf<'d> {
             SectionId::DebugInfo => Ok(mem::take(&mut info)),
             SectionId::DebugAbbrev => Ok(mem::take(&mut abbreviations)),
             SectionId::DebugAranges => Ok(mem::take(&mut ranges)),
-            _ => sections::load(file, id),
+            _ => sections::load_section(file, id),
         })?;
         let mut loaded = Self {
             sections,
@@ -104,7 +104,7 @@ impl<'d> Dwarf<'d> {
     }
 
     /// Notes on what is missing, where `nameless` inlined functions had no name.
-    pub(super) fn notes(&self, nameless: usize) -> Vec<String> {
+    pub(super) fn missing_notes(&self, nameless: usize) -> Vec<String> {
         let nameless = self.supplementary.nameless_note(nameless);
         nameless
             .into_iter()

@@ -100,10 +100,14 @@ pub(super) fn symbolize_file(
     let near_leaf: HashSet<AddressId> = near_leaf.map(|query| query.id).collect();
     let calls = queries.iter().map(|(call, _)| *call);
     let calls: Vec<_> = calls.filter(|(_, id)| near_leaf.contains(id)).collect();
-    let (frames, missing) = with_inlined_frames_parallel(&queries, dwarf.as_ref(), deadline);
-    notes.extend(dwarf.iter().flat_map(|dwarf| dwarf.notes(missing.nameless)));
+    let (frames, missing) = find_frames_parallel(&queries, dwarf.as_ref(), deadline);
+    notes.extend(
+        dwarf
+            .iter()
+            .flat_map(|dwarf| dwarf.missing_notes(missing.nameless)),
+    );
     notes.extend((missing.late > 0).then(|| late_note(missing.late)));
-    Ok((frames, call_shapes::read(&file, &calls), notes))
+    Ok((frames, call_shapes::read_call_shapes(&file, &calls), notes))
 }
 
 /// Numbers of names that are missing.
@@ -117,7 +121,7 @@ struct MissingNames {
 
 /// Symbolizes the addresses, split between cores by ranges, because neighbours share debug information. Returns the
 /// frames of each range, and what is missing.
-fn with_inlined_frames_parallel(
+fn find_frames_parallel(
     queries: &[Query<'_>],
     dwarf: Option<&Dwarf<'_>>,
     deadline: Instant,
@@ -127,7 +131,7 @@ fn with_inlined_frames_parallel(
     thread::scope(|scope| {
         let threads: Vec<_> = queries
             .chunks(size)
-            .map(|part| scope.spawn(move || with_inlined_frames(part, dwarf, deadline)))
+            .map(|part| scope.spawn(move || find_frames(part, dwarf, deadline)))
             .collect();
         let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join();
         let results = threads.into_iter().map(join);
@@ -147,7 +151,7 @@ type Query<'s> = ((LinkedAddress, AddressId), Option<&'s str>);
 
 /// Returns the inlined functions at each address or, where debug information has none, the symbol alone. An address
 /// with neither gets no frame. After the deadline, symbols alone are used.
-fn with_inlined_frames(
+fn find_frames(
     queries: &[Query<'_>],
     dwarf: Option<&Dwarf<'_>>,
     deadline: Instant,
@@ -266,12 +270,12 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
 
     /// Returns whether every address has a symbol.
     fn is_complete(&self) -> bool {
-        self.best.best().all(|best| best.is_some())
+        self.best.best_candidates().all(|best| best.is_some())
     }
 
     /// Returns the name of each address, in the order of the queries. `None` if no symbol contains it.
     fn names(&self) -> impl Iterator<Item = Option<&'d str>> {
-        let best = self.best.best();
+        let best = self.best.best_candidates();
         best.map(|best| best.map(|candidate| candidate.name))
     }
 }

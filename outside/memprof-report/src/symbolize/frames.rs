@@ -51,11 +51,11 @@ impl<'s> Frames<'s> {
         file: Option<&'s str>,
         line: u32,
     ) {
-        let (function, linkage) = self.function(function);
+        let (function, linkage) = self.intern_function(function);
         let frame = Frame {
             function,
             linkage,
-            file: file.map(|file| self.file(file)),
+            file: file.map(|file| self.intern_file(file)),
             line,
             named: true,
         };
@@ -92,7 +92,7 @@ impl<'s> Frames<'s> {
         let frame = Frame {
             function,
             linkage: None,
-            file: Some(self.file(file)),
+            file: Some(self.intern_file(file)),
             line,
             named: true,
         };
@@ -111,7 +111,7 @@ impl<'s> Frames<'s> {
         let frame = Frame {
             function: self.strings.intern(&name),
             linkage: None,
-            file: file.map(|file| self.file(file)),
+            file: file.map(|file| self.intern_file(file)),
             line,
             named: true,
         };
@@ -120,14 +120,14 @@ impl<'s> Frames<'s> {
 
     /// Renames the function of the last frame; does nothing if there is none.
     pub(super) fn rename_last(&mut self, function: &'s [u8]) {
-        let (function, linkage) = self.function(function);
+        let (function, linkage) = self.intern_function(function);
         if let Some((_, last)) = self.list.last_mut() {
             (last.function, last.linkage) = (function, linkage);
         }
     }
 
     /// Returns a function's demangled name and its symbol's. They are cached by the address of that text.
-    fn function(&mut self, symbol: &'s [u8]) -> FunctionName {
+    fn intern_function(&mut self, symbol: &'s [u8]) -> FunctionName {
         let known = self.functions.entry(StrAddress(symbol));
         *known.or_insert_with(|| {
             let symbol = String::from_utf8_lossy(symbol);
@@ -138,7 +138,7 @@ impl<'s> Frames<'s> {
     }
 
     /// Returns the id of a source file.
-    fn file(&mut self, path: &'s str) -> StringId {
+    fn intern_file(&mut self, path: &'s str) -> StringId {
         let known = self.files.entry(StrAddress(path.as_bytes()));
         *known.or_insert_with(|| self.strings.intern(path))
     }

@@ -30,7 +30,7 @@ pub(super) struct Segment {
 
 impl Segment {
     /// Difference between addresses in memory and in the file, should `mapping` be part of this segment. `None` if it
-    /// cannot be. Without `has_offsets`, those of the file or of the mapping are unknown.
+    /// cannot be. Without `has_offsets`, the offsets of the segment or of the mapping are unknown.
     fn bias(&self, mapping: &Mapping, has_offsets: bool) -> Option<u64> {
         let start = match has_offsets {
             true => {
@@ -81,7 +81,7 @@ impl Image {
         });
         let mut code = file
             .sections()
-            .filter(|section| matches!(section.flags(), SectionFlags::Elf { sh_flags, .. } if is_code(sh_flags)))
+            .filter(|section| matches!(section.flags(), SectionFlags::Elf { sh_flags, .. } if is_executable(sh_flags)))
             .peekable();
         let has_code = code.peek().is_none() || code.any(|section| section.file_range().is_some());
         Self {
@@ -105,13 +105,13 @@ impl Image {
         code.any(|segment| linked.wrapping_sub(segment.address) < segment.size)
     }
 
-    /// Returns the load bias with which the most of `mappings`, all of this file, agree. `None` if no mapping agrees
-    /// with any, or two are equally likely.
+    /// Returns the load bias with which most of `mappings`, all of this file, agree. `None` if no bias fits any
+    /// mapping, or two fit equally many.
     pub(super) fn bias<'m>(
         &self,
         mappings: impl Iterator<Item = &'m Mapping> + Clone,
     ) -> Option<u64> {
-        self.find_bias(mappings, self.has_code)
+        self.likeliest_bias(mappings, self.has_code)
     }
 
     /// Like [`bias`](Self::bias), but by the sizes of segments and mappings: the mappings have no file offsets.
@@ -119,10 +119,10 @@ impl Image {
         &self,
         mappings: impl Iterator<Item = &'m Mapping> + Clone,
     ) -> Option<u64> {
-        self.find_bias(mappings, false)
+        self.likeliest_bias(mappings, false)
     }
 
-    fn find_bias<'m>(
+    fn likeliest_bias<'m>(
         &self,
         mappings: impl Iterator<Item = &'m Mapping> + Clone,
         has_offsets: bool,
@@ -181,7 +181,7 @@ impl Image {
     }
 }
 
-fn is_code(flags: object::elf::SectionFlags) -> bool {
+fn is_executable(flags: object::elf::SectionFlags) -> bool {
     flags.0 & object::elf::SHF_EXECINSTR.0 != 0
 }
 

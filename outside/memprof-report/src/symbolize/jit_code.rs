@@ -5,7 +5,7 @@ use std::io::BufReader;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::regular_file::{SearchPath, open};
+use super::regular_file::{SearchPath, open_regular};
 use super::{Sources, jitdump, perf_map};
 use crate::names::{Frame, Names};
 use crate::profile::Profile;
@@ -34,11 +34,11 @@ pub(super) fn name_addresses(profile: &mut Profile, sources: &Sources, names: &m
         }
     };
     let process = sources.pid.and_then(LiveProcess::find);
-    if let Some(map) = process.as_ref().and_then(LiveProcess::perf_map) {
+    if let Some(map) = process.as_ref().and_then(LiveProcess::open_perf_map) {
         set(perf_map::read_names(map, &addresses));
     }
     let mut notes = Vec::new();
-    for (path, writer) in jitdumps(profile) {
+    for (path, writer) in mapped_jitdumps(profile) {
         match open_jitdump(path, profile, sources, process.as_ref()) {
             None => notes.push(format!(
                 "{path}: no such file here, code that it describes has no names"
@@ -69,10 +69,10 @@ fn unnamed_addresses(profile: &Profile, names: &Names) -> Vec<(u64, AddressId)> 
 
 /// Jitdumps that the process had mapped, each once and at most [`MAX_JITDUMPS`], with the id of the process that wrote
 /// it.
-fn jitdumps(profile: &Profile) -> Vec<(&str, u32)> {
+fn mapped_jitdumps(profile: &Profile) -> Vec<(&str, u32)> {
     let mut found = Vec::new();
     for mapping in &profile.mappings {
-        let jitdump = jitdump::writer(mapping).map(|writer| (mapping.path.as_str(), writer));
+        let jitdump = jitdump::writer_pid(mapping).map(|writer| (mapping.path.as_str(), writer));
         found.extend(jitdump.filter(|jitdump| !found.contains(jitdump)));
     }
     found.truncate(MAX_JITDUMPS);
@@ -97,7 +97,7 @@ fn open_jitdump(
         root: root.clone(),
         path: path.into(),
     });
-    paths.find_map(|path| open(&path))
+    paths.find_map(|path| open_regular(&path))
 }
 
 /// A running process.
@@ -108,7 +108,6 @@ struct LiveProcess {
     effective_user: u32,
 }
 
-/// Reads the ids of a process from `/proc`. `None` if it is gone.
 impl LiveProcess {
     /// Finds a running process in /proc, with its id in its own PID namespace and its effective user. `None` if it has
     /// ended.
@@ -129,14 +128,14 @@ impl LiveProcess {
     }
 
     /// Opens the map that the process's JIT compiler writes for `perf`. `None` if there is none of the process's user.
-    fn perf_map(&self) -> Option<File> {
+    fn open_perf_map(&self) -> Option<File> {
         self.open(Path::new(&format!("/tmp/perf-{}.map", self.own_pid)))
     }
 
     /// Opens a file in the root directory of the process. `None` unless it belongs to the process's user, because
     /// anybody may write to `/tmp`.
     fn open(&self, path: &Path) -> Option<File> {
-        let file = open(&SearchPath {
+        let file = open_regular(&SearchPath {
             root: self.root.clone(),
             path: path.into(),
         })?;

@@ -28,11 +28,11 @@ const RECORD_HEAD: usize = 16;
 
 /// Kinds of records: code was loaded, code was moved. Both have fields that end with the code's address, its size
 /// and its index.
-const LOAD: u32 = 0;
-const MOVE: u32 = 1;
+const CODE_LOAD: u32 = 0;
+const CODE_MOVE: u32 = 1;
 
 /// Returns the id of the process that wrote the mapped jitdump. `None` for other mappings.
-pub(super) fn writer(mapping: &Mapping) -> Option<u32> {
+pub(super) fn writer_pid(mapping: &Mapping) -> Option<u32> {
     let name = mapping.file_name();
     let number = name.strip_prefix("jit-")?.strip_suffix(".dump")?;
     number.parse().ok().filter(|_| mapping.executable)
@@ -45,7 +45,7 @@ pub(super) fn read_names(
     writer: u32,
     addresses: &[(u64, AddressId)],
 ) -> io::Result<Vec<(AddressId, String)>> {
-    let Some(mut position) = first_record(&mut dump, writer)? else {
+    let Some(mut position) = seek_to_first_record(&mut dump, writer)? else {
         return Ok(Vec::new());
     };
     let mut latest = SegmentTree::new(addresses.len());
@@ -60,8 +60,8 @@ pub(super) fn read_names(
         let (kind, length) = (read_u32(&head, 0), u64::from(read_u32(&head, 4)));
         let mut fields = [[0; 8]; 6];
         let read = match kind {
-            LOAD => &mut fields[1..],
-            MOVE => &mut fields[..],
+            CODE_LOAD => &mut fields[1..],
+            CODE_MOVE => &mut fields[..],
             _ => &mut [],
         };
         let read = read.as_flattened_mut();
@@ -71,7 +71,7 @@ pub(super) fn read_names(
         }
         // Other records leave zeros, a range without addresses.
         let [.., start, size, index] = fields.map(u64::from_le_bytes);
-        if kind == LOAD {
+        if kind == CODE_LOAD {
             loaded.insert(index, position + head_len);
         }
         let first = addresses.partition_point(|&(address, _)| address < start);
@@ -84,7 +84,7 @@ pub(super) fn read_names(
         dump.seek_relative((length - head_len) as i64)?;
         position += length;
     }
-    let best = addresses.iter().zip(latest.best());
+    let best = addresses.iter().zip(latest.best_candidates());
     let named = best.filter_map(|(&(_, id), best)| Some((id, name_positions[best?.0])));
     named
         .map(|(id, position)| Ok((id, read_text(&mut dump, position)?)))
@@ -93,7 +93,7 @@ pub(super) fn read_names(
 
 /// Seeks to the first record and returns its position. `None` if the file is truncated or is no jitdump of that
 /// process.
-fn first_record(dump: &mut (impl Read + Seek), writer: u32) -> io::Result<Option<u64>> {
+fn seek_to_first_record(dump: &mut (impl Read + Seek), writer: u32) -> io::Result<Option<u64>> {
     let mut head = [0; FILE_HEAD];
     let is_read = was_read_whole(dump.read_exact(&mut head))?;
     if !is_read || read_u32(&head, 0) != MAGIC || read_u32(&head, 20) != writer {

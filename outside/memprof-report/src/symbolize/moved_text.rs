@@ -10,7 +10,7 @@ use super::Sources;
 use super::image::Image;
 use super::limited_file::LimitedFile;
 use super::object_files::ObjectFile;
-use super::regular_file::{READ_LIMIT, SearchPath, open};
+use super::regular_file::{READ_LIMIT, SearchPath, open_regular};
 use super::search::{BinaryLookup, find_binary};
 use crate::profile::{Address, Mapping, Profile};
 use crate::stacks::AddressId;
@@ -26,19 +26,19 @@ struct UnexplainedRange {
     mapping: Option<usize>,
 }
 
-/// Replaces mappings that lie over the code of a file by ones of that file, where the profile has addresses in them.
-/// A file is read if it can be found in `sources`; else the mappings before and after must be of one file, at one
-/// distance from their offsets in it. What remains may be code of `sources.binary` at its linked addresses.
+/// Replaces mappings that lie over the code of a file by ones of that file, where the profile has addresses in them. A
+/// file's headers are read if it is found in `sources`; else the mappings before and after must be of one file, equally
+/// far from their offsets. Addresses that are still in no file may be code of `sources.binary` at its linked addresses.
 ///
 /// Does nothing if mappings overlap, as in a profile that was merged from several: then an address has no one place.
-pub(crate) fn restore(profile: &mut Profile, sources: Option<&Sources>) {
+pub(crate) fn restore_mappings(profile: &mut Profile, sources: Option<&Sources>) {
     let mut pairs = profile.mappings.windows(2);
     if pairs.any(|pair| pair[0].end > pair[1].start) {
         return;
     }
     let ranges = unexplained_ranges(profile);
     let unmapped = match sources {
-        Some(sources) if !ranges.is_empty() => unmapped_binary(profile, sources),
+        Some(sources) if !ranges.is_empty() => code_of_unmapped_binary(profile, sources),
         _ => Vec::new(),
     };
     let mut files = FileCode {
@@ -51,7 +51,7 @@ pub(crate) fn restore(profile: &mut Profile, sources: Option<&Sources>) {
         let mut code = files.code_in(range);
         if code.is_empty() {
             let unmapped = unmapped.iter().cloned();
-            code.extend(unmapped.filter_map(|mapping| clipped(mapping, range)));
+            code.extend(unmapped.filter_map(|mapping| clip(mapping, range)));
         }
         restored.extend(code);
     }
@@ -66,13 +66,14 @@ pub(crate) fn restore(profile: &mut Profile, sources: Option<&Sources>) {
     }
     let before = profile.mappings.clone();
     for mapping in restored {
-        insert(&mut profile.mappings, mapping);
+        insert_mapping(&mut profile.mappings, mapping);
     }
-    reassign(profile, &before);
+    reassign_addresses(profile, &before);
 }
 
-/// Assigns the addresses of a profile that names their mappings to those that are now there; they were `before`.
-fn reassign(profile: &mut Profile, before: &[Mapping]) {
+/// Assigns the addresses of a profile that names their mappings to its present mappings. `before` are the mappings that
+/// it named.
+fn reassign_addresses(profile: &mut Profile, before: &[Mapping]) {
     let Some(named) = profile.address_mappings.take() else {
         return;
     };
@@ -109,7 +110,7 @@ fn unexplained_ranges(profile: &Profile) -> Vec<UnexplainedRange> {
         let (start, end) = match mapping {
             Some(index) if !may_hide(index) => continue,
             Some(index) => (profile.mappings[index].start, profile.mappings[index].end),
-            None => gap(profile, call),
+            None => gap_around(profile, call),
         };
         let range = UnexplainedRange {
             start,
@@ -122,7 +123,7 @@ fn unexplained_ranges(profile: &Profile) -> Vec<UnexplainedRange> {
 }
 
 /// Range between the mappings around an address that is in none.
-fn gap(profile: &Profile, address: Address) -> (Address, Address) {
+fn gap_around(profile: &Profile, address: Address) -> (Address, Address) {
     let after = profile.mappings.partition_point(|m| m.start <= address);
     let before = after
         .checked_sub(1)
@@ -195,7 +196,7 @@ impl<'p> FileCode<'p> {
             let code = self.code_of(file);
             is_read |= !code.is_empty();
             let code = code.iter().cloned();
-            let code: Vec<_> = code.filter_map(|code| clipped(code, range)).collect();
+            let code: Vec<_> = code.filter_map(|code| clip(code, range)).collect();
             if !code.is_empty() {
                 return code;
             }
@@ -203,8 +204,8 @@ impl<'p> FileCode<'p> {
         let between = before
             .zip(after)
             .filter(|_| !is_read)
-            .and_then(|(before, after)| between(before, after));
-        let between = between.and_then(|mapping| clipped(mapping, range));
+            .and_then(|(before, after)| mapping_between(before, after));
+        let between = between.and_then(|mapping| clip(mapping, range));
         between.into_iter().collect()
     }
 
@@ -238,11 +239,11 @@ fn read_code(file: &Mapping, profile: &Profile, sources: &Sources) -> Option<Vec
 
 /// Mappings of the code of `sources.binary` at its linked addresses: of a program of fixed addresses, or of a profile
 /// that has no mapping of its program. Empty for others.
-fn unmapped_binary(profile: &Profile, sources: &Sources) -> Vec<Mapping> {
+fn code_of_unmapped_binary(profile: &Profile, sources: &Sources) -> Vec<Mapping> {
     let Some(path) = &sources.binary else {
         return Vec::new();
     };
-    let found = open(&SearchPath {
+    let found = open_regular(&SearchPath {
         root: PathBuf::new(),
         path: path.clone(),
     });
@@ -276,7 +277,7 @@ fn unmapped_binary(profile: &Profile, sources: &Sources) -> Vec<Mapping> {
 }
 
 /// Returns one mapping of the range between two mappings of one file that are equally far from their offsets.
-fn between(before: &Mapping, after: &Mapping) -> Option<Mapping> {
+fn mapping_between(before: &Mapping, after: &Mapping) -> Option<Mapping> {
     let distance = |mapping: &Mapping| mapping.start.0.wrapping_sub(mapping.offset);
     let is_one = before.path == after.path && distance(before) == distance(after);
     is_one.then(|| Mapping {
@@ -289,7 +290,7 @@ fn between(before: &Mapping, after: &Mapping) -> Option<Mapping> {
 }
 
 /// Returns the part of a mapping in a range. `None` if there is none.
-fn clipped(mut mapping: Mapping, range: &UnexplainedRange) -> Option<Mapping> {
+fn clip(mut mapping: Mapping, range: &UnexplainedRange) -> Option<Mapping> {
     let start = mapping.start.max(range.start);
     mapping.offset = mapping.offset.wrapping_add(start.0 - mapping.start.0);
     mapping.start = start;
@@ -297,8 +298,8 @@ fn clipped(mut mapping: Mapping, range: &UnexplainedRange) -> Option<Mapping> {
     (mapping.start < mapping.end).then_some(mapping)
 }
 
-/// Inserts a mapping in place of the others in its range, which it lies inside of one or of none.
-fn insert(mappings: &mut Vec<Mapping>, inserted: Mapping) {
+/// Inserts a mapping in place of what is mapped in its range. It must lie inside of one mapping, or overlap none.
+fn insert_mapping(mappings: &mut Vec<Mapping>, inserted: Mapping) {
     let index = mappings.partition_point(|mapping| mapping.end <= inserted.start);
     let covered = mappings
         .get(index)
@@ -353,8 +354,8 @@ mod tests {
         let after = mapping(0x40_2000, 0x40_3000, after, "/srv/app");
         profile.mappings.push(after);
         let address = profile.stacks.intern_address(Address(0x40_1100));
-        profile.stacks.push(address);
-        profile.stacks.finish();
+        profile.stacks.push_frame(address);
+        profile.stacks.finish_stack();
         profile
     }
 
@@ -362,7 +363,7 @@ mod tests {
     fn memory_between_parts_of_file_is_its_code() {
         let check = |hidden: Option<&str>, after: u64, expected: Option<u64>| {
             let mut profile = profile(0, hidden, after);
-            restore(&mut profile, None);
+            restore_mappings(&mut profile, None);
             let index = profile.mapping_of(Address(0x40_10ff));
             let found = index.map(|index| &profile.mappings[index]);
             let found = found.filter(|found| found.path == "/srv/app");
@@ -392,7 +393,7 @@ mod tests {
                 mapping(0x1000, 0x2000, 0, "/a"),
                 mapping(0x3000, 0x6000, 0x100, ""),
             ];
-            insert(&mut mappings, mapping(start, end, 0x40, "/b"));
+            insert_mapping(&mut mappings, mapping(start, end, 0x40, "/b"));
             let found: Vec<_> = mappings
                 .iter()
                 .map(|m| (m.start.0, m.end.0, m.offset, m.path.as_str()))

@@ -45,7 +45,7 @@ impl<'a> ObjectFile<'a> {
             path,
             build_id: mappings.first().and_then(|first| first.build_id.as_deref()),
             is_main: main == Some(path),
-            is_replaced: replaced_path(profile, sources) == Some(path),
+            is_replaced: path_replaced_by_binary(profile, sources) == Some(path),
             is_unloaded: false,
             has_offsets: profile.has_file_offsets,
             mappings,
@@ -56,7 +56,7 @@ impl<'a> ObjectFile<'a> {
 
 /// Returns the path of the mapped file in whose place `sources.binary` is read: of its file name, else the main
 /// program. `None` if it replaces none.
-fn replaced_path<'a>(profile: &'a Profile, sources: &Sources) -> Option<&'a str> {
+fn path_replaced_by_binary<'a>(profile: &'a Profile, sources: &Sources) -> Option<&'a str> {
     let name = sources.binary.as_ref()?.file_name()?.to_str();
     let main = profile.main_file().map(|main| main.path.as_str());
     let is_named = |path: &&str| path.rsplit('/').next() == name;
@@ -72,7 +72,7 @@ pub(super) fn group_by_file<'a>(
     sources: &Sources,
 ) -> Vec<ObjectFile<'a>> {
     let main = profile.main_file().map(|mapping| mapping.path.as_str());
-    let replaced = replaced_path(profile, sources);
+    let replaced = path_replaced_by_binary(profile, sources);
     let mut files: Vec<ObjectFile<'a>> = Vec::new();
     // A profile that was merged from several has versions of one file.
     let mut by_version = HashMap::new();
@@ -137,7 +137,7 @@ pub(super) fn unused_binary_note(
     if !needs_names || files.iter().any(|file| file.is_replaced) {
         return None;
     }
-    Some(match replaced_path(profile, sources) {
+    Some(match path_replaced_by_binary(profile, sources) {
         Some(path) => format!("{binary} names nothing: no address without a name lies in {path}"),
         None => format!("{binary} names nothing: the profile maps no file"),
     })

@@ -37,7 +37,7 @@ pub(super) fn read_names(
         }
         line.clear();
     }
-    let best = addresses.iter().zip(latest.best());
+    let best = addresses.iter().zip(latest.best_candidates());
     best.filter_map(|(&(_, id), name)| Some((id, names[name?.0].clone())))
         .collect()
 }

@@ -40,7 +40,7 @@ pub(super) fn build_id(file: &File) -> std::result::Result<Option<String>, TooLa
 
 /// Opens a regular file without blocking; no link leads out of its root, unless that is empty. `None` if it cannot be
 /// opened, is not regular, or consists mostly of holes.
-pub(super) fn open(search_path: &SearchPath) -> Option<File> {
+pub(super) fn open_regular(search_path: &SearchPath) -> Option<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = if search_path.root.as_os_str().is_empty() {
         rustix::fs::open(&search_path.path, flags, Mode::empty())
@@ -91,7 +91,7 @@ mod tests {
                 .set_len(length)
                 .unwrap();
             let root = PathBuf::new();
-            let opened = open(&SearchPath { root, path });
+            let opened = open_regular(&SearchPath { root, path });
             assert_eq!(opened.is_some(), expected, "{length} {bytes}");
         };
         check(7 << 30, 20 << 10, false);

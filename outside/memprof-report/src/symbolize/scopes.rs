@@ -28,7 +28,7 @@ const MAX_REFERENCES: usize = 8;
 /// Most entries visited in one file, which may be hostile; further names stay short.
 const MAX_ENTRIES: usize = 20_000_000;
 
-const CPP: [DwLang; 6] = [
+const CPP_LANGUAGES: [DwLang; 6] = [
     DW_LANG_C_plus_plus,
     DW_LANG_C_plus_plus_03,
     DW_LANG_C_plus_plus_11,
@@ -37,7 +37,7 @@ const CPP: [DwLang; 6] = [
     DW_LANG_C_plus_plus_20,
 ];
 
-const CLASSES: [DwTag; 3] = [DW_TAG_class_type, DW_TAG_structure_type, DW_TAG_union_type];
+const CLASS_TAGS: [DwTag; 3] = [DW_TAG_class_type, DW_TAG_structure_type, DW_TAG_union_type];
 
 /// Units of a file of debug information, ascending by offset. `None` for a damaged one.
 type Units<'s> = OnceCell<Vec<UnitHeader<Slice<'s>>>>;
@@ -75,12 +75,12 @@ impl<'s> Scopes<'s> {
             return None;
         }
         self.with_declaration(unit, entry, MAX_REFERENCES, |unit, declared, functions| {
-            self.known_scope_path(unit, declared.offset(), functions)
+            self.cached_scope_path(unit, declared.offset(), functions)
         })
     }
 
     /// Like [`scope_path`](Self::scope_path), but determined once for each entry.
-    fn known_scope_path(
+    fn cached_scope_path(
         &self,
         unit: UnitRef<'_, Slice<'s>>,
         target: Offset,
@@ -114,7 +114,7 @@ impl<'s> Scopes<'s> {
             if scope.offset() == target {
                 break;
             }
-            let name = match reference(scope) {
+            let name = match origin_reference(scope) {
                 None => scope_name(unit, scope),
                 // A function that is declared elsewhere and contains a lambda.
                 Some(_) => {
@@ -123,7 +123,7 @@ impl<'s> Scopes<'s> {
                         scope.clone(),
                         functions.checked_sub(1)?,
                         |unit, declared, functions| {
-                            let outer = self.known_scope_path(unit, declared.offset(), functions);
+                            let outer = self.cached_scope_path(unit, declared.offset(), functions);
                             Some((outer.unwrap_or_default(), scope_name(unit, &declared)))
                         },
                     );
@@ -162,7 +162,7 @@ impl<'s> Scopes<'s> {
         visit: impl FnOnce(UnitRef<'_, Slice<'s>>, Entry<'s>, usize) -> Option<T>,
     ) -> Option<T> {
         let (dwarf, units, offset) = loop {
-            let Some(target) = reference(&entry) else {
+            let Some(target) = origin_reference(&entry) else {
                 return visit(unit, entry, references);
             };
             references = references.checked_sub(1)?;
@@ -217,11 +217,11 @@ fn is_cpp(unit: UnitRef<'_, Slice<'_>>) -> bool {
             .and_then(|root| root.attr_value(DW_AT_language)),
         Ok(false) | Err(_) => None,
     };
-    matches!(language, Some(AttributeValue::Language(language)) if CPP.contains(&language))
+    matches!(language, Some(AttributeValue::Language(language)) if CPP_LANGUAGES.contains(&language))
 }
 
 /// Returns the entry of which this one is an instance or the definition. `None` if it refers to none.
-fn reference<'s>(entry: &Entry<'s>) -> Option<AttributeValue<Slice<'s>>> {
+fn origin_reference<'s>(entry: &Entry<'s>) -> Option<AttributeValue<Slice<'s>>> {
     let mut names = [DW_AT_abstract_origin, DW_AT_specification].into_iter();
     names.find_map(|name| entry.attr_value(name))
 }
@@ -237,7 +237,7 @@ fn scope_name<'s>(unit: UnitRef<'_, Slice<'s>>, scope: &Entry<'s>) -> Option<Str
             Some(name.unwrap_or_else(|| "(anonymous namespace)".to_owned()))
         }
         // GCC names a lambda "<lambda(int)>", clang does not name it.
-        tag if CLASSES.contains(&tag) => {
+        tag if CLASS_TAGS.contains(&tag) => {
             let name = name.filter(|name| !name.starts_with("<lambda"));
             Some(name.unwrap_or_else(|| "{lambda}".to_owned()))
         }

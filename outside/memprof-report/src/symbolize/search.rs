@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::companions::{Companions, DEBUG_DIR, build_id_path};
 use super::object_files::ObjectFile;
-use super::regular_file::{READ_LIMIT, SearchPath, build_id, open};
+use super::regular_file::{READ_LIMIT, SearchPath, build_id, open_regular};
 use super::{BuildIdMatch, Sources};
 use crate::error::{Error, Result};
 
@@ -41,7 +41,7 @@ pub(super) fn find_binary(
     let mut mismatch = None;
     let mut is_too_large = false;
     for search_path in search_paths(object_file, sources, is_foreign) {
-        let Some(file) = open(&search_path) else {
+        let Some(file) = open_regular(&search_path) else {
             continue;
         };
         let Ok(found) = build_id(&file) else {
@@ -64,7 +64,7 @@ pub(super) fn find_binary(
             (None, _) => BuildIdMatch::Unknown,
         };
         let mut companions = Companions::new(search_path, sources);
-        let debug = companions.debug_file(&file, found.as_deref());
+        let debug = companions.find_debug_file(&file, found.as_deref());
         return Ok(BinaryLookup::Binary(Binary {
             file,
             debug,

@@ -9,7 +9,7 @@ use object::{CompressionFormat, Object as _, ObjectSection, ReadRef};
 use crate::limits::Limits;
 
 /// Byte order of a file.
-pub(super) fn endian<'d, R: ReadRef<'d>>(file: &object::File<'d, R>) -> RunTimeEndian {
+pub(super) fn file_endian<'d, R: ReadRef<'d>>(file: &object::File<'d, R>) -> RunTimeEndian {
     match file.is_little_endian() {
         true => RunTimeEndian::Little,
         false => RunTimeEndian::Big,
@@ -20,7 +20,7 @@ pub(super) fn endian<'d, R: ReadRef<'d>>(file: &object::File<'d, R>) -> RunTimeE
 ///
 /// # Errors
 /// The section is damaged, or exceeds a limit.
-pub(super) fn load<'d, R: ReadRef<'d>>(
+pub(super) fn load_section<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     id: SectionId,
 ) -> io::Result<Cow<'d, [u8]>> {
@@ -30,20 +30,20 @@ pub(super) fn load<'d, R: ReadRef<'d>>(
     }
 }
 
-/// Like [`load`], but the sections of split debug information, such as `.debug_info.dwo`, one after the other: each
+/// Like [`load_section`], but the sections of split debug information, such as `.debug_info.dwo`, one after the other: each
 /// type has one of its own.
-pub(super) fn load_split<'d, R: ReadRef<'d>>(
+pub(super) fn load_split_section<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     id: SectionId,
 ) -> io::Result<Vec<u8>> {
     match is_needed(id) {
-        true => load_packed(file, id),
+        true => load_packed_section(file, id),
         false => Ok(Vec::new()),
     }
 }
 
-/// Like [`load_split`], but of any kind: the index of a package refers to all.
-pub(super) fn load_packed<'d, R: ReadRef<'d>>(
+/// Like [`load_split_section`], but of any kind: the index of a package refers to all.
+pub(super) fn load_packed_section<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     id: SectionId,
 ) -> io::Result<Vec<u8>> {

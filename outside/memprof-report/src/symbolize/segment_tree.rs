@@ -45,7 +45,7 @@ impl<T: Copy + Ord> SegmentTree<T> {
     }
 
     /// Returns the least candidate of each address, by index. `None` if it has none.
-    pub(super) fn best(&self) -> impl Iterator<Item = Option<T>> {
+    pub(super) fn best_candidates(&self) -> impl Iterator<Item = Option<T>> {
         let leaves = self.nodes.len() / 2;
         (leaves..2 * leaves).map(|leaf| {
             let above = std::iter::successors(Some(leaf), |node| (*node > 1).then_some(node / 2));
@@ -72,7 +72,7 @@ mod tests {
                     }
                 }
             }
-            assert_eq!(tree.best().collect::<Vec<_>>(), expected);
+            assert_eq!(tree.best_candidates().collect::<Vec<_>>(), expected);
         }
     }
 

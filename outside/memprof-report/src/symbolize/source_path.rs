@@ -39,7 +39,7 @@ pub(super) fn qualified_name(
     let unit = unit.filter(|unit| {
         let root = unit.root.trim_end_matches('/');
         !root.is_empty() && source_root.ends_with(root)
-            || (root.is_empty() && !is_foreign(source_root))
+            || (root.is_empty() && !is_dependency_directory(source_root))
     });
     let name = match unit {
         Some(unit) => unit.name.to_owned(),
@@ -58,8 +58,8 @@ pub(super) fn qualified_name(
     Some(format!("{path}::{function}"))
 }
 
-/// Returns whether sources are in a directory in which cargo or rustc stores those of other crates.
-fn is_foreign(place: &str) -> bool {
+/// Returns whether a path lies in a directory in which cargo or rustc stores the sources of other crates.
+fn is_dependency_directory(place: &str) -> bool {
     [
         "/registry/src/",
         "/git/checkouts/",

@@ -72,7 +72,7 @@ impl SplitUnits {
             bytes: READ_LIMIT,
             debug: DebugBudget::new(),
         };
-        let package = companions.package();
+        let package = companions.find_package();
         loaded.package = package.and_then(|file| Package::load(&file, &mut budget).ok());
         for (id, (directory, path)) in needed {
             let package = loaded.package.as_ref();
@@ -83,7 +83,7 @@ impl SplitUnits {
             if is_packed {
                 continue;
             }
-            let mut files = companions.split_files(&directory, &path).into_iter();
+            let mut files = companions.find_split_files(&directory, &path).into_iter();
             match files.find_map(|file| SplitUnit::load(&file, id, &mut budget).ok()?) {
                 Some(unit) => drop(loaded.files.insert(id, unit)),
                 None => loaded.missing.push(path.display().to_string()),
@@ -100,7 +100,7 @@ impl SplitUnits {
         let DwoId(id) = load.dwo_id;
         let unit = match (self.files.get(&id), &self.package) {
             (Some(file), _) => {
-                let mut dwarf = file.borrow();
+                let mut dwarf = file.borrow_unit();
                 dwarf.make_dwo(&load.parent);
                 dwarf
             }
@@ -151,14 +151,14 @@ fn needed_units(
 }
 
 impl SplitUnit {
-    /// Loads the unit with that id from a file. `None` if it has another.
+    /// Loads the unit `id` from a file. `None` if the file has another unit.
     fn load(file: &File, id: u64, budget: &mut Budget) -> io::Result<Option<Self>> {
         let cache = LimitedFile::new(file, budget.bytes);
         let file = object::File::parse(&cache).map_err(io::Error::other)?;
-        let endian = sections::endian(&file);
+        let endian = sections::file_endian(&file);
         let mut bytes = 0;
         let sections = DwarfSections::load(|id| -> io::Result<Vec<u8>> {
-            let section = sections::load_split(&file, id)?;
+            let section = sections::load_split_section(&file, id)?;
             bytes += section.len() as u64;
             Ok(section)
         })?;
@@ -168,16 +168,16 @@ impl SplitUnit {
             unit: 0..0,
             endian,
         };
-        loaded.unit = match find_unit(&loaded.whole(), id).map_err(io::Error::other)? {
+        loaded.unit = match find_unit(&loaded.borrow_all(), id).map_err(io::Error::other)? {
             Some(unit) => unit,
             None => return Ok(None),
         };
-        check_unit(&loaded.borrow(), budget)?;
+        check_unit(&loaded.borrow_unit(), budget)?;
         Ok(Some(loaded))
     }
 
     /// All sections of the file.
-    fn whole(&self) -> gimli::Dwarf<Slice<'_>> {
+    fn borrow_all(&self) -> gimli::Dwarf<Slice<'_>> {
         let mut dwarf = self
             .sections
             .borrow(|section| EndianSlice::new(section, self.endian));
@@ -185,9 +185,9 @@ impl SplitUnit {
         dwarf
     }
 
-    /// The sections, with only this unit in `.debug_info`: addr2line reads the first.
-    fn borrow(&self) -> gimli::Dwarf<Slice<'_>> {
-        let mut dwarf = self.whole();
+    /// The sections, with only this unit in `.debug_info`, because addr2line reads the first one there.
+    fn borrow_unit(&self) -> gimli::Dwarf<Slice<'_>> {
+        let mut dwarf = self.borrow_all();
         let info = gimli::Section::reader(&dwarf.debug_info).slice();
         let info = info.get(self.unit.clone()).unwrap_or_default();
         dwarf.debug_info = EndianSlice::new(info, self.endian).into();
@@ -214,7 +214,7 @@ impl Package {
         let file = object::File::parse(&cache).map_err(io::Error::other)?;
         let mut bytes = 0;
         let sections = DwarfPackageSections::load(|id| -> gimli::Result<Vec<u8>> {
-            let section = sections::load_packed(&file, id).map_err(|_| gimli::Error::Io)?;
+            let section = sections::load_packed_section(&file, id).map_err(|_| gimli::Error::Io)?;
             bytes += section.len() as u64;
             Ok(section)
         });
@@ -222,7 +222,7 @@ impl Package {
         budget.spend(bytes)?;
         Ok(Self {
             sections,
-            endian: sections::endian(&file),
+            endian: sections::file_endian(&file),
         })
     }
 

@@ -11,7 +11,7 @@ use super::companions::Companions;
 use super::debug_budget::DebugBudget;
 use super::limited_file::LimitedFile;
 use super::regular_file::READ_LIMIT;
-use super::supplementary_link::link;
+use super::supplementary_link::supplementary_link;
 use super::{sections, units};
 
 /// Supplementary file of a debug file.
@@ -32,10 +32,10 @@ impl Supplementary {
         file: &object::File<'d, R>,
         companions: &Companions,
     ) -> io::Result<Self> {
-        let Some((path, id)) = link(file) else {
+        let Some((path, id)) = supplementary_link(file) else {
             return Ok(Self::default());
         };
-        let Some(found) = companions.supplementary(&path, &id) else {
+        let Some(found) = companions.find_supplementary(&path, &id) else {
             return Ok(Self {
                 sections: None,
                 missing: Some(path),
@@ -43,9 +43,9 @@ impl Supplementary {
         };
         let cache = LimitedFile::new(&found, READ_LIMIT);
         let found = object::File::parse(&cache).map_err(io::Error::other)?;
-        let endian = sections::endian(&found);
+        let endian = sections::file_endian(&found);
         let sections = DwarfSections::load(|id| -> io::Result<Vec<u8>> {
-            Ok(sections::load(&found, id)?.into_owned())
+            Ok(sections::load_section(&found, id)?.into_owned())
         })?;
         let dwarf = sections.borrow(|section| EndianSlice::new(section, endian));
         units::charge_abbreviations(&dwarf, &mut DebugBudget::new())?;

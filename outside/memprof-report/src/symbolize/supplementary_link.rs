@@ -11,7 +11,9 @@ use super::regular_file::{READ_LIMIT, build_id};
 use super::sections;
 
 /// Path and id, in hex, of the supplementary file. `None` if there is none, or the link is malformed.
-pub(super) fn link<'d, R: ReadRef<'d>>(file: &object::File<'d, R>) -> Option<(PathBuf, String)> {
+pub(super) fn supplementary_link<'d, R: ReadRef<'d>>(
+    file: &object::File<'d, R>,
+) -> Option<(PathBuf, String)> {
     let old = file.gnu_debugaltlink().ok().flatten();
     let new = || {
         let section = SupplementarySection::read(file)?;
@@ -19,7 +21,7 @@ pub(super) fn link<'d, R: ReadRef<'d>>(file: &object::File<'d, R>) -> Option<(Pa
     };
     let (path, id) = old.or_else(new)?;
     let path = str::from_utf8(path).ok().filter(|path| !path.is_empty())?;
-    Some((path.into(), hex(id)))
+    Some((path.into(), to_hex(id)))
 }
 
 /// Returns whether a file is the supplementary one with that id: its build id or, without one, its checksum.
@@ -30,13 +32,14 @@ pub(super) fn has_id(file: &File, id: &str) -> bool {
             let cache = LimitedFile::new(file, READ_LIMIT);
             let elf = object::File::parse(&cache).ok();
             let section = elf.as_ref().and_then(SupplementarySection::read);
-            section.is_some_and(|section| section.is_supplementary && hex(section.checksum) == id)
+            section
+                .is_some_and(|section| section.is_supplementary && to_hex(section.checksum) == id)
         }
         Err(_) => false,
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -52,7 +55,7 @@ impl<'d> SupplementarySection<'d> {
     /// Reads the section. `None` if a file has none, or it is malformed.
     fn read<R: ReadRef<'d>>(file: &object::File<'d, R>) -> Option<Self> {
         let section = file.section_by_name(".debug_sup")?;
-        Self::parse(section.data().ok()?, sections::endian(file)).ok()
+        Self::parse(section.data().ok()?, sections::file_endian(file)).ok()
     }
 
     fn parse(bytes: &'d [u8], endian: RunTimeEndian) -> gimli::Result<Self> {

@@ -18,7 +18,7 @@ use super::debug_budget::DebugBudget;
 const MAX_DEPTH: isize = 1000;
 
 /// Bytes of a type unit without entries (DWARF 5, 7.5.1.3).
-const TYPE_UNIT: usize = 24;
+const TYPE_UNIT_BYTES: usize = 24;
 
 type Slice<'d> = EndianSlice<'d, RunTimeEndian>;
 
@@ -46,7 +46,7 @@ pub(super) fn unneeded_units(
     while let Some(unit) = unread.pop() {
         let unread_unit = &units[unit];
         budget.charge_abbreviations(&dwarf.debug_abbrev, unread_unit.debug_abbrev_offset())?;
-        for reference in references(dwarf, unread_unit, budget)? {
+        for reference in read_references(dwarf, unread_unit, budget)? {
             let after = units.partition_point(|unit| unit.offset().0 <= reference);
             let Some(unit) = after.checked_sub(1).filter(|&unit| !needed[unit]) else {
                 continue;
@@ -87,7 +87,7 @@ pub(super) fn charge_abbreviations(
 pub(super) fn check_entries(dwarf: &Dwarf<Slice<'_>>, budget: &mut DebugBudget) -> io::Result<()> {
     let mut headers = dwarf.units();
     while let Some(unit) = headers.next().map_err(io::Error::other)? {
-        references(dwarf, &unit, budget)?;
+        read_references(dwarf, &unit, budget)?;
     }
     Ok(())
 }
@@ -97,10 +97,10 @@ pub(super) fn check_entries(dwarf: &Dwarf<Slice<'_>>, budget: &mut DebugBudget) 
 pub(super) fn blank_units(info: &mut [u8], run: &Range<usize>, endian: RunTimeEndian) {
     let length = u32::try_from(run.len() - 4).unwrap_or(u32::MAX);
     // Longer units have another header.
-    if run.len() < TYPE_UNIT || length >= 0xffff_fff0 {
+    if run.len() < TYPE_UNIT_BYTES || length >= 0xffff_fff0 {
         return;
     }
-    let unit = &mut info[run.start..][..TYPE_UNIT];
+    let unit = &mut info[run.start..][..TYPE_UNIT_BYTES];
     unit.fill(0);
     endian.write_u32(&mut unit[..4], length);
     endian.write_u16(&mut unit[4..6], 5);
@@ -108,9 +108,9 @@ pub(super) fn blank_units(info: &mut [u8], run: &Range<usize>, endian: RunTimeEn
     unit[7] = 8;
 }
 
-/// Returns, by the offset of each unit that has ranges, whether an address may be in one of them. A damaged range may
-/// contain any address; if a list of ranges cannot be read, the result is empty. Ranges of length 0 are of functions
-/// that the linker removed.
+/// Returns, by the offset of each unit that has ranges, whether one of `addresses` may be in a range. A damaged range
+/// may contain any address; if a list of ranges cannot be read, the result is empty. Ranges of length 0 are of
+/// functions that the linker removed.
 fn units_in_ranges(dwarf: &Dwarf<Slice<'_>>, addresses: &[LinkedAddress]) -> HashMap<usize, bool> {
     let mut units = HashMap::new();
     let mut sets = dwarf.debug_aranges.headers();
@@ -123,13 +123,13 @@ fn units_in_ranges(dwarf: &Dwarf<Slice<'_>>, addresses: &[LinkedAddress]) -> Has
         let is_needed = units.entry(set.debug_info_offset().0).or_default();
         let mut ranges = set.entries();
         while let Some(range) = ranges.next().transpose() {
-            *is_needed |= range.map_or(true, |range| is_inside(addresses, range));
+            *is_needed |= range.map_or(true, |range| has_address_in(addresses, range));
         }
     }
 }
 
 /// Returns whether one of the addresses, ascending, is in the range.
-fn is_inside(addresses: &[LinkedAddress], range: ArangeEntry) -> bool {
+fn has_address_in(addresses: &[LinkedAddress], range: ArangeEntry) -> bool {
     let next = addresses.partition_point(|&address| address < range.address());
     let next = addresses.get(next);
     next.is_some_and(|address| address - range.address() < range.length())
@@ -137,7 +137,7 @@ fn is_inside(addresses: &[LinkedAddress], range: ArangeEntry) -> bool {
 
 /// Returns the offsets in `.debug_info` of entries in other units to which this unit's functions refer for their names.
 /// Fails if the unit is damaged, nested deeper than `MAX_DEPTH`, or exceeds the budget.
-fn references(
+fn read_references(
     dwarf: &Dwarf<Slice<'_>>,
     unit: &UnitHeader<Slice<'_>>,
     budget: &mut DebugBudget,

@@ -2,7 +2,9 @@
 
 use std::ops::RangeInclusive;
 
-use memprof_report::{Folded, Granularity, Input, Options, OriginRules, SampleType, read, table};
+use memprof_report::{
+    Folded, Granularity, Input, Options, OriginRules, SampleType, function_rows, read,
+};
 
 use crate::support::report_on;
 
@@ -104,7 +106,7 @@ fn coverage(program: &[Objects], sample_type: SampleType, value: fn(&Objects) ->
             Granularity::Functions,
             &origin_rules,
         );
-        let mut rows = table(&folded, true);
+        let mut rows = function_rows(&folded, true);
         rows.sort_by_key(|row| folded.functions.get(row.function).to_owned());
         assert_eq!(rows.len(), truths.len());
         for ((row, truth), inside) in rows.iter().zip(&truths).zip(&mut inside) {

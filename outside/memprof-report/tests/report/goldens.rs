@@ -3,7 +3,9 @@
 use std::env;
 use std::fs;
 
-use memprof_report::{Filter, Format, Granularity, Options, OriginRules, SampleType, pattern};
+use memprof_report::{
+    Filter, Format, Granularity, Options, OriginRules, SampleType, compile_pattern,
+};
 
 use crate::support::{corpus, path, report_on};
 
@@ -74,8 +76,8 @@ fn own_functions_in_each_format() {
     let text = origin_options(Format::Text);
     check("named_later.base_named.own.text", &new, Some(&base), &text);
     let asked = OriginRules {
-        own: Some(pattern("^std::").expect("a pattern")),
-        plumbing: Some(pattern("read_body").expect("a pattern")),
+        own: Some(compile_pattern("^std::").expect("a pattern")),
+        plumbing: Some(compile_pattern("read_body").expect("a pattern")),
         ..OriginRules::default()
     };
     let asked = Options {
@@ -175,8 +177,8 @@ fn each_option() {
     };
     check("named.alloc_objects.text", &named(), None, &alloc_objects);
     let focus = |focus: &str, ignore: Option<&str>| Filter {
-        focus: Some(pattern(focus).expect("a pattern")),
-        ignore: ignore.map(|ignore| pattern(ignore).expect("a pattern")),
+        focus: Some(compile_pattern(focus).expect("a pattern")),
+        ignore: ignore.map(|ignore| compile_pattern(ignore).expect("a pattern")),
     };
     let filtered = Options {
         filter: focus("^serve$", Some("parse_")),

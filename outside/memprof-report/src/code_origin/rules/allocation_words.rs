@@ -13,7 +13,8 @@ pub(in crate::code_origin) const ALLOCATING_ENDS: &[&str] = &[
     "memalign",
 ];
 
-/// Ends of the names of functions that create or enlarge what their caller chose, of which a program has others too.
+/// Ends of the names of functions that create or enlarge what their caller chose. Other functions of a program have
+/// such names too.
 pub(in crate::code_origin) const GROWING_ENDS: &[&str] = &[
     "new",
     "grow",

@@ -9,11 +9,12 @@ pub(in crate::code_origin) struct SourceDirectory {
     pub(in crate::code_origin) origin: CodeOrigin,
     /// Text of the path; one that starts with `^` is the path's start.
     pub(in crate::code_origin) path: &'static str,
-    /// Number of components below it that name a package: the program itself may be one. 0 if there are no packages.
+    /// Number of path components below it that name a package, which may be the program itself. 0 if there are no
+    /// packages.
     pub(in crate::code_origin) package_depth: usize,
 }
 
-const fn plumbing(path: &'static str) -> SourceDirectory {
+const fn plumbing_directory(path: &'static str) -> SourceDirectory {
     SourceDirectory {
         origin: CodeOrigin::Plumbing,
         path,
@@ -21,7 +22,7 @@ const fn plumbing(path: &'static str) -> SourceDirectory {
     }
 }
 
-const fn packages(path: &'static str, package_depth: usize) -> SourceDirectory {
+const fn package_directory(path: &'static str, package_depth: usize) -> SourceDirectory {
     SourceDirectory {
         origin: CodeOrigin::Library,
         path,
@@ -33,62 +34,62 @@ const fn packages(path: &'static str, package_depth: usize) -> SourceDirectory {
 /// whose text is in a path counts.
 pub(in crate::code_origin) const SOURCE_DIRECTORIES: &[SourceDirectory] = &[
     // C and C++: GCC, clang's libc++, and their sources as Debian builds them.
-    plumbing("/include/c++/"),
-    plumbing("/lib/gcc/"),
-    plumbing("/lib64/gcc/"),
-    plumbing("/lib/clang/"),
-    plumbing("/libstdc++-v3/"),
-    plumbing("/libiberty/"),
+    plumbing_directory("/include/c++/"),
+    plumbing_directory("/lib/gcc/"),
+    plumbing_directory("/lib64/gcc/"),
+    plumbing_directory("/lib/clang/"),
+    plumbing_directory("/libstdc++-v3/"),
+    plumbing_directory("/libiberty/"),
     // The event loop of node, which calls it back.
-    plumbing("/deps/uv/"),
-    plumbing("/usr/include/x86_64-linux-gnu/bits/"),
-    plumbing("/usr/include/aarch64-linux-gnu/bits/"),
-    plumbing("/usr/include/bits/"),
+    plumbing_directory("/deps/uv/"),
+    plumbing_directory("/usr/include/x86_64-linux-gnu/bits/"),
+    plumbing_directory("/usr/include/aarch64-linux-gnu/bits/"),
+    plumbing_directory("/usr/include/bits/"),
     // Rust: as rustc maps the paths of its libraries, and of their dependencies.
-    plumbing("/rustc/"),
-    plumbing("/rustlib/src/rust/"),
-    plumbing("/rust/deps/"),
+    plumbing_directory("/rustc/"),
+    plumbing_directory("/rustlib/src/rust/"),
+    plumbing_directory("/rust/deps/"),
     // Ada, D, Fortran, Go, Nim, OCaml, Pascal, Zig.
-    plumbing("/adainclude/"),
-    plumbing("/include/d/"),
-    plumbing("/libphobos/"),
-    plumbing("/usr/local/go/src/"),
-    plumbing("/usr/lib/go-"),
-    plumbing("/usr/share/go-"),
-    plumbing("/lib/nim/"),
-    plumbing("/nim/lib/"),
-    plumbing("@sstd"),
-    plumbing("/stdlib_"),
-    plumbing("/@m..@s..@slib@s"),
-    plumbing("/lib/ocaml/"),
-    plumbing("/ocaml-base-compiler"),
-    plumbing("/ocaml-variants"),
-    plumbing("/lib/zig/"),
-    plumbing("/zig/lib/"),
+    plumbing_directory("/adainclude/"),
+    plumbing_directory("/include/d/"),
+    plumbing_directory("/libphobos/"),
+    plumbing_directory("/usr/local/go/src/"),
+    plumbing_directory("/usr/lib/go-"),
+    plumbing_directory("/usr/share/go-"),
+    plumbing_directory("/lib/nim/"),
+    plumbing_directory("/nim/lib/"),
+    plumbing_directory("@sstd"),
+    plumbing_directory("/stdlib_"),
+    plumbing_directory("/@m..@s..@slib@s"),
+    plumbing_directory("/lib/ocaml/"),
+    plumbing_directory("/ocaml-base-compiler"),
+    plumbing_directory("/ocaml-variants"),
+    plumbing_directory("/lib/zig/"),
+    plumbing_directory("/zig/lib/"),
     // Installed headers.
-    packages("^/usr/include/", 0),
-    packages("^/usr/local/include/", 0),
-    packages("^/nix/store/", 1),
-    packages("^/opt/homebrew/", 0),
+    package_directory("^/usr/include/", 0),
+    package_directory("^/usr/local/include/", 0),
+    package_directory("^/nix/store/", 1),
+    package_directory("^/opt/homebrew/", 0),
     // Package managers.
-    packages("/registry/src/", 2),
-    packages("/cargo/registry/", 1),
-    packages("/git/checkouts/", 2),
-    packages("/go/pkg/mod/", 3),
-    packages("/node_modules/", 1),
-    packages("/site-packages/", 1),
-    packages("/dist-packages/", 1),
-    packages("/vcpkg_installed/", 1),
-    packages("/.conan/data/", 1),
-    packages("/.conan2/p/", 1),
-    packages("/_deps/", 1),
-    packages("/bazel-out/", 1),
-    packages("^external/", 1),
+    package_directory("/registry/src/", 2),
+    package_directory("/cargo/registry/", 1),
+    package_directory("/git/checkouts/", 2),
+    package_directory("/go/pkg/mod/", 3),
+    package_directory("/node_modules/", 1),
+    package_directory("/site-packages/", 1),
+    package_directory("/dist-packages/", 1),
+    package_directory("/vcpkg_installed/", 1),
+    package_directory("/.conan/data/", 1),
+    package_directory("/.conan2/p/", 1),
+    package_directory("/_deps/", 1),
+    package_directory("/bazel-out/", 1),
+    package_directory("^external/", 1),
     // Copies of libraries in the program's own tree.
-    packages("/third_party/", 1),
-    packages("^third_party/", 1),
-    packages("/third-party/", 1),
-    packages("/thirdparty/", 1),
-    packages("/3rdparty/", 1),
-    packages("/subprojects/", 1),
+    package_directory("/third_party/", 1),
+    package_directory("^third_party/", 1),
+    package_directory("/third-party/", 1),
+    package_directory("/thirdparty/", 1),
+    package_directory("/3rdparty/", 1),
+    package_directory("/subprojects/", 1),
 ];

@@ -33,7 +33,8 @@ pub(super) struct Encoder<W: Write> {
     locations: HashMap<LocationKey, u64>,
 }
 
-/// A mapping, whatever address it has in a process. One of no file is the same only at the same address.
+/// Identity of a mapping in several processes: that of a file does not depend on its address, that of other memory
+/// does.
 #[derive(PartialEq, Eq, Hash)]
 struct MappingKey {
     file: i64,
@@ -69,14 +70,14 @@ impl<W: Write> Encoder<W> {
     }
 
     /// Index of a string, adding it if it is new.
-    pub(super) fn string(&mut self, string: &str) -> i64 {
+    pub(super) fn intern_string(&mut self, string: &str) -> i64 {
         i64::from(self.strings.intern(string).0)
     }
 
-    pub(super) fn value_type(&mut self, name: &str, unit: &str) -> proto::ValueType {
+    pub(super) fn intern_value_type(&mut self, name: &str, unit: &str) -> proto::ValueType {
         proto::ValueType {
-            r#type: self.string(name),
-            unit: self.string(unit),
+            r#type: self.intern_string(name),
+            unit: self.intern_string(unit),
         }
     }
 
@@ -97,7 +98,7 @@ impl<W: Write> Encoder<W> {
         types: &[ValueType],
     ) -> Result<()> {
         let profile = &symbolized.profile;
-        let columns = columns(profile, types);
+        let columns = find_columns(profile, types);
         let locations = self.write_locations(symbolized)?;
         let mut message = proto::Sample::default();
         for sample in &profile.samples {
@@ -110,7 +111,7 @@ impl<W: Write> Encoder<W> {
             message
                 .value
                 .extend(columns.iter().map(|&column| profile.value(sample, column)));
-            message.label = self.labels(profile, sample, true);
+            message.label = self.convert_labels(profile, sample, true);
             self.write_field(2, &message)?;
         }
         Ok(())
@@ -128,12 +129,12 @@ impl<W: Write> Encoder<W> {
         for (symbolized, sign) in [(symbolized, 1_i64), (base, -1)] {
             let profile = &symbolized.profile;
             let mut memory_left = profile.memory_left;
-            let columns = columns(profile, types);
+            let columns = find_columns(profile, types);
             let locations = self.write_locations(symbolized)?;
             for sample in &profile.samples {
                 let frames = symbolized.program_frames(sample.stack).iter();
                 let stack: Vec<u64> = frames.map(|id| locations[id.0 as usize]).collect();
-                let labels = self.labels(profile, sample, false);
+                let labels = self.convert_labels(profile, sample, false);
                 let bytes = BYTES_PER_DIFFERENCE + 8 * (stack.len() + 4 * labels.len()) as u64;
                 let sums = match differences.entry((stack, labels)) {
                     btree_map::Entry::Occupied(known) => known.into_mut(),
@@ -178,7 +179,7 @@ impl<W: Write> Encoder<W> {
             let mapping = profile.mapping_of_frame(id);
             let (mapping_id, moved) = mapping.map_or((0, 0), |mapping| mappings[mapping]);
             let address = profile.stacks.call(id).0.wrapping_add(moved);
-            let line = self.lines(symbolized, id);
+            let line = self.convert_frames(symbolized, id);
             let lines = line.iter().map(|line| (line.function_id, line.line));
             let next = self.locations.len() as u64 + 1;
             let known = self.locations.entry(LocationKey {
@@ -204,28 +205,33 @@ impl<W: Write> Encoder<W> {
         Ok(location_ids)
     }
 
-    /// Labels of a sample: `age` in seconds if it is wanted, and those of its label set.
-    fn labels(&mut self, profile: &Profile, sample: &Sample, with_age: bool) -> Vec<proto::Label> {
+    /// Labels of a sample: `age` in seconds if `with_age` and it is known, and those of its label set.
+    fn convert_labels(
+        &mut self,
+        profile: &Profile,
+        sample: &Sample,
+        with_age: bool,
+    ) -> Vec<proto::Label> {
         let alloc_time = sample.alloc_time.filter(|_| with_age);
         let age = profile.ages.zip(alloc_time);
         let age = age.map(|(ages, alloc_time)| proto::Label {
-            key: self.string("age"),
+            key: self.intern_string("age"),
             num: i64::from(ages.min_age(alloc_time)),
-            num_unit: self.string("seconds"),
+            num_unit: self.intern_string("seconds"),
             ..proto::Label::default()
         });
-        let labels = sample.label.map(|label| profile.labels.set(label));
+        let labels = sample.label.map(|label| profile.labels.labels_of(label));
         let labels = labels.as_deref().unwrap_or_default().iter();
         let labels = labels.map(|SetLabel { key, text, number }| match number {
             Some((number, unit)) => proto::Label {
-                key: self.string(key),
+                key: self.intern_string(key),
                 num: *number,
-                num_unit: self.string(unit),
+                num_unit: self.intern_string(unit),
                 ..proto::Label::default()
             },
             None => proto::Label {
-                key: self.string(key),
-                str: self.string(text),
+                key: self.intern_string(key),
+                str: self.intern_string(text),
                 ..proto::Label::default()
             },
         });
@@ -258,8 +264,8 @@ impl<W: Write> Encoder<W> {
         let mut ids = vec![(0, 0); is_referred.len()];
         for index in order {
             let mapping = &profile.mappings[index];
-            let filename = self.string(&mapping.path);
-            let build_id = self.string(mapping.build_id.as_deref().unwrap_or_default());
+            let filename = self.intern_string(&mapping.path);
+            let build_id = self.intern_string(mapping.build_id.as_deref().unwrap_or_default());
             let key = MappingKey {
                 file: filename,
                 build_id,
@@ -297,7 +303,11 @@ impl<W: Write> Encoder<W> {
 
     /// Converts the frames of an address, innermost first, to lines, and collects functions that are new. A frame without
     /// a symbol has none: its mapping and address tell more than a number for a name, and readers can still name it.
-    fn lines(&mut self, symbolized: &SymbolizedProfile, address: AddressId) -> Vec<proto::Line> {
+    fn convert_frames(
+        &mut self,
+        symbolized: &SymbolizedProfile,
+        address: AddressId,
+    ) -> Vec<proto::Line> {
         let frames = symbolized.names.frames(address);
         let string = |id| symbolized.names.strings.get(id);
         frames
@@ -343,9 +353,13 @@ impl<W: Write> Encoder<W> {
 }
 
 /// Positions of the values of these types in a profile that has them.
-fn columns(profile: &Profile, types: &[ValueType]) -> Vec<Column> {
+fn find_columns(profile: &Profile, types: &[ValueType]) -> Vec<Column> {
     let known = profile.columns();
-    let find = |wanted: &ValueType| known.iter().find(|(_, found)| found.is_same(wanted));
+    let find = |wanted: &ValueType| {
+        known
+            .iter()
+            .find(|(_, found)| found.is_same_quantity(wanted))
+    };
     types
         .iter()
         .filter_map(|wanted| Some(find(wanted)?.0))
