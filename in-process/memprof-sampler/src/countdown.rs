@@ -37,15 +37,15 @@ struct Countdown {
 
 /// Countdown of the calling thread, which other threads may share.
 #[inline(always)]
-fn this_thread() -> &'static Countdown {
+fn current_countdown() -> &'static Countdown {
     &THREADS[hash_of(thread_pointer(), COUNTDOWN_COUNT.ilog2())]
 }
 
 /// Subtracts bytes from this thread's countdown. Returns true while it has not expired (fast path, not
-/// sampled); on false the caller must call [`is_due`].
+/// sampled); on false the caller must call [`start_next_countdown`].
 #[inline(always)]
 pub(crate) fn count_down(bytes: usize) -> bool {
-    let countdown = this_thread();
+    let countdown = current_countdown();
     let (remaining, is_over) = countdown
         .remaining
         .load(Relaxed)
@@ -61,8 +61,8 @@ pub(crate) fn count_down(bytes: usize) -> bool {
 /// its first countdown.
 #[cold]
 #[inline(never)]
-pub(crate) fn is_due(bytes: usize) -> bool {
-    let countdown = this_thread();
+pub(crate) fn start_next_countdown(bytes: usize) -> bool {
+    let countdown = current_countdown();
     let interval = INTERVAL.load(Relaxed);
     if interval == 0 {
         countdown.remaining.store(PARKED_BYTES, Relaxed);
@@ -70,15 +70,15 @@ pub(crate) fn is_due(bytes: usize) -> bool {
         return false;
     }
     if countdown.random.load(Relaxed) == 0 {
-        countdown.random.store(seed(), Relaxed);
+        countdown.random.store(new_seed(), Relaxed);
         // The countdown of a thread that did not sample says nothing about this allocation.
-        let gap = countdown.draw(interval);
+        let gap = countdown.draw_gap(interval);
         if let Some(remaining) = gap.checked_sub(bytes as u64) {
             countdown.remaining.store(remaining, Relaxed);
             return false;
         }
     }
-    let gap = countdown.draw(interval);
+    let gap = countdown.draw_gap(interval);
     countdown.remaining.store(gap, Relaxed);
     // Only the excluded thread's sample is dropped: a thread of the program may share the countdown, and
     // would miss samples if it were parked.
@@ -98,7 +98,7 @@ const PAUSED_BYTES: u64 = 1 << 62;
 impl CountdownPause {
     #[inline(always)]
     pub(crate) fn new() -> Self {
-        let countdown = this_thread();
+        let countdown = current_countdown();
         let remaining = countdown.remaining.load(Relaxed);
         countdown.remaining.store(PAUSED_BYTES, Relaxed);
         Self {
@@ -131,8 +131,8 @@ pub(crate) fn interval() -> u64 {
     INTERVAL.load(Relaxed)
 }
 
-/// Seed of a thread's random numbers: differs between threads, and between activations.
-fn seed() -> u64 {
+/// Returns a seed for a thread's random numbers, which differs between threads and between activations.
+fn new_seed() -> u64 {
     // SAFETY: every x86-64 has a time-stamp counter.
     let time = unsafe { _rdtsc() };
     // splitmix64: neighbouring inputs give unrelated outputs.
@@ -151,7 +151,7 @@ impl Countdown {
     }
 
     /// Draws the bytes until the next sample from this countdown's random numbers, and advances them.
-    fn draw(&self, interval: u64) -> u64 {
+    fn draw_gap(&self, interval: u64) -> u64 {
         let state = xorshift(self.random.load(Relaxed));
         self.random.store(state, Relaxed);
         exponential_gap(state, interval)
@@ -196,7 +196,7 @@ mod tests {
     fn gaps_of_many_draws_have_exponential_mean_and_tail() {
         const DRAWS: u64 = 1_000_000;
         const INTERVAL: u64 = 512 << 10;
-        let (mut state, mut sum, mut long_gaps) = (seed(), 0, 0);
+        let (mut state, mut sum, mut long_gaps) = (new_seed(), 0, 0);
         for _ in 0..DRAWS {
             state = xorshift(state);
             let gap = exponential_gap(state, INTERVAL);
@@ -224,19 +224,19 @@ mod tests {
     #[test]
     fn nested_allocation_is_not_counted() {
         set_interval(1 << 10);
-        this_thread().remaining.store(1000, Relaxed);
+        current_countdown().remaining.store(1000, Relaxed);
         let pause = CountdownPause::new();
         assert!(count_down(1 << 40));
         drop(pause);
-        assert_eq!(this_thread().remaining.load(Relaxed), 1000);
+        assert_eq!(current_countdown().remaining.load(Relaxed), 1000);
         assert!(!count_down(1001));
         // An excluded thread's countdown still runs, for the threads that share it.
         let excluded = SamplerExclusion::this_thread();
-        assert!(!is_due(1 << 40));
-        let remaining = this_thread().remaining.load(Relaxed);
+        assert!(!start_next_countdown(1 << 40));
+        let remaining = current_countdown().remaining.load(Relaxed);
         assert!(remaining < 64 << 10, "{remaining}");
         drop(excluded);
-        assert!(is_due(1 << 40));
+        assert!(start_next_countdown(1 << 40));
         set_interval(0);
     }
 

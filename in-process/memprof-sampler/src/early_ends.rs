@@ -80,7 +80,7 @@ static TABLE: EarlyEndTable = EarlyEndTable::new();
 /// Counts a sample whose walk ended at `last`, unless it reached the outermost frame. `is_cut` if frames are missing
 /// from its record.
 #[inline(always)]
-pub(crate) fn count(end: WalkEnd, is_cut: bool, last: usize) {
+pub(crate) fn count_if_early(end: WalkEnd, is_cut: bool, last: usize) {
     if end != WalkEnd::Outermost || is_cut {
         count_early_end(end, is_cut, last);
     }

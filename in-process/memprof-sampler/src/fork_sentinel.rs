@@ -73,7 +73,7 @@ impl ForkSentinel {
 /// Maps a page of zeros that the kernel zeroes in a forked child. `None` if the kernel has no
 /// `MADV_WIPEONFORK` (older than 4.14), or no memory.
 fn map_mark() -> Option<*mut AtomicU64> {
-    let mark = mapping::zeroed::<AtomicU64>(PAGE_WORDS)?;
+    let mark = mapping::map_zeros::<AtomicU64>(PAGE_WORDS)?;
     // SAFETY: madvise(2) on a whole mapping whose address only this thread has.
     let advised = unsafe { rustix::mm::madvise(mark.cast(), 4096, Advice::LinuxWipeOnFork) };
     if advised.is_err() {

@@ -124,7 +124,7 @@ impl GotSlots {
             });
             tally::set_usable_size(object.definition(c"malloc_usable_size"));
             let is_libc = is_libc(&object);
-            entries = complete_entries(&object, &hooks);
+            entries = find_complete_entries(&object, &hooks);
             for hook in &mut hooks {
                 // glibc's reallocarray calls its realloc through a slot: with both hooked, the call would be
                 // counted twice. The hook of an entry pauses the counting.
@@ -134,7 +134,7 @@ impl GotSlots {
                 // One store, because threads may be calling the hook: a function that jumps to its hook would lead
                 // back to it.
                 let original = match &entries {
-                    Some(entries) if hook.definition != 0 => entries.original(hook.definition),
+                    Some(entries) if hook.definition != 0 => entries.call_address(hook.definition),
                     _ => hook.definition,
                 };
                 hook.original.store(original, Relaxed);
@@ -149,7 +149,7 @@ impl GotSlots {
             probe_chunk_headers(&hooks);
         }
         if SLOTS.load(Acquire).is_null() {
-            SLOTS.store(mapping::zeroed(MAX_SLOTS)?, Release);
+            SLOTS.store(mapping::map_zeros(MAX_SLOTS)?, Release);
         }
         Some(Self {
             provider,
@@ -161,7 +161,7 @@ impl GotSlots {
     }
 
     /// Patched entry points of the provider of `malloc`, if all of them were patched. Its slots must not be patched then.
-    pub fn entries(&self) -> Option<&PatchedEntries> {
+    pub fn patched_entries(&self) -> Option<&PatchedEntries> {
         self.entries.as_ref()
     }
 
@@ -171,7 +171,7 @@ impl GotSlots {
     }
 
     /// Number of patched slots of the process.
-    pub fn count(&self) -> usize {
+    pub fn patched_count(&self) -> usize {
         SLOT_COUNT.load(Acquire)
     }
 
@@ -191,14 +191,14 @@ impl GotSlots {
             self.drop_unloaded();
             for_each_object(&mut |object| self.patch_object(&object, &mut patched));
         });
-        patched.patched = self.count();
+        patched.patched = self.patched_count();
         is_done.then_some(patched)
     }
 
     /// Patches the slots of objects that were loaded since the last call, in a thread of the program that has just loaded
     /// them. Does nothing if another thread is patching, sampling was stopped, or the loader's lock is not available.
     /// Slots of unloaded objects stay in the list: a child that is forked meanwhile needs a list that is whole.
-    pub fn patch_loaded(&mut self) {
+    pub fn patch_new_objects(&mut self) {
         let Some(_guard) = PatchingGuard::try_acquire() else {
             return;
         };
@@ -221,14 +221,14 @@ impl GotSlots {
         let mut restored = 0;
         let is_done = with_loader_locked(&mut || {
             for_each_object(&mut |object| {
-                for slot in self.patched().iter().filter(|slot| is_selected(slot)) {
+                for slot in self.patched_slots().iter().filter(|slot| is_selected(slot)) {
                     let is_inside = object.code.contains(&slot.address);
                     if is_inside && exchange_word(&object, slot.address, slot.hook, slot.original) {
                         restored += 1;
                     }
                 }
             });
-            self.retain(|slot| !is_selected(slot));
+            self.retain_slots(|slot| !is_selected(slot));
         });
         is_done.then_some(restored)
     }
@@ -244,7 +244,7 @@ impl GotSlots {
         }
         let mut has_unpatched = false;
         for word in object.data_words() {
-            if let Some(hook) = self.hook(word.name) {
+            if let Some(hook) = self.find_hook(word.name) {
                 let original = hook.definition;
                 let is_held =
                     object.can_exchange(word.address) && slot_value(word.address) == original;
@@ -253,8 +253,8 @@ impl GotSlots {
             }
         }
         patched.unseen_objects += usize::from(has_unpatched);
-        for slot in object.slots() {
-            let Some(hook) = self.hook(slot.name) else {
+        for slot in object.call_slots() {
+            let Some(hook) = self.find_hook(slot.name) else {
                 continue;
             };
             let original = slot_value(slot.address);
@@ -274,9 +274,9 @@ impl GotSlots {
     /// Patches one slot and lists it. Returns false, with nothing changed, if the list is full, the kernel refuses, or
     /// other code has changed the slot meanwhile.
     fn patch_slot(&mut self, object: &ElfObject, slot: PatchedSlot) -> bool {
-        let has_room = self.count() < MAX_SLOTS;
+        let has_room = self.patched_count() < MAX_SLOTS;
         let is_patched = has_room && exchange_word(object, slot.address, slot.original, slot.hook);
-        is_patched.then(|| self.push(slot)).is_some()
+        is_patched.then(|| self.push_slot(slot)).is_some()
     }
 
     /// Whether an object other than the C library defines a `malloc` that is not the sampled one.
@@ -286,7 +286,7 @@ impl GotSlots {
     }
 
     /// Hook of a function by name. `None` if the allocator does not have the function.
-    fn hook(&self, name: &CStr) -> Option<&Hook> {
+    fn find_hook(&self, name: &CStr) -> Option<&Hook> {
         let mut hooks = self.hooks.iter().chain(&self.loader_hooks);
         let hook = hooks.find(|hook| hook.name == name)?;
         (hook.definition != 0).then_some(hook)
@@ -298,10 +298,10 @@ impl GotSlots {
         let mut kept = 0;
         for_each_object(&mut |object| {
             let first = kept;
-            for index in first..self.count() {
-                let slot = self.patched()[index];
+            for index in first..self.patched_count() {
+                let slot = self.patched_slots()[index];
                 if object.code.contains(&slot.address) && slot_value(slot.address) == slot.hook {
-                    self.patched_mut().swap(kept, index);
+                    self.patched_slots_mut().swap(kept, index);
                     kept += 1;
                 }
             }
@@ -310,11 +310,11 @@ impl GotSlots {
     }
 
     /// Drops the patched slots that `is_kept` rejects from the list.
-    fn retain(&mut self, is_kept: impl Fn(&PatchedSlot) -> bool) {
+    fn retain_slots(&mut self, is_kept: impl Fn(&PatchedSlot) -> bool) {
         let mut kept = 0;
-        for index in 0..self.count() {
-            if is_kept(&self.patched()[index]) {
-                self.patched_mut().swap(kept, index);
+        for index in 0..self.patched_count() {
+            if is_kept(&self.patched_slots()[index]) {
+                self.patched_slots_mut().swap(kept, index);
                 kept += 1;
             }
         }
@@ -323,30 +323,30 @@ impl GotSlots {
 
     /// Appends a patched slot to the list, which must have room. Written before it is counted, for a child that is
     /// forked in between.
-    fn push(&mut self, slot: PatchedSlot) {
-        let count = self.count();
+    fn push_slot(&mut self, slot: PatchedSlot) {
+        let count = self.patched_count();
         let free = SLOTS.load(Acquire).wrapping_add(count);
         // SAFETY: `find` mapped `MAX_SLOTS` slots, and the caller checked that there is room.
         unsafe { free.write(slot) };
         SLOT_COUNT.store(count + 1, Release);
     }
 
-    fn patched(&self) -> &[PatchedSlot] {
-        // SAFETY: `find` mapped `MAX_SLOTS` slots, of which `push` wrote the first `count`. The caller of
+    fn patched_slots(&self) -> &[PatchedSlot] {
+        // SAFETY: `find` mapped `MAX_SLOTS` slots, of which `push_slot` wrote the first `count`. The caller of
         // `GotSlots` lets only one thread patch at a time.
-        unsafe { slice::from_raw_parts(SLOTS.load(Acquire), self.count()) }
+        unsafe { slice::from_raw_parts(SLOTS.load(Acquire), self.patched_count()) }
     }
 
-    fn patched_mut(&mut self) -> &mut [PatchedSlot] {
-        // SAFETY: `find` mapped `MAX_SLOTS` slots, of which `push` wrote the first `count`. `&mut self`
+    fn patched_slots_mut(&mut self) -> &mut [PatchedSlot] {
+        // SAFETY: `find` mapped `MAX_SLOTS` slots, of which `push_slot` wrote the first `count`. `&mut self`
         // excludes other references, and the caller of `GotSlots` other threads.
-        unsafe { slice::from_raw_parts_mut(SLOTS.load(Acquire), self.count()) }
+        unsafe { slice::from_raw_parts_mut(SLOTS.load(Acquire), self.patched_count()) }
     }
 }
 
-/// Patched entry points of an object, if all of them are. Disables the hooks of others: a memprof that was killed may
-/// have left some of the jumps, and the hooks will call the functions by their addresses.
-fn complete_entries(object: &ElfObject, hooks: &[Hook]) -> Option<PatchedEntries> {
+/// Finds an object's patched entry points. `None` if only some are patched, as a killed memprof leaves them: disables
+/// their hooks then, because the hooks of slots will call the functions by their addresses.
+fn find_complete_entries(object: &ElfObject, hooks: &[Hook]) -> Option<PatchedEntries> {
     let mut definitions = hooks.iter().filter_map(|hook| object.definition(hook.name));
     let entries = definitions.find_map(PatchedEntries::find)?;
     let is_complete = entries.is_complete();
@@ -426,8 +426,8 @@ mod tests {
         let slots = GotSlots::find().unwrap();
         let (mut found, mut others) = (0, 0);
         for_each_object(&mut |object| {
-            for slot in object.slots() {
-                let Some(hook) = slots.hook(slot.name) else {
+            for slot in object.call_slots() {
+                let Some(hook) = slots.find_hook(slot.name) else {
                     continue;
                 };
                 if holds_allocator_function(&object, &slot, slot_value(slot.address), hook) {

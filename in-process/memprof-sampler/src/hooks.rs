@@ -13,8 +13,8 @@ use core::mem;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::aligned::call_aligned;
-use crate::countdown::{CountdownPause, count_down, is_due};
-use crate::sampler::{may_be_sample, remove_sample, restore_sample, sample};
+use crate::countdown::{CountdownPause, count_down, start_next_countdown};
+use crate::sampler::{may_be_sample, record_sample, remove_sample, restore_sample};
 use crate::tally;
 
 /// Role of a function, by which its hook is enabled and disabled.
@@ -85,7 +85,7 @@ type Block = *mut c_void;
 /// `F` is the function's type, and `GotSlots::find` or `PatchedEntries::enable` stored its address before the
 /// hook could be called.
 #[inline(always)]
-unsafe fn function<F: Copy>(original: &AtomicUsize) -> F {
+unsafe fn original_function<F: Copy>(original: &AtomicUsize) -> F {
     const { assert!(size_of::<F>() == size_of::<usize>()) };
     let original = original.load(Relaxed);
     // SAFETY: the caller names the function's type, and the sizes are equal.
@@ -156,26 +156,26 @@ macro_rules! role {
 macro_rules! hook {
     (allocate $name:ident($($arg:ident: $type:ty),*) => $bytes:expr) => {
         hook!(@module $name, Block, ($($arg: $type),*), count_down($bytes), {
-            let is_due = !count_down($bytes) && is_due($bytes);
+            let is_due = !count_down($bytes) && start_next_countdown($bytes);
             let pause = OUTER.then(CountdownPause::new);
             // SAFETY: the hook's caller passed these arguments, for a function of this type.
-            let block = unsafe { function::<Function>(&ORIGINAL)($($arg),*) };
+            let block = unsafe { original_function::<Function>(&ORIGINAL)($($arg),*) };
             drop(pause);
             if TALLIED {
                 tally::record_alloc(block as usize, $bytes);
             }
             if is_due {
-                sample(block as usize, $bytes);
+                record_sample(block as usize, $bytes);
             }
             block
         });
     };
     (store $name:ident($($arg:ident: $type:ty),*) => $bytes:expr) => {
         hook!(@module $name, c_int, (result: *mut Block, $($arg: $type),*), count_down($bytes), {
-            let is_due = !count_down($bytes) && is_due($bytes);
+            let is_due = !count_down($bytes) && start_next_countdown($bytes);
             let pause = OUTER.then(CountdownPause::new);
             // SAFETY: the hook's caller passed these arguments, for a function of this type.
-            let failed = unsafe { function::<Function>(&ORIGINAL)(result, $($arg),*) };
+            let failed = unsafe { original_function::<Function>(&ORIGINAL)(result, $($arg),*) };
             drop(pause);
             if (is_due || TALLIED) && failed == 0 {
                 // SAFETY: posix_memalign(3) stores the block on success.
@@ -184,7 +184,7 @@ macro_rules! hook {
                     tally::record_alloc(block, $bytes);
                 }
                 if is_due {
-                    sample(block, $bytes);
+                    record_sample(block, $bytes);
                 }
             }
             failed
@@ -200,12 +200,12 @@ macro_rules! hook {
                 tally::record_free(tally::block_size($block as usize));
             }
             // SAFETY: the hook's caller passed these arguments, for a function of this type.
-            unsafe { function::<Function>(&ORIGINAL)($($arg),*) }
+            unsafe { original_function::<Function>(&ORIGINAL)($($arg),*) }
         });
     };
     (reallocate $name:ident($($arg:ident: $type:ty),*) => $old:expr, $bytes:expr) => {
         hook!(@module $name, Block, ($($arg: $type),*), !may_be_sample($old as usize) && count_down($bytes), {
-            let is_due = !count_down($bytes) && is_due($bytes);
+            let is_due = !count_down($bytes) && start_next_countdown($bytes);
             let before = match TALLIED {
                 true => tally::block_size($old as usize),
                 false => 0,
@@ -213,7 +213,7 @@ macro_rules! hook {
             let removed = may_be_sample($old as usize).then(|| remove_sample($old as usize)).flatten();
             let pause = OUTER.then(CountdownPause::new);
             // SAFETY: the hook's caller passed these arguments, for a function of this type.
-            let block = unsafe { function::<Function>(&ORIGINAL)($($arg),*) };
+            let block = unsafe { original_function::<Function>(&ORIGINAL)($($arg),*) };
             drop(pause);
             if TALLIED && (!block.is_null() || $bytes == 0) {
                 tally::record_free(before);
@@ -226,7 +226,7 @@ macro_rules! hook {
                 _ => {}
             }
             if is_due {
-                sample(block as usize, $bytes);
+                record_sample(block as usize, $bytes);
             }
             block
         });
@@ -245,7 +245,7 @@ macro_rules! hook {
             ) -> $result {
                 if !TALLIED && !OUTER && $is_usual {
                     // SAFETY: the hook's caller passed these arguments, for a function of this type.
-                    return unsafe { function::<Function>(&ORIGINAL)($($arg),*) };
+                    return unsafe { original_function::<Function>(&ORIGINAL)($($arg),*) };
                 }
                 // SAFETY: `aligned` passes on the arguments of the hook's caller.
                 unsafe { aligned::<TALLIED, OUTER>($($arg),*) }

@@ -8,8 +8,8 @@ use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 
 use crate::aligned::call_aligned;
-use crate::countdown::{count_down, is_due};
-use crate::sampler::{may_be_sample, remove_sample, sample};
+use crate::countdown::{count_down, start_next_countdown};
+use crate::sampler::{may_be_sample, record_sample, remove_sample};
 
 /// jemalloc's `hooks_t`.
 #[repr(C)]
@@ -122,8 +122,8 @@ unsafe extern "C" fn on_expanded(
 
 /// Counts an allocation, and samples it if the countdown expires.
 fn sample_if_due(block: usize, size: usize) {
-    if !count_down(size) && is_due(size) {
-        sample(block, size);
+    if !count_down(size) && start_next_countdown(size) {
+        record_sample(block, size);
     }
 }
 

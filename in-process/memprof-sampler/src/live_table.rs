@@ -36,30 +36,35 @@ impl LiveTable {
     }
 
     /// Maps the first table. Returns false if the kernel has no memory.
-    pub(crate) fn prepare(&self) -> bool {
-        self.table(0).is_some()
+    pub(crate) fn map_first_table(&self) -> bool {
+        self.get_or_map_table(0).is_some()
     }
 
     /// Claims an empty cell for a sample. `None` if all tables are full, or the kernel has no memory for the
     /// next.
-    pub(crate) fn claim(&self, hash: AddressHash, address: usize) -> Option<ClaimedCell<'_>> {
+    pub(crate) fn claim_empty(&self, hash: AddressHash, address: usize) -> Option<ClaimedCell<'_>> {
         (0..BUCKETS_PER_TABLE.len()).find_map(|generation| {
-            let mut buckets = candidate_buckets(self.table(generation)?, hash);
-            buckets.find_map(|bucket| bucket.claim(address))
+            let mut buckets = candidate_buckets(self.get_or_map_table(generation)?, hash);
+            buckets.find_map(|bucket| bucket.claim_empty(address))
         })
     }
 
-    /// Claims the cell of the sample at an address. `None` if there is none.
-    pub(crate) fn find(&self, hash: AddressHash, address: usize) -> Option<ClaimedCell<'_>> {
+    /// Claims the cell of the sample at an address. `None` if there is no such sample, or another thread has claimed
+    /// its cell.
+    pub(crate) fn claim_sample(
+        &self,
+        hash: AddressHash,
+        address: usize,
+    ) -> Option<ClaimedCell<'_>> {
         let mut buckets = self
-            .tables()
+            .mapped_tables()
             .flat_map(|table| candidate_buckets(table, hash));
-        buckets.find_map(|bucket| bucket.find(address))
+        buckets.find_map(|bucket| bucket.claim_sample(address))
     }
 
     /// Visits each sample with its address. Samples inserted or removed meanwhile may be missed.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(usize, Sample)) {
-        for bucket in self.tables().flatten() {
+        for bucket in self.mapped_tables().flatten() {
             bucket.visit(&mut visit);
         }
     }
@@ -72,11 +77,11 @@ impl LiveTable {
         mut drained: impl FnMut(&ClaimedCell<'_>),
         mut wait: impl FnMut() -> bool,
     ) -> bool {
-        let mut buckets = self.tables().flatten();
+        let mut buckets = self.mapped_tables().flatten();
         let is_empty = buckets.all(|bucket| bucket.drain(&mut drained, &mut wait));
         if is_empty {
-            for table in self.tables() {
-                // SAFETY: a mapping of `table`, whose cells are all empty. A hook that claims one now leaves
+            for table in self.mapped_tables() {
+                // SAFETY: a mapping of `get_or_map_table`, whose cells are all empty. A hook that claims one now leaves
                 // it empty again, so zeros do no harm.
                 unsafe { mapping::release_pages(table.as_ptr().cast_mut(), table.len()) };
             }
@@ -87,31 +92,33 @@ impl LiveTable {
     /// Empties the cells that threads of the parent process had claimed. For a forked child, which has no
     /// such thread.
     pub(crate) fn clear_claimed(&self) {
-        self.tables().flatten().for_each(Bucket::clear_claimed);
+        self.mapped_tables()
+            .flatten()
+            .for_each(Bucket::clear_claimed);
     }
 
     /// Bytes mapped for the tables, touched or not.
     pub(crate) fn bytes(&self) -> usize {
-        self.tables().map(size_of_val).sum()
+        self.mapped_tables().map(size_of_val).sum()
     }
 
     /// Iterates over the tables that are mapped.
-    fn tables(&self) -> impl Iterator<Item = &[Bucket]> {
+    fn mapped_tables(&self) -> impl Iterator<Item = &[Bucket]> {
         let tables = self.tables.iter().zip(BUCKETS_PER_TABLE);
-        tables.filter_map(|(table, count)| mapped(table, count))
+        tables.filter_map(|(table, count)| mapped_buckets(table, count))
     }
 
     /// Returns a table by its number, and maps it if it is missing. `None` if there is no table of that number, or the
     /// kernel has no memory.
-    fn table(&self, generation: usize) -> Option<&[Bucket]> {
+    fn get_or_map_table(&self, generation: usize) -> Option<&[Bucket]> {
         let (table, count) = (
             self.tables.get(generation)?,
             *BUCKETS_PER_TABLE.get(generation)?,
         );
-        if let Some(table) = mapped(table, count) {
+        if let Some(table) = mapped_buckets(table, count) {
             return Some(table);
         }
-        let fresh = mapping::zeroed::<Bucket>(count)?;
+        let fresh = mapping::map_zeros::<Bucket>(count)?;
         if table
             .compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire)
             .is_err()
@@ -120,12 +127,12 @@ impl LiveTable {
             // stored.
             unsafe { mapping::unmap(fresh, count) };
         }
-        mapped(table, count)
+        mapped_buckets(table, count)
     }
 }
 
 /// Returns a table's buckets. `None` if it is not mapped.
-fn mapped(table: &AtomicPtr<Bucket>, count: usize) -> Option<&[Bucket]> {
+fn mapped_buckets(table: &AtomicPtr<Bucket>, count: usize) -> Option<&[Bucket]> {
     let start = table.load(Acquire);
     if start.is_null() {
         return None;
@@ -136,12 +143,12 @@ fn mapped(table: &AtomicPtr<Bucket>, count: usize) -> Option<&[Bucket]> {
 
 /// Iterates over the two buckets of a table that may hold an address.
 fn candidate_buckets(table: &[Bucket], hash: AddressHash) -> impl Iterator<Item = &Bucket> {
-    let indices = indices(table.len(), hash).into_iter();
+    let indices = bucket_indices(table.len(), hash).into_iter();
     indices.filter_map(|index| table.get(index))
 }
 
 /// Returns the indices of the two buckets, which differ, that may hold an address in a table of `count` buckets.
-fn indices(count: usize, hash: AddressHash) -> [usize; 2] {
+fn bucket_indices(count: usize, hash: AddressHash) -> [usize; 2] {
     let (first, second) = (
         hash.locality_bits(count.ilog2()),
         hash.mixed_bits(count.ilog2()),
@@ -150,7 +157,9 @@ fn indices(count: usize, hash: AddressHash) -> [usize; 2] {
 }
 
 /// Iterates over the address ranges of the tables that begin at `tables`; 0 means not mapped.
-pub(crate) fn ranges(tables: [u64; BUCKETS_PER_TABLE.len()]) -> impl Iterator<Item = Range<u64>> {
+pub(crate) fn table_ranges(
+    tables: [u64; BUCKETS_PER_TABLE.len()],
+) -> impl Iterator<Item = Range<u64>> {
     let tables = tables.into_iter().zip(BUCKETS_PER_TABLE);
     let mapped = tables.filter(|(table, _)| *table != 0);
     mapped.map(|(table, count)| {
@@ -161,7 +170,7 @@ pub(crate) fn ranges(tables: [u64; BUCKETS_PER_TABLE.len()]) -> impl Iterator<It
 
 /// Finds the sample at an address in another process, whose tables begin at `tables`. `word` reads eight bytes. Returns
 /// the stack record. `None` if there is no such sample, or memory is unreadable.
-pub(crate) fn find_remote(
+pub(crate) fn find_record_remotely(
     tables: [u64; BUCKETS_PER_TABLE.len()],
     hash: AddressHash,
     address: u64,
@@ -171,7 +180,7 @@ pub(crate) fn find_remote(
     let mut buckets = tables
         .filter(|(table, _)| *table != 0)
         .flat_map(|(table, count)| {
-            let offsets = indices(count, hash).map(|index| index * size_of::<Bucket>());
+            let offsets = bucket_indices(count, hash).map(|index| index * size_of::<Bucket>());
             offsets.map(|offset| table.wrapping_add(offset as u64))
         });
     buckets.find_map(|bucket| {
@@ -195,13 +204,13 @@ mod tests {
 
     impl LiveTable {
         fn insert(&self, address: usize, sample: Sample) {
-            self.claim(AddressHash::new(address), address)
+            self.claim_empty(AddressHash::new(address), address)
                 .unwrap()
                 .fill(sample);
         }
 
         fn remove(&self, address: usize) -> Option<Sample> {
-            let claim = self.find(AddressHash::new(address), address)?;
+            let claim = self.claim_sample(AddressHash::new(address), address)?;
             Some(claim.sample())
         }
     }

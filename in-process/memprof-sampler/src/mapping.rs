@@ -10,7 +10,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 /// no memory.
 ///
 /// `T` must be valid when all its bytes are 0.
-pub(crate) fn zeroed<T>(count: usize) -> Option<*mut T> {
+pub(crate) fn map_zeros<T>(count: usize) -> Option<*mut T> {
     let bytes = count.checked_mul(size_of::<T>())?;
     // SAFETY: mmap(2): a new mapping at an address that the kernel chooses. Without access rights none of it
     // becomes resident, even if the program has locked all of its memory.
@@ -42,35 +42,35 @@ pub(crate) fn zeroed<T>(count: usize) -> Option<*mut T> {
     Some(mapped.cast())
 }
 
-/// Zeroes a mapping of [`zeroed`], and releases its pages to the kernel.
+/// Zeroes a mapping of [`map_zeros`], and releases its pages to the kernel.
 ///
 /// # Safety
-/// `start` and `count` are a mapping of [`zeroed`], and no other thread uses it meanwhile.
-pub(crate) unsafe fn reset<T>(start: *mut T, count: usize) {
-    // SAFETY: the caller passes a mapping of `zeroed` that is not in use, and whose content it gives up.
+/// `start` and `count` are a mapping of [`map_zeros`], and no other thread uses it meanwhile.
+pub(crate) unsafe fn zero_and_release<T>(start: *mut T, count: usize) {
+    // SAFETY: the caller passes a mapping of `map_zeros` that is not in use, and whose content it gives up.
     if !unsafe { release_pages(start, count) } {
         // SAFETY: the caller passes the whole mapping, and says that it is not in use.
         unsafe { start.write_bytes(0, count) };
     }
 }
 
-/// Releases the pages of a mapping of [`zeroed`] to the kernel; it stays mapped and reads as zeros. Returns
+/// Releases the pages of a mapping of [`map_zeros`] to the kernel; it stays mapped and reads as zeros. Returns
 /// false if the kernel refused, and nothing changed.
 ///
 /// # Safety
-/// `start` and `count` are a mapping of [`zeroed`] whose content is no longer needed.
+/// `start` and `count` are a mapping of [`map_zeros`] whose content is no longer needed.
 pub(crate) unsafe fn release_pages<T>(start: *mut T, count: usize) -> bool {
     let bytes = count * size_of::<T>();
     // SAFETY: madvise(2): a private anonymous mapping reads as zeros afterwards.
     unsafe { rustix::mm::madvise(start.cast(), bytes, Advice::LinuxDontNeed) }.is_ok()
 }
 
-/// Unmaps a mapping of [`zeroed`].
+/// Unmaps a mapping of [`map_zeros`].
 ///
 /// # Safety
-/// Like [`reset`]; also, the mapping is not used afterwards.
+/// Like [`zero_and_release`]; also, the mapping is not used afterwards.
 pub(crate) unsafe fn unmap<T>(start: *mut T, count: usize) {
-    // SAFETY: munmap(2) of a mapping of `zeroed` that, says the caller, is not in use. It fails only for
+    // SAFETY: munmap(2) of a mapping of `map_zeros` that, says the caller, is not in use. It fails only for
     // other addresses.
     let unmapped = unsafe { rustix::mm::munmap(start.cast(), count * size_of::<T>()) };
     debug_assert!(unmapped.is_ok());
@@ -103,10 +103,10 @@ mod tests {
             // SAFETY: mlockall(2) takes flags.
             let locked = unsafe { libc::mlockall(libc::MCL_FUTURE) };
             let before = rss_and_locked();
-            let start: *mut u64 = zeroed(1 << 20).unwrap();
+            let start: *mut u64 = map_zeros(1 << 20).unwrap();
             let after = rss_and_locked();
             let is_small = (0..2).all(|index| after[index] < before[index] + 1024);
-            // SAFETY: `zeroed` has just mapped it, and nothing uses it.
+            // SAFETY: `map_zeros` has just mapped it, and nothing uses it.
             let is_released = unsafe { release_pages(start, 1 << 20) };
             // SAFETY: _exit(2) takes a number.
             unsafe { libc::_exit(i32::from(locked != 0 || !is_small || !is_released)) };

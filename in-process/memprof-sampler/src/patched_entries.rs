@@ -93,13 +93,13 @@ impl PatchedEntries {
     pub fn is_complete(&self) -> bool {
         let mut entries = self.entries().iter().enumerate();
         entries.all(|(index, entry)| {
-            jump_target(entry.function as usize) == Some(self.trampoline(index))
+            jump_target(entry.function as usize) == Some(self.trampoline_address(index))
         })
     }
 
     /// Address by which a hook calls the function that is defined at `definition`: the relocated prologue, because the
     /// function itself jumps to the hook. `definition` for a function without a jump.
-    pub(crate) fn original(&self, definition: usize) -> usize {
+    pub(crate) fn call_address(&self, definition: usize) -> usize {
         let jump = jump_address(definition) as u64;
         let mut entries = self.entries().iter();
         let entry = entries.find(|entry| entry.function == jump);
@@ -109,14 +109,14 @@ impl PatchedEntries {
     /// Makes the hooks call the relocated prologues.
     fn set_originals(&self) {
         for entry in self.entries() {
-            if let Some(hook) = self.hook(entry) {
+            if let Some(hook) = self.find_hook(entry) {
                 hook.original.store(entry.moved as usize, Relaxed);
             }
         }
     }
 
     /// Number of functions whose hooks are enabled.
-    pub fn count(&self) -> usize {
+    pub fn enabled_count(&self) -> usize {
         let enabled = self
             .entries()
             .iter()
@@ -132,7 +132,7 @@ impl PatchedEntries {
         }
         self.set_originals();
         for entry in self.entries() {
-            if let Some(hook) = self.hook(entry) {
+            if let Some(hook) = self.find_hook(entry) {
                 let hook = if entry.is_outer == 0 {
                     hook.address
                 } else {
@@ -141,13 +141,13 @@ impl PatchedEntries {
                 entry.target.store(hook as u64, Release);
             }
         }
-        Some(self.count())
+        Some(self.enabled_count())
     }
 
     /// Disables the hooks of functions with `role`, or all.
     pub fn disable(&self, role: Option<Role>) {
         for entry in self.entries() {
-            let own = self.hook(entry).map(|hook| hook.role);
+            let own = self.find_hook(entry).map(|hook| hook.role);
             if role.is_none() || role == own {
                 entry.target.store(entry.moved, Release);
             }
@@ -161,12 +161,12 @@ impl PatchedEntries {
     }
 
     /// Address of a row's trampoline.
-    fn trampoline(&self, index: usize) -> usize {
+    fn trampoline_address(&self, index: usize) -> usize {
         ptr::from_ref(self.table) as usize + trampoline_offset(index)
     }
 
     /// Returns the hook for a row, by the name of its symbol. `None` if no hook has that name.
-    fn hook(&self, entry: &EntryRow) -> Option<&Hook> {
+    fn find_hook(&self, entry: &EntryRow) -> Option<&Hook> {
         let length = entry.name.iter().position(|byte| *byte == 0)?;
         let name = &entry.name[..length];
         self.hooks.iter().find(|hook| hook.name.to_bytes() == name)

@@ -23,13 +23,13 @@ impl PatchingGuard {
     /// Waits for another thread. `None` if it is still patching after [`MAX_WAITS`].
     pub(crate) fn acquire() -> Option<Self> {
         WAITING.fetch_add(1, Relaxed);
-        let mut acquired = Self::take();
+        let mut acquired = Self::acquire_if_free();
         for _ in 0..MAX_WAITS {
             if acquired.is_some() {
                 break;
             }
             wait_a_millisecond();
-            acquired = Self::take();
+            acquired = Self::acquire_if_free();
         }
         WAITING.fetch_sub(1, Relaxed);
         acquired
@@ -39,12 +39,12 @@ impl PatchingGuard {
     /// and unload libraries would never let it.
     pub(crate) fn try_acquire() -> Option<Self> {
         match WAITING.load(Relaxed) {
-            0 => Self::take(),
+            0 => Self::acquire_if_free(),
             _ => None,
         }
     }
 
-    fn take() -> Option<Self> {
+    fn acquire_if_free() -> Option<Self> {
         let was_patching = IS_PATCHING.swap(true, Acquire);
         (!was_patching).then_some(Self)
     }
@@ -57,7 +57,7 @@ impl Drop for PatchingGuard {
 }
 
 /// Releases the list of patched slots in a forked child, which has no other thread.
-pub(crate) fn enter_child() {
+pub(crate) fn release_in_child() {
     IS_PATCHING.store(false, Release);
     WAITING.store(0, Relaxed);
 }

@@ -56,9 +56,9 @@ macro_rules! probe {
 
 /// Fires the probe of a sampled allocation, if a tracer listens. Its arguments are the block, its size, and the bytes
 /// for which the sample stands.
-pub(crate) fn alloc(block: usize, size: u64, interval: u64) {
+pub(crate) fn fire_alloc(block: usize, size: u64, interval: u64) {
     if ALLOC_SEMAPHORE.load(Relaxed) != 0 {
-        let weight = weighted(size, interval);
+        let weight = represented_bytes(size, interval);
         probe!(
             "alloc",
             ALLOC_SEMAPHORE,
@@ -71,7 +71,7 @@ pub(crate) fn alloc(block: usize, size: u64, interval: u64) {
 }
 
 /// Fires the probe of a sampled block that is about to be freed, if a tracer listens.
-pub(crate) fn free(block: usize) {
+pub(crate) fn fire_free(block: usize) {
     if FREE_SEMAPHORE.load(Relaxed) != 0 {
         probe!("free", FREE_SEMAPHORE, "8@%rdi", "rdi" = block);
     }
@@ -79,7 +79,7 @@ pub(crate) fn free(block: usize) {
 
 /// Returns the bytes that a sample of that size stands for: its size divided by the probability that it is sampled. The
 /// size itself if it or `interval` is 0.
-fn weighted(size: u64, interval: u64) -> u64 {
+fn represented_bytes(size: u64, interval: u64) -> u64 {
     if size == 0 || interval == 0 {
         return size;
     }
@@ -93,18 +93,18 @@ mod tests {
 
     #[test]
     fn weighted_size_is_divided_by_sampling_probability() {
-        assert_eq!(weighted(0, 4096), 0);
-        assert_eq!(weighted(1, 4096), 4096);
-        assert_eq!(weighted(4096, 4096), 6479);
-        assert_eq!(weighted(1 << 30, 4096), 1 << 30);
+        assert_eq!(represented_bytes(0, 4096), 0);
+        assert_eq!(represented_bytes(1, 4096), 4096);
+        assert_eq!(represented_bytes(4096, 4096), 6479);
+        assert_eq!(represented_bytes(1 << 30, 4096), 1 << 30);
     }
 
     #[test]
     fn probes_fired_without_tracer_do_nothing() {
         ALLOC_SEMAPHORE.store(1, Relaxed);
         FREE_SEMAPHORE.store(1, Relaxed);
-        alloc(1, 2, 3);
-        free(1);
+        fire_alloc(1, 2, 3);
+        fire_free(1);
         ALLOC_SEMAPHORE.store(0, Relaxed);
         FREE_SEMAPHORE.store(0, Relaxed);
     }

@@ -3,8 +3,8 @@
 use core::ops::Range;
 
 use crate::address_hash::AddressHash;
-use crate::live_table::{BUCKETS_PER_TABLE, find_remote, ranges};
-use crate::stack_table::{MAX_FRAMES, frames_of};
+use crate::live_table::{BUCKETS_PER_TABLE, find_record_remotely, table_ranges};
+use crate::stack_table::{MAX_FRAMES, read_remote_frames};
 
 /// Bytes in front of the tables, among the variables of a process. The last one is the version of the layout
 /// that this module reads.
@@ -40,24 +40,24 @@ impl RemoteTables {
     /// Address ranges of the live tables. They contain sampled addresses, but are not references to the
     /// blocks.
     pub fn address_ranges(&self) -> impl Iterator<Item = Range<u64>> {
-        ranges(self.tables)
+        table_ranges(self.tables)
     }
 
     /// Returns the stack that allocated the live sample at `block`, leaf first: program counters and pseudo frames.
     /// `word` reads eight bytes of the process. `None` if there is no such sample, its record changed meanwhile, or
     /// memory is unreadable.
-    pub fn stack<'r>(
+    pub fn read_stack<'r>(
         &self,
         block: u64,
         mut word: impl FnMut(u64) -> Option<u64>,
         buffer: &'r mut [u64; MAX_FRAMES],
     ) -> Option<&'r [u64]> {
-        let record = find_remote(
+        let record = find_record_remotely(
             self.tables,
             AddressHash::new(block as usize),
             block,
             &mut word,
         )?;
-        frames_of(self.words, record, word, buffer)
+        read_remote_frames(self.words, record, word, buffer)
     }
 }

@@ -91,7 +91,7 @@ pub struct SamplerStats {
 /// `NoMemory`: the kernel has no memory for the tables.
 pub fn start(interval: u64) -> Result<(), SamplerError> {
     SAMPLING_PROCESS.adopt_process();
-    if TABLES.live.prepare() && TABLES.records.prepare() {
+    if TABLES.live.map_first_table() && TABLES.records.map_memory() {
         countdown::set_interval(interval);
         Ok(())
     } else {
@@ -147,8 +147,8 @@ pub fn clear() -> Result<(), SamplerError> {
 /// their claimed cells and workspaces are released.
 pub fn reset_in_child() {
     SAMPLING_PROCESS.adopt_process();
-    tally::enter_child();
-    patching_guard::enter_child();
+    tally::reset_in_child();
+    patching_guard::release_in_child();
     TABLES.live.clear_claimed();
     Workspace::enter_child();
     GATE.open();
@@ -181,14 +181,14 @@ pub fn for_each_live(mut visit: impl FnMut(LiveSample)) {
         visit(LiveSample {
             address,
             size: sample.size,
-            record: TABLES.records.id(sample.record),
+            record: TABLES.records.record_id(sample.record),
         });
     });
 }
 
 /// Returns counts since the last [`clear`]. Reads the whole stack table.
 pub fn counts() -> SamplerStats {
-    let (live, all) = TABLES.records.objects();
+    let (live, all) = TABLES.records.count_objects();
     let lost = LOST.load(Relaxed);
     SamplerStats {
         samples: all + lost,
@@ -220,9 +220,9 @@ pub(crate) fn remove_sample(block: usize) -> Option<RemovedSample> {
     if block == 0 || !FILTER.tag_may_hold(block) {
         return None;
     }
-    let claim = TABLES.live.find(AddressHash::new(block), block)?;
+    let claim = TABLES.live.claim_sample(AddressHash::new(block), block)?;
     let record = count_freed(&claim);
-    probes::free(block);
+    probes::fire_free(block);
     Some(RemovedSample {
         sample: claim.sample(),
         record,
@@ -244,7 +244,7 @@ pub(crate) fn restore_sample(block: usize, removed: RemovedSample) {
     let RemovedSample { sample, record } = removed;
     if let Some(claim) = claim_cell(block) {
         match TABLES.records.restore_sample(record, sample.size) {
-            true => insert(claim, sample),
+            true => insert_sample(claim, sample),
             false => count_lost(),
         }
     }
@@ -254,7 +254,7 @@ pub(crate) fn restore_sample(block: usize, removed: RemovedSample) {
 /// or in a forked child before [`reset_in_child`].
 #[cold]
 #[inline(never)]
-pub(crate) fn sample(block: usize, size: usize) {
+pub(crate) fn record_sample(block: usize, size: usize) {
     if block == 0 || countdown::interval() == 0 || !SAMPLING_PROCESS.is_current() {
         return;
     }
@@ -277,7 +277,7 @@ pub(crate) fn sample(block: usize, size: usize) {
     let tail = PseudoFrames::for_this_thread();
     let end = count.min(start + tail.frames_left(MAX_FRAMES));
     let last = walked.last().copied().unwrap_or(0);
-    early_ends::count(walk_end, end < count, last);
+    early_ends::count_if_early(walk_end, end < count, last);
     let end = tail.append_to(buffer, end);
     let frames = buffer.get(start..end).unwrap_or_default();
     // SAFETY: the walk wrote these frames, and `append_to` the pseudo frames behind them.
@@ -286,7 +286,7 @@ pub(crate) fn sample(block: usize, size: usize) {
     match TABLES.records.intern(frames, size) {
         Some(record) => {
             TABLES.records.add_sample(record, size);
-            insert(claim, Sample { size, record });
+            insert_sample(claim, Sample { size, record });
         }
         None => count_lost(),
     }
@@ -298,7 +298,7 @@ fn claim_cell(block: usize) -> Option<ClaimedCell<'static>> {
     if may_be_sample(block) && remove_sample(block).is_some() {
         UNSEEN_FREES.fetch_add(1, Relaxed);
     }
-    let claim = TABLES.live.claim(AddressHash::new(block), block);
+    let claim = TABLES.live.claim_empty(AddressHash::new(block), block);
     if claim.is_none() {
         count_lost();
     }
@@ -306,12 +306,12 @@ fn claim_cell(block: usize) -> Option<ClaimedCell<'static>> {
 }
 
 /// Fills a claimed cell, counts the block in the filter, and fires the probe.
-fn insert(claim: ClaimedCell<'_>, sample: Sample) {
+fn insert_sample(claim: ClaimedCell<'_>, sample: Sample) {
     let block = claim.address();
     // The filter counts the block before another thread can find its sample and remove it.
     FILTER.add(block);
     claim.fill(sample);
-    probes::alloc(block, sample.size, countdown::interval());
+    probes::fire_alloc(block, sample.size, countdown::interval());
 }
 
 fn count_lost() {
@@ -403,18 +403,18 @@ mod tests {
                 let found = may_be_sample(block).then(|| remove_sample(block)).flatten();
                 assert_eq!(found.map(|removed| removed.sample.size), known, "{step}");
             } else {
-                sample(block, size as usize);
+                record_sample(block, size as usize);
                 live.insert(block, size);
             }
         }
         let remote = RemoteTables::read_after(&raw const TABLES as u64, read_own_word).unwrap();
         let mut buffer = [0; MAX_FRAMES];
         for block in live.keys() {
-            let stack = remote.stack(*block as u64, read_own_word, &mut buffer);
+            let stack = remote.read_stack(*block as u64, read_own_word, &mut buffer);
             assert!(stack.is_some_and(|stack| stack.len() > 1), "{block:x}");
         }
         assert_eq!(
-            remote.stack(0x5500_0000_0008, read_own_word, &mut buffer),
+            remote.read_stack(0x5500_0000_0008, read_own_word, &mut buffer),
             None
         );
         let sums = sums();
@@ -425,7 +425,7 @@ mod tests {
         // A function without a hook freed this block, because it is allocated again: its older sample is no
         // leak.
         let again = *live.keys().next().unwrap();
-        sample(again, 7);
+        record_sample(again, 7);
         let after = self::counts();
         assert_eq!((after.live_samples, after.unseen_frees), (sums[0], 1));
         stop();

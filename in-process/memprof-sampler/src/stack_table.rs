@@ -24,7 +24,9 @@ use core::sync::atomic::{
 
 pub use record::{MAX_FRAMES, StackRecord, StackRecordId};
 
-use cells::{CELL_COUNT, IdleRecord, MAX_PROBES, MappedTable, StackKey, VACANT, hash_of, life};
+use cells::{
+    CELL_COUNT, IdleRecord, MAX_PROBES, MappedTable, StackKey, VACANT, hash_stack, record_life,
+};
 use counts::{live_counts, save_peak};
 use evicted::Evicted;
 use life::Life;
@@ -64,16 +66,16 @@ impl StackTable {
     }
 
     /// Maps the memory. Returns false if the kernel has none.
-    pub(crate) fn prepare(&self) -> bool {
+    pub(crate) fn map_memory(&self) -> bool {
         map_once(&self.cells, CELL_COUNT) && map_once(&self.words, WORD_COUNT)
     }
 
     /// Finds or inserts the record of a stack and a size, and adds a user to it. Returns the record's first segment.
-    /// `None` if there is no room, or before [`Self::prepare`].
+    /// `None` if there is no room, or before [`Self::map_memory`].
     pub(crate) fn intern(&self, frames: &[usize], size: u64) -> Option<u32> {
-        let mapped = self.mapped()?;
+        let mapped = self.mapped_table()?;
         let key = StackKey::new(frames, size);
-        match mapped.find(&key) {
+        match mapped.find_and_acquire(&key) {
             Some(known) => Some(known),
             None => self.insert(mapped, &key),
         }
@@ -86,7 +88,7 @@ impl StackTable {
     fn insert(&self, mapped: MappedTable<'_>, key: &StackKey<'_>) -> Option<u32> {
         let MappedTable { words, .. } = mapped;
         let record = loop {
-            match self.segments.allocate(words, key.frames.len()) {
+            match self.segments.allocate_chain(words, key.frames.len()) {
                 Some(record) => break record,
                 None if self.evict_near(mapped, key.hash) => {}
                 None => return None,
@@ -94,7 +96,7 @@ impl StackTable {
         };
         write_record(words, record, key)?;
         loop {
-            let free = mapped.near(key.hash).find_map(|cell| {
+            let free = mapped.cells_near(key.hash).find_map(|cell| {
                 let old = cell.load(Relaxed);
                 (old == 0 || old == VACANT).then_some((cell, old))
             });
@@ -108,7 +110,7 @@ impl StackTable {
                     return Some(record);
                 }
             } else if !self.evict_near(mapped, key.hash) {
-                self.segments.free(words, record);
+                self.segments.free_chain(words, record);
                 return None;
             }
         }
@@ -127,13 +129,13 @@ impl StackTable {
     fn evict_near(&self, mapped: MappedTable<'_>, hash: u64) -> bool {
         // If another thread evicts the record first, the next one is tried.
         (0..MAX_PROBES)
-            .map_while(|_| mapped.evictable(hash))
+            .map_while(|_| mapped.select_evictable(hash))
             .any(|idle| self.evict(mapped.words, &idle))
     }
     /// Evicts a record, adds its totals to the sums, and frees its segments. Returns false if a thread uses it
     /// again.
     fn evict(&self, words: &[AtomicU64], idle: &IdleRecord<'_>) -> bool {
-        let Some(life) = life(words, idle.record) else {
+        let Some(life) = record_life(words, idle.record) else {
             return false;
         };
         if !life.evict(idle.generation) {
@@ -144,20 +146,20 @@ impl StackTable {
         let class = (word(SHAPE) >> 32) as u32;
         let totals = [word(TOTAL_OBJECTS), word(TOTAL_BYTES)];
         self.evicted.add(class, totals);
-        self.segments.free(words, idle.record);
+        self.segments.free_chain(words, idle.record);
         true
     }
 
     /// Counts a live sample in a record that [`Self::intern`] returned. The sample stays a user of the
     /// record.
     pub(crate) fn add_sample(&self, record: u32, size: u64) {
-        self.change(record, [(TOTAL_OBJECTS, 1), (TOTAL_BYTES, size)]);
+        self.add_to_words(record, [(TOTAL_OBJECTS, 1), (TOTAL_BYTES, size)]);
     }
 
     /// Counts a sample as freed, and ends its use of the record. Returns the record's id.
     pub(crate) fn remove_sample(&self, record: u32, size: u64) -> StackRecordId {
-        self.change(record, [(FREED_OBJECTS, 1), (FREED_BYTES, size)]);
-        let life = self.mapped().and_then(|mapped| mapped.life(record));
+        self.add_to_words(record, [(FREED_OBJECTS, 1), (FREED_BYTES, size)]);
+        let life = self.mapped_table().and_then(|mapped| mapped.life(record));
         StackRecordId {
             record,
             generation: life.map_or(0, Life::release),
@@ -168,11 +170,11 @@ impl StackTable {
     /// evicted meanwhile.
     pub(crate) fn restore_sample(&self, id: StackRecordId, size: u64) -> bool {
         let StackRecordId { record, generation } = id;
-        let life = self.mapped().and_then(|mapped| mapped.life(record));
+        let life = self.mapped_table().and_then(|mapped| mapped.life(record));
         let is_acquired = life.is_some_and(|life| life.acquire_generation(generation));
         if is_acquired {
             let decrements = [(FREED_OBJECTS, 1_u64), (FREED_BYTES, size)];
-            self.change(
+            self.add_to_words(
                 record,
                 decrements.map(|(index, less)| (index, less.wrapping_neg())),
             );
@@ -181,8 +183,8 @@ impl StackTable {
     }
 
     /// Adds to two words of a record, given by their indices, after saving its counts at the last peak.
-    fn change(&self, record: u32, changes: [(usize, u64); 2]) {
-        let Some(MappedTable { words, .. }) = self.mapped() else {
+    fn add_to_words(&self, record: u32, changes: [(usize, u64); 2]) {
+        let Some(MappedTable { words, .. }) = self.mapped_table() else {
             return;
         };
         save_peak(words, record);
@@ -194,8 +196,8 @@ impl StackTable {
     }
 
     /// Returns the id of a live sample's record.
-    pub(crate) fn id(&self, record: u32) -> StackRecordId {
-        let life = self.mapped().and_then(|mapped| mapped.life(record));
+    pub(crate) fn record_id(&self, record: u32) -> StackRecordId {
+        let life = self.mapped_table().and_then(|mapped| mapped.life(record));
         StackRecordId {
             record,
             generation: life.map_or(0, Life::generation),
@@ -207,7 +209,7 @@ impl StackTable {
     /// # Safety
     /// The caller makes sure that no thread clears the table meanwhile.
     pub(crate) unsafe fn for_each(&self, mut visit: impl FnMut(StackRecord<'_>)) {
-        let Some(mapped) = self.mapped() else {
+        let Some(mapped) = self.mapped_table() else {
             return;
         };
         let mut buffer = [0; MAX_FRAMES];
@@ -231,8 +233,8 @@ impl StackTable {
 
     /// Returns the numbers of live samples and of all samples. Sums over all records, because a shared
     /// counter would have to be changed by every sample.
-    pub(crate) fn objects(&self) -> (u64, u64) {
-        let Some(mapped) = self.mapped() else {
+    pub(crate) fn count_objects(&self) -> (u64, u64) {
+        let Some(mapped) = self.mapped_table() else {
             return (0, 0);
         };
         let counts = mapped.records().filter_map(|record| {
@@ -256,12 +258,12 @@ impl StackTable {
         let cells = self.cells.load(Acquire);
         if !cells.is_null() {
             // SAFETY: a mapping of `map_once`, and the caller makes sure that no thread uses it.
-            unsafe { mapping::reset(cells, CELL_COUNT) };
+            unsafe { mapping::zero_and_release(cells, CELL_COUNT) };
         }
         let words = self.words.load(Acquire);
         if !words.is_null() {
             // SAFETY: a mapping of `map_once`, and the caller makes sure that no thread uses it.
-            unsafe { mapping::reset(words, WORD_COUNT) };
+            unsafe { mapping::zero_and_release(words, WORD_COUNT) };
         }
         self.evicted.clear();
         self.segments.clear();
@@ -275,11 +277,11 @@ impl StackTable {
         CELL_COUNT * size_of::<u64>() + self.segments.bytes()
     }
 
-    /// The table's memory. `None` before [`Self::prepare`].
-    fn mapped(&self) -> Option<MappedTable<'_>> {
+    /// Returns the table's memory. `None` before [`Self::map_memory`].
+    fn mapped_table(&self) -> Option<MappedTable<'_>> {
         Some(MappedTable {
-            cells: slice_of(&self.cells, CELL_COUNT)?,
-            words: slice_of(&self.words, WORD_COUNT)?,
+            cells: mapped_slice(&self.cells, CELL_COUNT)?,
+            words: mapped_slice(&self.words, WORD_COUNT)?,
         })
     }
 }
@@ -312,7 +314,7 @@ fn map_once<T>(mapping: &AtomicPtr<T>, count: usize) -> bool {
     if !mapping.load(Acquire).is_null() {
         return true;
     }
-    let Some(fresh) = mapping::zeroed(count) else {
+    let Some(fresh) = mapping::map_zeros(count) else {
         return false;
     };
     if mapping
@@ -325,8 +327,8 @@ fn map_once<T>(mapping: &AtomicPtr<T>, count: usize) -> bool {
     true
 }
 
-/// A mapping as a slice. `None` if it is null.
-fn slice_of<T>(mapping: &AtomicPtr<T>, count: usize) -> Option<&[T]> {
+/// Returns a mapping as a slice. `None` if it is null.
+fn mapped_slice<T>(mapping: &AtomicPtr<T>, count: usize) -> Option<&[T]> {
     let start = mapping.load(Acquire);
     // SAFETY: null, or a mapping of `map_once` with `count` atomics, for which zeros are valid; it is never
     // unmapped.
@@ -335,7 +337,7 @@ fn slice_of<T>(mapping: &AtomicPtr<T>, count: usize) -> Option<&[T]> {
 
 /// Reads the frames of a record in another process, whose segments begin at `words`. `word` reads eight
 /// bytes. `None` unless the frames have the record's hash: the record may change while it is read.
-pub(crate) fn frames_of(
+pub(crate) fn read_remote_frames(
     words: u64,
     record: u32,
     mut word: impl FnMut(u64) -> Option<u64>,
@@ -349,7 +351,7 @@ pub(crate) fn frames_of(
         let (segment, index) = cursor.advance(|segment| word(segment, NEXT))?;
         *frame = word(segment, index)?;
     }
-    (hash_of(frames.iter().copied(), shape) == hash).then_some(frames)
+    (hash_stack(frames.iter().copied(), shape) == hash).then_some(frames)
 }
 
 #[cfg(test)]
@@ -362,7 +364,7 @@ mod tests {
     fn stack_interned_twice_has_one_record_per_size_class() {
         let records = StackTable::new();
         assert_eq!(records.intern(&[1, 2], 100), None, "not prepared");
-        assert!(records.prepare());
+        assert!(records.map_memory());
         let one = records.intern(&[1, 2], 100).unwrap();
         assert_eq!(records.intern(&[1, 2], 101), Some(one));
         assert_ne!(records.intern(&[1, 2], 200), Some(one));
@@ -394,7 +396,7 @@ mod tests {
         let check = |stack: fn(u64) -> [u64; 100]| {
             let mut used = [0_u8; 4096];
             for index in 0..4096 {
-                let hash = hash_of(stack(index).into_iter(), 100);
+                let hash = hash_stack(stack(index).into_iter(), 100);
                 used[hash as usize % 4096] += 1;
             }
             let most = used.into_iter().max().unwrap();
@@ -412,7 +414,7 @@ mod tests {
     #[test]
     fn intern_in_full_table_returns_none() {
         let records = StackTable::new();
-        assert!(records.prepare());
+        assert!(records.map_memory());
         let frames = [7; MAX_FRAMES];
         let mut interned = 0;
         for leaf in 0..WORD_COUNT {
@@ -473,12 +475,12 @@ mod tests {
         let check = |every, depth| {
             const SAMPLES: u64 = 4 * CELL_COUNT as u64;
             let records = StackTable::new();
-            assert!(records.prepare());
+            assert!(records.map_memory());
             assert_eq!(churn(&records, SAMPLES, every, depth), 0, "{every} {depth}");
             let live = SAMPLES.div_ceil(every);
             let expected = [live, 100 * live, SAMPLES, 100 * SAMPLES];
             assert_eq!(sums(&records), expected, "{every} {depth}");
-            assert_eq!(records.objects(), (live, SAMPLES));
+            assert_eq!(records.count_objects(), (live, SAMPLES));
             assert!(records.bytes() <= WORD_COUNT * 8 + CELL_COUNT * 8);
         };
         check(u64::MAX, 23);
@@ -491,7 +493,7 @@ mod tests {
     #[test]
     fn table_full_of_live_stacks_refuses_others_and_keeps_its_records() {
         let records = StackTable::new();
-        assert!(records.prepare());
+        assert!(records.map_memory());
         let lost = churn(&records, 2 * CELL_COUNT as u64, 1, 10);
         assert!(
             (CELL_COUNT as u64..CELL_COUNT as u64 * 11 / 10).contains(&lost),
@@ -504,7 +506,7 @@ mod tests {
     #[test]
     fn failed_realloc_after_eviction_is_refused() {
         let records = StackTable::new();
-        assert!(records.prepare());
+        assert!(records.map_memory());
         let record = records.intern(&[1, 2], 100).unwrap();
         records.add_sample(record, 100);
         let id = records.remove_sample(record, 100);

@@ -77,11 +77,11 @@ pub fn enable() {
 
 /// Returns the sums of the process. `None` if counting is not enabled, or the allocator has no `malloc_usable_size`.
 pub fn tally() -> Option<Tally> {
-    (is_enabled() && USABLE_SIZE.load(Relaxed) != 0).then(sums)
+    (is_enabled() && USABLE_SIZE.load(Relaxed) != 0).then(sum_totals)
 }
 
 /// Adds up the sums of all threads.
-fn sums() -> Tally {
+fn sum_totals() -> Tally {
     let rows = || THREADS.iter().chain([&SHARED_TOTALS]);
     let sum =
         |field: fn(&ThreadTotals) -> &AtomicU64| rows().map(|each| field(each).load(Relaxed)).sum();
@@ -125,13 +125,13 @@ pub(crate) unsafe fn probe_chunk_headers(
     HAS_HEADERS.store(is_equal, Relaxed);
 }
 
-/// Returns the number of the last peak, which consists of the blocks that were live when it began.
-pub(crate) fn peaks() -> u64 {
+/// Returns the number of the current peak. A peak's profile has the blocks that were live when it began.
+pub(crate) fn peak_number() -> u64 {
     PEAK_NUMBER.load(Relaxed)
 }
 
 /// Resets the sums in a forked child.
-pub(crate) fn enter_child() {
+pub(crate) fn reset_in_child() {
     for totals in THREADS.iter().chain([&SHARED_TOTALS]) {
         totals.objects.store(0, Relaxed);
         totals.bytes.store(0, Relaxed);
@@ -180,13 +180,13 @@ fn usable_size(block: usize) -> i64 {
 #[inline(always)]
 pub(crate) fn record_alloc(block: usize, requested: usize) {
     if block != 0 {
-        count(block_size(block), requested);
+        count_alloc(block_size(block), requested);
     }
 }
 
 /// Counts an allocation of `size` usable bytes.
 #[inline(always)]
-fn count(size: i64, requested: usize) {
+fn count_alloc(size: i64, requested: usize) {
     with_thread_totals(|totals, mode| {
         mode.add(&totals.objects, 1);
         mode.add(&totals.bytes, requested as u64);
@@ -233,7 +233,7 @@ impl AddMode {
             Self::Shared => totals.pending.fetch_add(more, Relaxed) + more,
         };
         if pending.unsigned_abs() >= BATCH_BYTES.unsigned_abs() {
-            flush(totals);
+            flush_pending(totals);
         }
     }
 }
@@ -241,7 +241,7 @@ impl AddMode {
 /// Adds a thread's pending bytes to the shared sum, and begins a new peak if the sum exceeds the maximum so far.
 #[cold]
 #[inline(never)]
-fn flush(totals: &ThreadTotals) {
+fn flush_pending(totals: &ThreadTotals) {
     let pending = totals.pending.swap(0, Relaxed);
     let live = LIVE_BYTES.fetch_add(pending, AcqRel) + pending;
     if PEAK_BYTES.fetch_max(live, AcqRel) < live {
@@ -260,7 +260,7 @@ fn with_thread_totals(change: impl FnOnce(&ThreadTotals, AddMode)) {
     if first.owner.load(Relaxed) == thread {
         return change(first, AddMode::Exclusive);
     }
-    match find_totals(hash, thread) {
+    match find_or_claim_totals(hash, thread) {
         Some(totals) => change(totals, AddMode::Exclusive),
         None => change(&SHARED_TOTALS, AddMode::Shared),
     }
@@ -268,7 +268,7 @@ fn with_thread_totals(change: impl FnOnce(&ThreadTotals, AddMode)) {
 
 /// Finds the row of a thread, or claims a free one for it. `None` if neither is within [`MAX_PROBES`] rows.
 #[inline(never)]
-fn find_totals(hash: usize, thread: usize) -> Option<&'static ThreadTotals> {
+fn find_or_claim_totals(hash: usize, thread: usize) -> Option<&'static ThreadTotals> {
     (0..MAX_PROBES).find_map(|probe| {
         let totals = THREADS.get((hash + probe) % MAX_THREADS)?;
         let owner = totals
@@ -338,7 +338,7 @@ mod tests {
         const BLOCKS: u64 = 10_000;
         let work = || {
             for _ in 0..BLOCKS {
-                count(100, 90);
+                count_alloc(100, 90);
             }
             for _ in 0..BLOCKS {
                 record_free(100);
@@ -348,18 +348,18 @@ mod tests {
         for thread in threads {
             thread.join().unwrap();
         }
-        let tally = sums();
+        let tally = sum_totals();
         assert_eq!(tally.objects, THREADS * BLOCKS);
         assert_eq!(tally.bytes, THREADS * BLOCKS * 90);
         assert!(tally.peak > BLOCKS * 100 - 4096, "{tally:?}");
         assert!(tally.peak <= THREADS * BLOCKS * 100, "{tally:?}");
-        let before = peaks();
-        count(1 << 30, 1 << 30);
-        assert_eq!(peaks(), before + 1);
+        let before = peak_number();
+        count_alloc(1 << 30, 1 << 30);
+        assert_eq!(peak_number(), before + 1);
         record_free(1 << 30);
-        count(1 << 20, 1 << 20);
-        assert_eq!(peaks(), before + 1, "less than before is no peak");
-        enter_child();
-        assert_eq!(sums(), Tally::default());
+        count_alloc(1 << 20, 1 << 20);
+        assert_eq!(peak_number(), before + 1, "less than before is no peak");
+        reset_in_child();
+        assert_eq!(sum_totals(), Tally::default());
     }
 }

@@ -29,18 +29,26 @@ fn hooks_enabled_by_role_are_disabled_again() {
     // The second function's write_jump is missing, as if memprof-attach was killed before it wrote it.
     assert!(!entries.is_complete());
     assert_eq!(entries.enable(), None);
-    assert_eq!((entries.count(), call(&program, 0, 7)), (0, 7));
+    assert_eq!((entries.enabled_count(), call(&program, 0, 7)), (0, 7));
     program.write_jump(1);
     assert_eq!(entries.enable(), Some(2));
     assert_eq!((call(&program, 0, 7), call(&program, 1, 9)), (7, 9));
     entries.disable(Some(Role::Allocates));
     assert_eq!(
-        (entries.count(), call(&program, 0, 7), call(&program, 1, 9)),
+        (
+            entries.enabled_count(),
+            call(&program, 0, 7),
+            call(&program, 1, 9)
+        ),
         (1, 7, 9)
     );
     entries.disable(None);
     assert_eq!(
-        (entries.count(), call(&program, 0, 7), call(&program, 1, 9)),
+        (
+            entries.enabled_count(),
+            call(&program, 0, 7),
+            call(&program, 1, 9)
+        ),
         (0, 7, 9)
     );
     // The function begins with a write_jump that memprof-attach did not write.

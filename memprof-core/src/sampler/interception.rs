@@ -80,7 +80,7 @@ impl Interception {
         let entries = match provider.is_program {
             // Without all jumps, activation fails with the remedy.
             true => PatchedEntries::find(provider.malloc),
-            false => slots.entries().cloned(),
+            false => slots.patched_entries().cloned(),
         };
         let method = match (entries, provider.is_program) {
             (Some(entries), _) => InterceptionMethod::Entries(Box::new(entries)),
@@ -114,8 +114,8 @@ impl Interception {
             slots: SlotCounts {
                 // Slots that the parent of a forked child patched.
                 patched: match &method {
-                    InterceptionMethod::Slots(slots) => slots.count(),
-                    InterceptionMethod::Entries(entries) => entries.count(),
+                    InterceptionMethod::Slots(slots) => slots.patched_count(),
+                    InterceptionMethod::Entries(entries) => entries.enabled_count(),
                     InterceptionMethod::Hooks(_) => 0,
                 },
                 ..SlotCounts::default()
@@ -238,7 +238,7 @@ impl Interception {
             InterceptionMethod::Slots(slots) => slots,
             InterceptionMethod::Entries(entries) => {
                 entries.disable(removable_role());
-                self.slots.patched = entries.count();
+                self.slots.patched = entries.enabled_count();
                 return Ok(());
             }
             InterceptionMethod::Hooks(hooks) => return hooks.remove(),
@@ -246,7 +246,7 @@ impl Interception {
         let role = removable_role();
         let _reading = ForkGuard::acquire();
         slots.restore(role).ok_or_else(loader_lock_error)?;
-        self.slots.patched = slots.count();
+        self.slots.patched = slots.patched_count();
         Ok(())
     }
 
@@ -274,8 +274,8 @@ impl Interception {
     /// child.
     pub(super) fn has_patched(&self) -> bool {
         match &self.method {
-            InterceptionMethod::Slots(slots) => slots.count() > 0,
-            InterceptionMethod::Entries(entries) => entries.count() > 0,
+            InterceptionMethod::Slots(slots) => slots.patched_count() > 0,
+            InterceptionMethod::Entries(entries) => entries.enabled_count() > 0,
             InterceptionMethod::Hooks(_) => false,
         }
     }
@@ -309,12 +309,12 @@ impl Drop for Interception {
     fn drop(&mut self) {
         let _reading = ForkGuard::acquire();
         let uninstalled = match &mut self.method {
-            InterceptionMethod::Slots(slots) if slots.count() == 0 => Ok(()),
+            InterceptionMethod::Slots(slots) if slots.patched_count() == 0 => Ok(()),
             InterceptionMethod::Slots(slots) => {
                 memprof_sampler::stop();
                 slots.restore(None).ok_or_else(loader_lock_error).map(drop)
             }
-            InterceptionMethod::Entries(entries) if entries.count() == 0 => Ok(()),
+            InterceptionMethod::Entries(entries) if entries.enabled_count() == 0 => Ok(()),
             InterceptionMethod::Entries(entries) => {
                 memprof_sampler::stop();
                 entries.disable(None);

@@ -58,7 +58,7 @@ extern "C" fn notice_loaded_libraries() {
     {
         PATCHED_LOAD_COUNT.store(now, Relaxed);
         memprof_unwind::clear_rules();
-        slots.patch_loaded();
+        slots.patch_new_objects();
     }
 }
 

@@ -11,11 +11,11 @@ const FIRST: Sample = Sample { size: 1, record: 1 };
 const SECOND: Sample = Sample { size: 2, record: 2 };
 
 fn insert(bucket: &Bucket, address: usize, sample: Sample) {
-    bucket.claim(address).unwrap().fill(sample);
+    bucket.claim_empty(address).unwrap().fill(sample);
 }
 
 fn remove(bucket: &Bucket, address: usize) -> Option<Sample> {
-    Some(bucket.find(address)?.sample())
+    Some(bucket.claim_sample(address)?.sample())
 }
 
 #[test]

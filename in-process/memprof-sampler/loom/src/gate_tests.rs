@@ -33,7 +33,7 @@ impl GatedTables {
     }
 
     fn sample(&self) {
-        let claim = self.bucket.claim(BLOCK).unwrap();
+        let claim = self.bucket.claim_empty(BLOCK).unwrap();
         if self.gate.may_pass() {
             self.records.with(|_| ());
             claim.fill(SAMPLE);
@@ -41,7 +41,7 @@ impl GatedTables {
     }
 
     fn remove(&self) {
-        if let Some(_claim) = self.bucket.find(BLOCK) {
+        if let Some(_claim) = self.bucket.claim_sample(BLOCK) {
             self.records.with(|_| ());
         }
     }
@@ -95,7 +95,7 @@ fn concurrent_remove_is_not_in_records_during_clear() {
 fn drain_that_times_out_keeps_claim() {
     model(|| {
         let tables = GatedTables::new();
-        let claim = tables.bucket.claim(BLOCK).unwrap();
+        let claim = tables.bucket.claim_empty(BLOCK).unwrap();
         tables.gate.close();
         assert!(
             !tables
@@ -113,7 +113,7 @@ fn drain_that_times_out_keeps_claim() {
 fn forked_child_clears_claims_of_other_threads() {
     model(|| {
         let tables = GatedTables::new();
-        mem::forget(tables.bucket.claim(BLOCK));
+        mem::forget(tables.bucket.claim_empty(BLOCK));
         tables.bucket.clear_claimed();
         tables.clear();
     });

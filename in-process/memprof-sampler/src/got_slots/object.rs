@@ -130,12 +130,12 @@ impl ElfObject {
     /// Address of the function that it exports under that name. `None` if it exports none.
     pub(super) fn definition(&self, name: &CStr) -> Option<usize> {
         const DEFAULT: u8 = 0;
-        let mut index = self.first_of_chain(name)?;
+        let mut index = self.hash_chain_start(name)?;
         loop {
             // SAFETY: DT_GNU_HASH: each symbol of a chain has an entry in both tables.
             let symbol = unsafe { self.symbols.wrapping_add(index.0).read() };
             let is_defined = symbol.st_shndx != 0 && symbol.st_value != 0;
-            if is_defined && symbol.st_other & 3 == DEFAULT && self.name(&symbol) == name {
+            if is_defined && symbol.st_other & 3 == DEFAULT && self.symbol_name(&symbol) == name {
                 return Some(self.base.wrapping_add(symbol.st_value as usize));
             }
             // SAFETY: DT_GNU_HASH: a chain of hashes ends with an odd one, which is not passed.
@@ -148,7 +148,7 @@ impl ElfObject {
     }
 
     /// Iterates over the GOT slots through which it calls functions.
-    pub(super) fn slots(&self) -> impl Iterator<Item = GotSlot<'_>> {
+    pub(super) fn call_slots(&self) -> impl Iterator<Item = GotSlot<'_>> {
         self.relocations_of(&[R_X86_64_JUMP_SLOT, R_X86_64_GLOB_DAT])
     }
 
@@ -178,7 +178,7 @@ impl ElfObject {
                 Some(GotSlot {
                     own: (symbol.st_shndx != 0).then_some(own),
                     address: self.base.wrapping_add(relocation.r_offset as usize),
-                    name: self.name(&symbol),
+                    name: self.symbol_name(&symbol),
                     may_be_lazy: kind == R_X86_64_JUMP_SLOT,
                 })
             })
@@ -196,7 +196,7 @@ impl ElfObject {
     }
 
     /// Name of a symbol.
-    fn name(&self, symbol: &Elf64_Sym) -> &CStr {
+    fn symbol_name(&self, symbol: &Elf64_Sym) -> &CStr {
         // SAFETY: gABI: names in the string table end with NUL, and the table stays mapped while the object
         // is loaded.
         unsafe { CStr::from_ptr(self.strings.wrapping_add(symbol.st_name as usize)) }
@@ -221,7 +221,7 @@ impl ElfObject {
 
     /// Returns the index of the first symbol that may have this name, and the address of its hash. `None` if the object
     /// has no `DT_GNU_HASH`, or exports no symbol that may have the name.
-    fn first_of_chain(&self, name: &CStr) -> Option<(usize, *const u32)> {
+    fn hash_chain_start(&self, name: &CStr) -> Option<(usize, *const u32)> {
         if self.hashes.is_null() {
             return None;
         }

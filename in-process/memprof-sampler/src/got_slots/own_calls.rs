@@ -24,7 +24,7 @@ pub fn visit_own_calls(address: usize, visit: &mut dyn FnMut(&CStr, usize, CallT
         if !object.code.contains(&address) {
             return;
         }
-        for slot in object.slots() {
+        for slot in object.call_slots() {
             let Some(own) = slot.own else {
                 continue;
             };

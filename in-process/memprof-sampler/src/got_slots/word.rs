@@ -13,7 +13,7 @@ const PAGE_SIZE: usize = 4096;
 
 /// Returns the address that a word holds.
 pub(super) fn slot_value(word: usize) -> usize {
-    atomic(word).load(Acquire)
+    as_atomic(word).load(Acquire)
 }
 
 /// Replaces a word's value `from` by `to`. Makes its page writable before, and read-only again afterwards, if the
@@ -37,7 +37,7 @@ pub(super) fn exchange_word(object: &ElfObject, word: usize, from: usize, to: us
         return false;
     }
     // The program may store another address at the same moment, which must not be lost.
-    let exchanged = atomic(word).compare_exchange(from, to, AcqRel, Relaxed);
+    let exchanged = as_atomic(word).compare_exchange(from, to, AcqRel, Relaxed);
     // If this mprotect(2) fails, the page stays writable, which does no harm.
     let _ = is_protected && protect(libc::PROT_READ);
     exchanged.is_ok()
@@ -64,7 +64,7 @@ fn can_write(word: usize) -> bool {
     result >= 0
 }
 
-fn atomic(word: usize) -> &'static AtomicUsize {
+fn as_atomic(word: usize) -> &'static AtomicUsize {
     // SAFETY: a word of a loaded object is readable and aligned: gABI gives its address. The caller holds the
     // loader's lock, so the object stays loaded.
     unsafe { &*(word as *const AtomicUsize) }
@@ -91,7 +91,7 @@ mod tests {
         };
         assert_ne!(page, libc::MAP_FAILED);
         let word = page as usize + 64;
-        atomic(word).store(7, Relaxed);
+        as_atomic(word).store(7, Relaxed);
         assert!(can_write(word));
         // SAFETY: mprotect(2): the mapping of this test.
         let protected = unsafe { libc::mprotect(page, PAGE_SIZE, libc::PROT_READ) };

@@ -52,12 +52,13 @@ pub(crate) struct ClaimedCell<'a> {
 
 impl Bucket {
     /// Claims an empty cell for a sample. `None` if all are in use.
-    pub(crate) fn claim(&self, address: usize) -> Option<ClaimedCell<'_>> {
+    pub(crate) fn claim_empty(&self, address: usize) -> Option<ClaimedCell<'_>> {
         self.claim_where(0, address)
     }
 
-    /// Claims the cell of the sample at an address. `None` if there is none.
-    pub(crate) fn find(&self, address: usize) -> Option<ClaimedCell<'_>> {
+    /// Claims the cell of the sample at an address. `None` if there is no such sample, or another thread has claimed
+    /// its cell.
+    pub(crate) fn claim_sample(&self, address: usize) -> Option<ClaimedCell<'_>> {
         self.claim_where(address, address)
     }
 
@@ -113,7 +114,7 @@ impl Bucket {
                         }
                     }
                     address => {
-                        if let Some(claim) = self.find(address) {
+                        if let Some(claim) = self.claim_sample(address) {
                             drained(&claim);
                         }
                     }

@@ -52,26 +52,26 @@ impl<'a> StackKey<'a> {
         Self {
             frames,
             shape,
-            hash: hash_of(frames.iter().map(|frame| *frame as u64), shape),
+            hash: hash_stack(frames.iter().map(|frame| *frame as u64), shape),
         }
     }
 }
 
 impl<'a> MappedTable<'a> {
     /// Iterates over the cells that the record of a hash may have, in the order of probing.
-    pub(super) fn near(self, hash: u64) -> impl Iterator<Item = &'a AtomicU64> {
+    pub(super) fn cells_near(self, hash: u64) -> impl Iterator<Item = &'a AtomicU64> {
         let indices = (0..MAX_PROBES).map(move |probe| (hash as usize).wrapping_add(probe));
         indices.filter_map(move |index| self.cells.get(index & (CELL_COUNT - 1)))
     }
 
     /// Returns the use count and generation of a record. `None` beyond the last segment.
     pub(super) fn life(self, record: u32) -> Option<&'a Life> {
-        life(self.words, record)
+        record_life(self.words, record)
     }
 
     /// Finds the record of a key, and adds a user to it. `None` if there is none.
-    pub(super) fn find(self, key: &StackKey<'_>) -> Option<u32> {
-        for cell in self.near(key.hash) {
+    pub(super) fn find_and_acquire(self, key: &StackKey<'_>) -> Option<u32> {
+        for cell in self.cells_near(key.hash) {
             let known = cell.load(Acquire);
             if known == 0 {
                 break;
@@ -83,7 +83,7 @@ impl<'a> MappedTable<'a> {
             let Some(life) = self.life(record).filter(|life| life.acquire()) else {
                 continue;
             };
-            if self.matches(record, key) {
+            if self.has_key(record, key) {
                 return Some(record);
             }
             life.release();
@@ -92,7 +92,7 @@ impl<'a> MappedTable<'a> {
     }
 
     /// Whether a record has the stack and size class of a key. The caller is its user.
-    pub(super) fn matches(self, record: u32, key: &StackKey<'_>) -> bool {
+    pub(super) fn has_key(self, record: u32, key: &StackKey<'_>) -> bool {
         let has = |index: usize, value: u64| {
             word(self.words, record, index).is_some_and(|word| word.load(Relaxed) == value)
         };
@@ -105,8 +105,8 @@ impl<'a> MappedTable<'a> {
 
     /// Selects a record to evict: of the first [`MAX_CANDIDATES`] near a hash that are idle and had no live samples at
     /// the last peak, the one with fewest samples. `None` if there is no such record.
-    pub(super) fn evictable(self, hash: u64) -> Option<IdleRecord<'a>> {
-        let idle = self.near(hash).filter_map(|cell| {
+    pub(super) fn select_evictable(self, hash: u64) -> Option<IdleRecord<'a>> {
+        let idle = self.cells_near(hash).filter_map(|cell| {
             let record = record_in(cell)?;
             let generation = self.life(record)?.idle_generation()?;
             // The record is in no other cell in this generation: an older one's cell became vacant first.
@@ -153,7 +153,7 @@ impl<'a> MappedTable<'a> {
                 bytes,
                 total_objects: word(TOTAL_OBJECTS)?,
                 total_bytes: word(TOTAL_BYTES)?,
-                at_peak: match word(PEAK)? == tally::peaks() {
+                at_peak: match word(PEAK)? == tally::peak_number() {
                     true => [word(PEAK_OBJECTS)?, word(PEAK_BYTES)?],
                     false => [objects, bytes],
                 },
@@ -171,7 +171,7 @@ fn record_in(cell: &AtomicU64) -> Option<u32> {
 }
 
 /// Returns the use count and generation of a record. `None` beyond the last segment.
-pub(super) fn life(words: &[AtomicU64], record: u32) -> Option<&Life> {
+pub(super) fn record_life(words: &[AtomicU64], record: u32) -> Option<&Life> {
     let word = word(words, record, LIFE)?;
     // SAFETY: `Life` is a transparent wrapper of `AtomicU64`.
     Some(unsafe { &*ptr::from_ref(word).cast::<Life>() })
@@ -179,7 +179,7 @@ pub(super) fn life(words: &[AtomicU64], record: u32) -> Option<&Life> {
 
 /// Hashes a stack and its shape. The multiplications do not depend on each other, so the processor overlaps
 /// them.
-pub(super) fn hash_of(frames: impl Iterator<Item = u64>, shape: u64) -> u64 {
+pub(super) fn hash_stack(frames: impl Iterator<Item = u64>, shape: u64) -> u64 {
     let hash = frames.fold(shape, |hash, frame| {
         hash.rotate_left(7).wrapping_add(mix(frame))
     });

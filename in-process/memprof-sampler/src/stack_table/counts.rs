@@ -12,7 +12,7 @@ use crate::tally;
 
 /// Saves the live counts that a record had at the last peak, before it is changed for the first time since.
 pub(super) fn save_peak(words: &[AtomicU64], record: u32) {
-    let peak = tally::peaks();
+    let peak = tally::peak_number();
     let word = |index: usize| word(words, record, index);
     let Some(saved_peak) = word(PEAK) else {
         return;
@@ -44,5 +44,5 @@ pub(super) fn live_counts(words: &[AtomicU64], record: u32) -> Option<[u64; 2]> 
 pub(super) fn was_live_at_peak(words: &[AtomicU64], record: u32) -> bool {
     let has =
         |index, value| word(words, record, index).is_some_and(|word| word.load(Relaxed) == value);
-    has(PEAK, tally::peaks()) && !has(PEAK_OBJECTS, 0)
+    has(PEAK, tally::peak_number()) && !has(PEAK_OBJECTS, 0)
 }

@@ -113,12 +113,12 @@ impl Segments {
 
     /// Allocates a chain of segments for `frames` frames, which only the caller knows. Returns its first segment.
     /// `None` if there is no room.
-    pub(super) fn allocate(&self, words: &[AtomicU64], frames: usize) -> Option<u32> {
+    pub(super) fn allocate_chain(&self, words: &[AtomicU64], frames: usize) -> Option<u32> {
         let others = frames.saturating_sub(SEGMENT_WORDS - FIRST_FRAME);
         let mut chain = 0;
         for _ in 0..=others.div_ceil(SEGMENT_WORDS - OTHER_FRAME) {
             let Some(segment) = self.allocate_one(words) else {
-                self.free(words, chain);
+                self.free_chain(words, chain);
                 return None;
             };
             // A reader in `Life::read` that sees a value which this thread writes from now on also sees that
@@ -143,7 +143,7 @@ impl Segments {
     }
 
     /// Frees a chain that no thread uses. Does nothing for 0.
-    pub(super) fn free(&self, words: &[AtomicU64], chain: u32) {
+    pub(super) fn free_chain(&self, words: &[AtomicU64], chain: u32) {
         if chain == 0 {
             return;
         }

@@ -54,7 +54,7 @@ impl SamplerTables {
     pub(super) fn stack(&self, view: &SnapshotMemory, start: u64) -> Option<Stack> {
         let mut frames = [0; MAX_FRAMES];
         self.0.iter().find_map(|remote| {
-            let stack = remote.stack(start, |address| view.word(address), &mut frames)?;
+            let stack = remote.read_stack(start, |address| view.word(address), &mut frames)?;
             let is_code = stack.first().is_some_and(|leaf| is_code(view, *leaf));
             is_code.then(|| Stack::from(stack))
         })
