@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
+use crate::descriptor_table::DescriptorTable;
 use crate::lock::ProcessOnce;
 
 /// The lowest descriptor that is not a standard stream.
@@ -178,8 +179,12 @@ impl FdRegistration {
         }
     }
 
-    /// Registers a descriptor, which forked children close. `None` if the table is full.
+    /// Registers a descriptor, which forked children close. `None` if they do not inherit it, because it is in a table
+    /// of memprof's, or if the table of registrations is full.
     fn register(descriptor: RawFd, identity: FdIdentity) -> Option<&'static Self> {
+        if DescriptorTable::current() != DescriptorTable::Program {
+            return None;
+        }
         static REGISTERED: ProcessOnce = ProcessOnce::new();
         REGISTERED.call(|| {
             // SAFETY: pthread_atfork(3): the handler is in a library that is never unloaded. If there is no memory for

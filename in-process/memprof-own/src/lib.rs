@@ -3,6 +3,7 @@
 //! The host may close any descriptor, fork at any time, drop privileges and run out of memory. `memprof-core` and
 //! `memprof-host` create all of their threads by [`spawn`]. This crate knows no allocator, plugin or host.
 
+mod descriptor_table;
 mod fork_guard;
 mod guarded_fd;
 #[cfg(target_arch = "x86_64")]
@@ -12,11 +13,13 @@ mod loader_lock;
 mod lock;
 mod lock_free_once;
 mod memory;
+mod own_descriptors;
 mod privileges;
 mod reserve;
 mod stdio;
 mod thread;
 
+pub use descriptor_table::DescriptorTable;
 pub use fork_guard::ForkGuard;
 pub use guarded_fd::{GuardedFd, above_stdio};
 #[cfg(target_arch = "x86_64")]
@@ -26,6 +29,7 @@ pub use libc_symbol::libc_symbol;
 pub use lock::{ProcessLock, ProcessLockGuard, ProcessOnce};
 pub use lock_free_once::LockFreeOnce;
 pub use memory::{allocate_thread_locals, require_memory};
+pub use own_descriptors::{leave_program_table, with_program_stderr};
 pub use privileges::Privileges;
 pub use reserve::ReservedAllocator;
 pub use stdio::StdioGuard;

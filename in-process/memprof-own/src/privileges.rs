@@ -83,6 +83,11 @@ impl Privileges {
     }
 }
 
+/// Whether the calling thread has no seccomp(2) filter. False if that is unknown, as without /proc.
+pub(crate) fn is_unfiltered() -> bool {
+    Capabilities::read(c"/proc/thread-self/status").is_some_and(|own| !own.is_filtered)
+}
+
 /// Capabilities of a thread, from `/proc/PID/status`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Capabilities {

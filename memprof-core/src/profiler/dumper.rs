@@ -8,7 +8,7 @@ use std::process;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use memprof_own::Privileges;
+use memprof_own::{DescriptorTable, Privileges};
 
 use memprof_messages::Operation;
 
@@ -34,6 +34,8 @@ pub(crate) struct Dumper {
 struct DumperHandle {
     /// Pid of the process with the thread; a forked child does not have it.
     process: u32,
+    /// The thread's descriptor table: jobs use files that the requesting thread has opened.
+    table: DescriptorTable,
     state: Arc<DumperState>,
 }
 
@@ -111,16 +113,17 @@ impl Dumper {
         drop(lock(&self.handle).take());
     }
 
-    /// Returns the state of the running thread; starts the thread if this process has none.
+    /// Returns the state of the running thread; starts one if this process has none that shares the caller's files.
     ///
     /// # Errors
     /// `Io`: the thread cannot be started.
     fn ensure_started(&self) -> Result<Arc<DumperState>> {
         let mut handle = lock(&self.handle);
-        if let Some(DumperHandle { process, state }) = &*handle
-            && *process == process::id()
+        let (process, table) = (process::id(), DescriptorTable::current());
+        if let Some(running) = &*handle
+            && (running.process, running.table) == (process, table)
         {
-            return Ok(Arc::clone(state));
+            return Ok(Arc::clone(&running.state));
         }
         let state: Arc<DumperState> = Arc::default();
         let worker = Arc::clone(&state);
@@ -129,7 +132,8 @@ impl Dumper {
         })
         .map_err(|error| Error::system(Operation::Thread, "start the dumper thread", &error))?;
         *handle = Some(DumperHandle {
-            process: process::id(),
+            process,
+            table,
             state: Arc::clone(&state),
         });
         Ok(state)

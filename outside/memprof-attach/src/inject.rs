@@ -1,12 +1,9 @@
 //! Attaches to a process: two sequences of remote calls create a thread in it, which loads and starts the plugin.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use memprof_ptrace::maps::mappings;
@@ -21,15 +18,16 @@ use crate::error::{AttachError, watch_program};
 use crate::fork;
 use crate::injected_code::{creator_offset, loader_code};
 use crate::jvm;
+use crate::memory_file::{MEMFD_NAME, provide_plugin_file};
 use crate::outcome::AttachOutcome;
 use crate::plugin::{ENTRY_NAME, Plugin, PluginSource};
 use crate::room::require_room;
 use crate::run_calls::{
-    CALLS_TIMEOUT, CallInProgress, POLL_INTERVAL, has_returned, map_call, run_calls, unmap_call,
-    unmap_leftovers, wait_until_mapped, write_error,
+    CALLS_TIMEOUT, CallInProgress, FunctionStack, POLL_INTERVAL, has_returned, map_call, run_calls,
+    unmap_call, unmap_leftovers, wait_until_mapped, write_error,
 };
 use crate::shared_page::{self, LoaderAck, LoaderStage, RemotePage, SharedPage};
-use crate::target::{Target, read_maps};
+use crate::target::{Target, read_maps, thread_lost_error};
 use crate::target_root::TemporaryCopy;
 use crate::thread_limit::RaisedThreadLimit;
 
@@ -149,7 +147,11 @@ fn inject(
         unmap_call(&(layout.stack..layout.end)),
     ];
     let unblocked = FAULT_SIGNALS.iter().chain([&SIGSETXID]);
-    let second = run_calls(target, &create, Some(layout.end), signals_except(unblocked));
+    let stack = FunctionStack {
+        end: layout.end,
+        table_word: layout.page + shared_page::TABLE as u64,
+    };
+    let second = run_calls(target, &create, Some(stack), signals_except(unblocked));
     let second = second.inspect_err(|_| unmap_leftovers(target, &mapped))?;
     let page = RemotePage {
         memory: &target.memory,
@@ -231,8 +233,14 @@ fn fill_page(page: &mut SharedPage, target: &Target, layout: &TargetLayout, sour
     page.set_word(shared_page::PAUSE + 8, THREAD_POLL_INTERVAL_NS);
     page.set_text(shared_page::MALLOC_NAME, b"malloc");
     page.set_text(shared_page::FREE_NAME, b"free");
+    let malloc_code = target.malloc_code.iter().take(shared_page::MAX_MALLOC_CODE);
+    for (index, code) in malloc_code.enumerate() {
+        let offset = shared_page::MALLOC_CODE + 16 * index;
+        page.set_word(offset, code.start);
+        page.set_word(offset + 8, code.end);
+    }
     page.set_text(shared_page::ENTRY_NAME, ENTRY_NAME.as_bytes());
-    page.set_text(shared_page::MEMFD_NAME, b"memory_profile.so");
+    page.set_text(shared_page::MEMFD_NAME, MEMFD_NAME.as_bytes());
     match source {
         PluginSource::Loaded(entry) => page.set_word(shared_page::ENTRY, *entry),
         PluginSource::Path(path) | PluginSource::TemporaryCopy(TemporaryCopy { path, .. }) => {
@@ -245,16 +253,6 @@ fn fill_page(page: &mut SharedPage, target: &Target, layout: &TargetLayout, sour
 /// Signal mask of all signals but those with these numbers.
 fn signals_except<'a>(signals: impl Iterator<Item = &'a i32>) -> u64 {
     signals.fold(u64::MAX, |mask, signal| mask & !(1 << (signal - 1)))
-}
-
-/// Returns the error for a shared page that is not mapped any more: the process or thread has ended.
-fn thread_lost_error(target: &Target) -> AttachError {
-    if let Err(error) = target.require_same_program() {
-        return error;
-    }
-    let message = "its new thread did not wait for memprof (does a seccomp filter forbid nanosleep?); \
-                   `memprof ps` tells whether it is a host now";
-    AttachError::Failed(message.to_owned())
 }
 
 /// Outcome of creating the new thread.
@@ -356,83 +354,4 @@ fn file_name_at(pid: u32, address: u64) -> String {
 /// Whether `pthread_create(3)` has returned an error. Fails if the page is not mapped any more.
 fn has_thread_creation_failed(page: RemotePage<'_>) -> io::Result<bool> {
     Ok(page.word(shared_page::CREATED)? != 0 && page.word(shared_page::CREATE_RESULT)? != 0)
-}
-
-/// Writes the plugin into the file in memory, and passes its path to the thread.
-fn provide_plugin_file(
-    target: &Target,
-    page: RemotePage<'_>,
-    plugin: &Path,
-) -> Result<(), AttachError> {
-    let lost_error = |_| thread_lost_error(target);
-    let fd = page.word(shared_page::MEMFD).map_err(lost_error)? as i64;
-    if fd < 0 {
-        let cause = io::Error::from_raw_os_error(fd.saturating_neg() as i32);
-        let what = "it could not make a file in memory for the plugin".to_owned();
-        return Err(AttachError::Io { what, cause });
-    }
-    let path = format!("/proc/{}/fd/{fd}", target.pid);
-    let bytes = fs::read(plugin).map_err(AttachError::io(plugin.display().to_string()))?;
-    let written = open_memory_file(&path).and_then(|mut file| file.write_all(&bytes));
-    written.map_err(AttachError::io(path))?;
-    // The loader would take a path that it knows for the library that was loaded by it, so slashes are added.
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let slashes = "/".repeat(1 + now.map_or(0, |now| now.subsec_micros() as usize) % 64);
-    let path = format!("/proc/self/fd{slashes}{fd}");
-    let address = page.address + shared_page::PATH as u64;
-    let written = target.memory.write(address, path.as_bytes());
-    written.map_err(lost_error)?;
-    page.send_reply(LoaderAck::FileReady).map_err(lost_error)
-}
-
-/// Opens the file in memory that the thread reports, for writing. The number comes from the target: it may refer to
-/// a file that the target may only read, and that this user may write.
-fn open_memory_file(path: &str) -> io::Result<File> {
-    let file = File::options().write(true).open(path)?;
-    let metadata = file.metadata()?;
-    let is_new = metadata.is_file() && metadata.nlink() == 0 && metadata.len() == 0;
-    // Only a file in memory has seals (memfd_create(2), `F_GET_SEALS`).
-    if is_new && rustix::fs::fcntl_get_seals(&file).is_ok() {
-        return Ok(file);
-    }
-    let message = "the file that it made is not an empty memory file (memfd)";
-    Err(io::Error::new(io::ErrorKind::InvalidData, message))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::{AsRawFd, OwnedFd};
-
-    use rustix::fs::{MemfdFlags, memfd_create};
-
-    use super::*;
-
-    #[test]
-    fn only_a_new_file_in_memory_is_opened() {
-        let check = |file: &OwnedFd| {
-            open_memory_file(&format!("/proc/self/fd/{}", file.as_raw_fd())).map(drop)
-        };
-        let words = |file: &OwnedFd| check(file).unwrap_err().to_string();
-        let in_memory = memfd_create("memory_profile.so", MemfdFlags::CLOEXEC).unwrap();
-        check(&in_memory).unwrap();
-        rustix::io::write(&in_memory, b"full").unwrap();
-        assert_eq!(
-            words(&in_memory),
-            "the file that it made is not an empty memory file (memfd)"
-        );
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
-        fs::write(&path, "kept").unwrap();
-        let read_only = OwnedFd::from(File::open(&path).unwrap());
-        assert_eq!(
-            words(&read_only),
-            "the file that it made is not an empty memory file (memfd)"
-        );
-        assert_eq!(fs::read(&path).unwrap(), b"kept");
-        let removed = OwnedFd::from(tempfile::tempfile().unwrap());
-        assert_eq!(
-            words(&removed),
-            "the file that it made is not an empty memory file (memfd)"
-        );
-    }
 }

@@ -16,6 +16,7 @@ mod fork;
 mod inject;
 mod injected_code;
 mod jvm;
+mod memory_file;
 mod node;
 mod outcome;
 mod patched_functions;

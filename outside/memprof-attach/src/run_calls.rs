@@ -14,6 +14,7 @@ use memprof_ptrace::threads::waiting_syscall;
 use crate::error::AttachError;
 use crate::room::require_room;
 use crate::safe_point::{NoSafePoint, SafePointThread, stop_at_safe_point};
+use crate::shared_page::OWN_TABLE;
 use crate::target::Target;
 
 /// Timeout for a thread to make its calls, none of which waits.
@@ -45,12 +46,21 @@ pub(crate) struct CallInProgress {
     pub(crate) stop: Duration,
 }
 
-/// Makes a thread at a safe point run calls. Does not wait for their end. Functions need a `stack`, given by its
-/// end. The thread has the signal mask `blocked` meanwhile.
+/// Stack of remote calls of functions, which may create a thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FunctionStack {
+    pub(crate) end: u64,
+    /// Address that receives [`OWN_TABLE`] if the filters of the calling thread, which a new thread has too, let it have
+    /// a descriptor table of its own.
+    pub(crate) table_word: u64,
+}
+
+/// Makes a thread at a safe point run calls. Does not wait for their end. Functions need a `stack`. The thread has the
+/// signal mask `blocked` meanwhile.
 pub(crate) fn run_calls(
     target: &mut Target,
     calls: &[RemoteCall],
-    stack: Option<u64>,
+    stack: Option<FunctionStack>,
     blocked: u64,
 ) -> Result<CallInProgress, AttachError> {
     let mut avoided = Vec::new();
@@ -77,7 +87,7 @@ pub(crate) fn run_calls(
 fn try_run_calls(
     target: &mut Target,
     calls: &[RemoteCall],
-    stack: Option<u64>,
+    stack: Option<FunctionStack>,
     blocked: u64,
     avoided: &[u32],
 ) -> Result<CallInProgress, NoSafePoint> {
@@ -85,7 +95,7 @@ fn try_run_calls(
     let thread = stop_at_safe_point(target, calls_on_own_stack, avoided)?;
     let locations = FrameLocations {
         saved: thread.end,
-        calls: stack,
+        calls: stack.map(|stack| stack.end),
     };
     let frames = build_frames(
         calls,
@@ -96,6 +106,12 @@ fn try_run_calls(
     );
     for (address, bytes) in &frames.writes {
         let written = target.memory.write(*address, bytes);
+        written.map_err(|cause| write_error(target, cause))?;
+    }
+    if let Some(FunctionStack { table_word, .. }) = stack
+        && thread.may_leave_table
+    {
+        let written = target.memory.write(table_word, &OWN_TABLE.to_le_bytes());
         written.map_err(|cause| write_error(target, cause))?;
     }
     let SafePointThread {

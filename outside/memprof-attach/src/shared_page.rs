@@ -45,6 +45,8 @@ pub(crate) const IS_MISALIGNED: usize = 184;
 /// Names of symbols and of the file in memory, with their final zeros.
 pub(crate) const MALLOC_NAME: usize = 192;
 pub(crate) const FREE_NAME: usize = 200;
+/// [`OWN_TABLE`] if the thread gets a descriptor table of its own, else 0. The thread sets it to 0 if that failed.
+pub(crate) const TABLE: usize = 208;
 pub(crate) const ENTRY_NAME: usize = 256;
 pub(crate) const MEMFD_NAME: usize = 320;
 /// Addresses of libc's functions for thread attributes; `ATTRIBUTES` is the buffer: `pthread_attr_t` has 56 bytes.
@@ -54,6 +56,9 @@ pub(crate) const SET_STACK_SIZE: usize = 368;
 /// Stack size of the program's threads by default, in bytes.
 pub(crate) const STACK_SIZE: usize = 376;
 pub(crate) const ATTRIBUTES: usize = 384;
+/// Start and end of code in which a `malloc` uses no descriptor, up to a range that ends at 0.
+pub(crate) const MALLOC_CODE: usize = 440;
+pub(crate) const MAX_MALLOC_CODE: usize = 3;
 /// Error text of the loader or the plugin, and its size in bytes.
 pub(crate) const TEXT: usize = 512;
 pub(crate) const TEXT_LENGTH: usize = 1024;
@@ -61,6 +66,9 @@ pub(crate) const TEXT_LENGTH: usize = 1024;
 pub(crate) const PATH: usize = 1536;
 /// Configuration of the plugin, up to the end of the page.
 pub(crate) const TOML: usize = 1536 + 4096;
+
+/// Second argument of `memprof_attached` on a thread that has a descriptor table without files.
+pub(crate) const OWN_TABLE: u64 = 0x5461_626c;
 
 /// Progress of the new thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -30,6 +30,9 @@ pub(crate) struct Target {
     /// Code of allocators that are libraries: a thread that waits in it may be in the midst of a change to the
     /// allocator's data.
     pub(crate) allocators: Vec<Range<u64>>,
+    /// Code of libc, of allocators that are libraries and of the program itself: a `malloc` there writes to no file, as
+    /// an interposed one may, which logs its calls.
+    pub(crate) malloc_code: Vec<Range<u64>>,
     /// Code in which running threads may be stopped.
     pub(crate) running: ProgramCodeMap,
     /// Load address of libc. It is mapped as long as the program is executed.
@@ -126,6 +129,10 @@ impl Target {
             }
         };
         let libc = libc.range.start;
+        let program_code = mappings(&maps).filter(|mapping| {
+            mapping.is_executable() && mapping.path == program.as_os_str().as_bytes()
+        });
+        let program_code = program_code.map(|mapping| mapping.range).next();
         let image = LibraryImage::read(&memory, libc);
         let image = image.map_err(AttachError::io("libc's symbols"))?;
         let functions = Functions::find(&image).ok_or(Refusal::OldGlibc)?;
@@ -137,6 +144,7 @@ impl Target {
             // The loader maps the library's parts one after another.
             return Err(Refusal::NoGlibc.into());
         }
+        let libc_code = code.peek().map(|mapping| mapping.range.clone());
         let gadgets = code.find_map(|mapping| Gadgets::find(&memory, &mapping.range));
         drop(code);
         let gadgets = gadgets.ok_or_else(|| {
@@ -150,9 +158,12 @@ impl Target {
                     .iter()
                     .any(|prefix| name.starts_with(prefix))
         });
+        let allocators: Vec<_> = allocators.map(|mapping| mapping.range).collect();
+        let malloc_code = libc_code.into_iter().chain(program_code);
         Ok(Self {
             pid,
-            allocators: allocators.map(|mapping| mapping.range).collect(),
+            malloc_code: malloc_code.chain(allocators.iter().cloned()).collect(),
+            allocators,
             memory,
             functions,
             gadgets,
@@ -229,8 +240,18 @@ fn process_gone_error(pid: u32) -> AttachError {
     })
 }
 
+/// Returns the error for a shared page that is not mapped any more: the process or thread has ended.
+pub(crate) fn thread_lost_error(target: &Target) -> AttachError {
+    if let Err(error) = target.require_same_program() {
+        return error;
+    }
+    let message = "its new thread did not wait for memprof (does a seccomp filter forbid nanosleep?); \
+                   `memprof ps` tells whether it is a host now";
+    AttachError::Failed(message.to_owned())
+}
+
 /// Directories of the threads of a process, /proc/PID/task/TID; empty if it has ended.
-fn thread_dirs(process: &Path) -> impl Iterator<Item = PathBuf> {
+pub(crate) fn thread_dirs(process: &Path) -> impl Iterator<Item = PathBuf> {
     let threads = fs::read_dir(process.join("task")).into_iter().flatten();
     threads.flatten().map(|thread| thread.path())
 }

@@ -17,7 +17,9 @@ pub use rseq::{Rseq, rseq_area};
 
 use crate::process::{ProcStatus, SeccompMode};
 use crate::refusal::Refusal;
-use calls::{MUNLOCK, OPTIONAL, REQUIRED, RSEQ, SIGNAL_STACK, SNAPSHOT, SyscallRequirement};
+use calls::{
+    MUNLOCK, OPTIONAL, OWN_DESCRIPTORS, REQUIRED, RSEQ, SIGNAL_STACK, SNAPSHOT, SyscallRequirement,
+};
 
 /// Fails if a call that the plugin makes would fail so that the plugin cannot be loaded, or would end the process.
 /// The caller must have stopped the thread by ptrace(2). Threads that it creates have the same filters.
@@ -53,6 +55,15 @@ pub fn require_snapshot_calls(thread: u32) -> Result<(), Refusal> {
 /// Like [`require_calls`].
 pub fn require_signal_stack_calls(thread: u32) -> Result<(), Refusal> {
     require_allowed(thread, |filters| first_missing_call(filters, SIGNAL_STACK))
+}
+
+/// Whether the filters of a thread let it, and threads that it creates, leave the process's descriptor table. The caller
+/// must have stopped it by ptrace(2). False if a filter cannot be read.
+pub fn allows_own_descriptors(thread: u32) -> bool {
+    let missing = require_allowed(thread, |filters| {
+        first_missing_call(filters, OWN_DESCRIPTORS)
+    });
+    missing.is_ok()
 }
 
 /// Fails if the thread has user dispatch or strict mode, or if `forbidden` names a call that its filters forbid.

@@ -11,8 +11,10 @@ use memprof_host::adapters::preload;
 #[unsafe(link_section = ".init_array")]
 static LOADED: extern "C" fn() = on_load;
 
-/// Constructor that the loader runs: starts sampling if the environment requests it.
+/// Constructor that the loader runs: declares that the plugin needs no descriptor of the program's, and starts sampling
+/// if the environment requests it.
 extern "C" fn on_load() {
+    preload::use_own_descriptors();
     let outcome = panic::catch_unwind(|| {
         if let Some(lg_sample) = preload::startup_sampling() {
             let interval = lg_sample.and_then(|lg| SampleInterval::from_lg(lg).ok());

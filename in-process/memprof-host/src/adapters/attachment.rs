@@ -22,7 +22,7 @@ use std::thread;
 use std::time::Duration;
 
 use log::LevelFilter;
-use memprof_own::{Privileges, ProcessOnce, ThreadSpec};
+use memprof_own::{DescriptorTable, Privileges, ProcessOnce, ThreadSpec};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
     MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_UNSUPPORTED, memprof_plugin_entry_t,
@@ -107,15 +107,24 @@ struct ConfigFile {
     text: String,
 }
 
+/// Value by which memprof-attach says that the calling thread has a descriptor table without files
+/// (`injected_code.rs`).
+const OWN_TABLE: u64 = 0x5461_626c;
+
 /// Creates or reuses the instance, and opens the socket. Returns null, or a leaked text with the reason for a failure.
 ///
 /// # Safety
-/// `toml` is a NUL-terminated text.
+/// `toml` is a NUL-terminated text; `table` is [`OWN_TABLE`] only if the calling thread has a descriptor table of its
+/// own.
 #[doc(hidden)]
 pub unsafe fn attach_process(
     entry: &'static memprof_plugin_entry_t,
     toml: *const c_char,
+    table: u64,
 ) -> *const c_char {
+    if table == OWN_TABLE {
+        DescriptorTable::occupy_standard_streams();
+    }
     // The check must precede the first allocation.
     if memprof_own::require_memory(THREADS_BYTES).is_err() || !memprof_own::allocate_thread_locals()
     {
@@ -154,6 +163,7 @@ pub(super) fn attach_on_new_thread(
     let toml = String::from_utf8_lossy(toml).into_owned();
     let (sender, receiver) = std::sync::mpsc::channel();
     let thread = memprof_own::spawn(c"memprof-attach", move |privileges| {
+        memprof_own::leave_program_table();
         privileges.match_main_thread();
         // It succeeds, because the receiver waits.
         let _result = sender.send(attach(entry, &toml).map_err(|failure| failure.to_string()));
@@ -325,6 +335,7 @@ fn run_attachment(privileges: &mut Privileges) {
     };
     if IS_CHILD.load(Ordering::Acquire) {
         thread::sleep(CHILD_DELAY);
+        memprof_own::leave_program_table();
         privileges.match_main_thread();
         instance.enter_thread();
         // The parent's socket is at another path; the child's has its own pid in the name.
@@ -375,13 +386,15 @@ macro_rules! __export_attached {
         /// Entry point that `memprof attach` calls after loading this library into a process.
         ///
         /// # Safety
-        /// Only memprof-attach calls it, on a thread that it created, with a NUL-terminated text.
+        /// Only memprof-attach calls it, on a thread that it created, with a NUL-terminated text and a word that says
+        /// whether the thread has a descriptor table of its own.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn memprof_attached(
             toml: *const ::std::ffi::c_char,
+            table: u64,
         ) -> *const ::std::ffi::c_char {
-            // SAFETY: the argument of memprof-attach, unchanged.
-            unsafe { $crate::adapters::attachment::attach_process(&$entry, toml) }
+            // SAFETY: the arguments of memprof-attach, unchanged.
+            unsafe { $crate::adapters::attachment::attach_process(&$entry, toml, table) }
         }
     };
 }

@@ -11,7 +11,6 @@
 //!   descriptor number is never mistaken for the socket.
 #![expect(unsafe_code, reason = "handlers of fork(2) and exit(3)")]
 
-use std::io::{self, IoSlice};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -21,14 +20,13 @@ use memprof_own::{ForkGuard, LockFreeOnce, Privileges, ThreadSpec};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use rustix::fs::fstat;
-use rustix::io::{Errno, writev};
 
 use super::config::{Control, Settings};
 use super::host_symbols::MissingSymbol;
 use super::instance::{self, Adapter, AdapterInstance};
 use super::log::ProgramLog;
 use super::one_time_event::OneTimeEvent;
+use super::stderr_log::LogDestination;
 use super::{catch_panic, environment, library_copies};
 use crate::socket_dir::own_default_dir;
 
@@ -40,6 +38,7 @@ static DELAYED_START_THREAD: ThreadSpec = ThreadSpec {
     name: c"memprof-start",
     work: |privileges| {
         EXIT_STARTED.wait(STARTUP_DELAY);
+        leave_descriptors();
         catch_panic((), || start_plugin(privileges));
         START_FINISHED.set();
     },
@@ -51,6 +50,7 @@ static IMMEDIATE_START_THREAD: ThreadSpec = ThreadSpec {
     work: |privileges| {
         // The constructor that starts sampling may run after the one that created this thread.
         SAMPLING_STARTED.wait(START_TIMEOUT);
+        leave_descriptors();
         catch_panic((), || start_plugin(privileges));
         START_FINISHED.set();
     },
@@ -62,6 +62,9 @@ const START_TIMEOUT: Duration = Duration::from_secs(5);
 /// Whether forked children get no plugin, because only the program's measurements are wanted. Otherwise a child's
 /// plugin would depend on whether the plugin is created before or after the fork.
 static EXCLUDES_CHILDREN: AtomicBool = AtomicBool::new(false);
+
+/// Whether the threads of the plugin and of the control socket get a descriptor table of their own.
+static USES_OWN_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
 
 static SAMPLING_STARTED: OneTimeEvent = OneTimeEvent::new();
 /// The program has called exit(3).
@@ -77,16 +80,6 @@ struct StartSettings {
     stderr: LogDestination,
 }
 
-/// Destination of log lines: never a file that the program has opened under the number of standard error.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum LogDestination {
-    /// The standard error of the start by device and inode. `None` if it was closed.
-    StartupStderr(Option<(u64, u64)>),
-    /// The current standard error, which this program only replaces by another log.
-    #[cfg(feature = "adapter-postgres")]
-    Redirected,
-}
-
 static START_SETTINGS: LockFreeOnce<StartSettings> = LockFreeOnce::new();
 
 /// Id of the process that last created a start thread, or tried to.
@@ -97,7 +90,7 @@ pub(super) fn start_delayed(entry: &'static memprof_plugin_entry_t) {
     let _settings = ensure_start_thread(
         entry,
         &DELAYED_START_THREAD,
-        startup_stderr(),
+        LogDestination::startup_stderr(),
         environment::read_settings,
     );
     if environment::has_config() {
@@ -126,7 +119,7 @@ pub(super) fn start_now(entry: &'static memprof_plugin_entry_t) {
     let _settings = ensure_start_thread(
         entry,
         &IMMEDIATE_START_THREAD,
-        startup_stderr(),
+        LogDestination::startup_stderr(),
         environment::read_settings,
     );
     register_exit_handler();
@@ -164,7 +157,7 @@ pub(super) fn ensure_instance(entry: &'static memprof_plugin_entry_t) {
         let start = ensure_start_thread(
             entry,
             &DELAYED_START_THREAD,
-            startup_stderr(),
+            LogDestination::startup_stderr(),
             environment::read_settings,
         );
         let _instance = get_or_create_instance(start);
@@ -276,6 +269,21 @@ extern "C" fn after_fork_in_child() {
     }
 }
 
+/// Gives the threads of the plugin and of the control socket a descriptor table of their own, apart from the program's.
+/// For a plugin that needs no descriptor of the program's on them and passes none of its own to the program's threads.
+/// Call it while the library is loaded.
+#[doc(hidden)]
+pub fn use_own_descriptors() {
+    USES_OWN_DESCRIPTORS.store(true, Ordering::Release);
+}
+
+/// Leaves the program's descriptor table, if [`use_own_descriptors`] was called.
+fn leave_descriptors() {
+    if USES_OWN_DESCRIPTORS.load(Ordering::Acquire) {
+        memprof_own::leave_program_table();
+    }
+}
+
 /// Creates the start thread, unless this process has created one.
 fn spawn_start_thread_once(thread: &'static ThreadSpec) {
     let own = std::process::id();
@@ -359,12 +367,6 @@ impl StartSettings {
     }
 }
 
-/// Returns the current standard error as a destination.
-fn startup_stderr() -> LogDestination {
-    let stat = fstat(io::stderr()).ok();
-    LogDestination::StartupStderr(stat.map(|stat| (stat.st_dev, stat.st_ino)))
-}
-
 /// Writes a log line to standard error, unless the program has replaced it.
 fn write_log_line(level: Level, text: &str) {
     let level = match level {
@@ -384,18 +386,8 @@ pub(super) fn print_reply(reply: &str) {
 
 /// Writes a line to standard error, unless the program has replaced it.
 fn print_line(level: &str, text: &str) {
-    let is_log = |stderr| match stderr {
-        LogDestination::StartupStderr(_) => stderr == startup_stderr(),
-        #[cfg(feature = "adapter-postgres")]
-        LogDestination::Redirected => true,
-    };
-    if START_SETTINGS
-        .get()
-        .is_some_and(|start| is_log(start.stderr))
-    {
-        let parts = ["memprof: ", level, text, "\n"].map(|part| IoSlice::new(part.as_bytes()));
-        // A failure of standard error cannot be reported anywhere.
-        let _: Result<usize, Errno> = writev(io::stderr(), &parts);
+    if let Some(start) = START_SETTINGS.get() {
+        start.stderr.write_line(level, text);
     }
 }
 

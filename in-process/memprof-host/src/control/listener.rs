@@ -112,14 +112,18 @@ impl Listener {
     }
 
     /// Waits for a connection. Fails with `EBADF` if the program closed the descriptor, or has put another socket under
-    /// its number.
-    pub(super) fn accept(&self) -> io::Result<GuardedFd<UnixStream>> {
+    /// its number; with `ECANCELED` within a second after `is_stopping` returns true.
+    pub(super) fn accept(
+        &self,
+        is_stopping: impl Fn() -> bool,
+    ) -> io::Result<GuardedFd<UnixStream>> {
         // accept4(2) reserves the lowest free number before it waits: a program that closes 1 to open it again, while it
         // has no thread of its own that could take it, would find it taken until the next connection (dup2(2), EBUSY).
         // poll(2) looks at what has the number now, so it never ends where the program has put another socket there.
         loop {
             let mut polled = [PollFd::new(self.socket.get()?, PollFlags::IN)];
             match poll(&mut polled, Some(&CHECK_INTERVAL)) {
+                _ if is_stopping() => return Err(Errno::CANCELED.into()),
                 Ok(0) | Err(Errno::INTR) => {}
                 Ok(_) | Err(_) => break,
             }

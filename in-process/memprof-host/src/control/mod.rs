@@ -184,11 +184,8 @@ impl ControlSocket {
         if let Some(acceptor) = acceptor {
             acceptor.join();
         }
-        // A connection's thread may own the last reference to a plugin, so wait for all threads.
-        let open = mem::take(&mut self.shared.lock_connections().open);
-        open.values().for_each(ControlConnection::disconnect);
-        self.shared.workers.join_all();
-        drop(self.shared.take_listener());
+        // The acceptor may have ended before, because the socket could not be opened again.
+        self.shared.close_connections();
     }
 }
 
@@ -209,6 +206,15 @@ impl SocketState {
     fn take_listener(&self) -> Option<Arc<Listener>> {
         let listener = self.listener.lock();
         listener.unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Closes all connections and the listener, and waits until the connections' threads have ended: one may own the
+    /// last reference to a plugin.
+    fn close_connections(&self) {
+        let open = mem::take(&mut self.lock_connections().open);
+        open.values().for_each(ControlConnection::disconnect);
+        self.workers.join_all();
+        drop(self.take_listener());
     }
 
     /// Opens the socket again, after the program closed it.
@@ -234,8 +240,11 @@ impl SocketState {
         // The descriptor is checked before each accept, which could otherwise accept connections of a socket of the
         // program, and after it, so that a client whose request was answered can connect again.
         while let Some(open) = self.ensure_open(listener.take()) {
-            let accepted = open.accept();
+            let accepted = open.accept(|| self.is_stopping.load(Ordering::Acquire));
             if self.is_stopping.load(Ordering::Acquire) {
+                drop(open);
+                // The thread that stops the socket may have another descriptor table.
+                self.close_connections();
                 return;
             }
             privileges.match_main_thread();

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -19,6 +20,9 @@ const PLUGIN_FILES: [&[u8]; 2] = [b"memory_profile.so", b"memory_profile.so (del
 
 /// Name of the thread that starts the plugin, of `adapters/delayed_start.rs`.
 const START_THREAD: &[u8] = b"memprof-start";
+
+/// Name of the thread that accepts connections, of `control/mod.rs`.
+const ACCEPT_THREAD: &[u8] = b"memprof-control";
 
 /// Variable that `memprof run` sets for the plugin (`adapters/preload.rs`).
 const RUN_MARKER: &[u8] = b"MEMPROF_RUN=1";
@@ -116,15 +120,13 @@ fn inspect_process(pid: u32) -> Option<PluginProcess> {
     if !maps.split(|byte| *byte == b'\n').any(has_plugin) {
         return None;
     }
-    let threads = memprof_threads(&proc_dir);
+    let threads: Vec<_> = memprof_threads(&proc_dir).collect();
     if threads.is_empty() {
         // It was detached from, or a program loaded the plugin without starting it.
         return None;
     }
     Some(PluginProcess {
-        is_starting: threads
-            .iter()
-            .any(|name| name.trim_ascii_end() == START_THREAD),
+        is_starting: threads.iter().any(|thread| thread.name == START_THREAD),
         ..find_control_sockets(pid)?
     })
 }
@@ -133,11 +135,12 @@ fn inspect_process(pid: u32) -> Option<PluginProcess> {
 fn find_control_sockets(pid: u32) -> Option<PluginProcess> {
     let proc_dir = PathBuf::from(format!("/proc/{pid}"));
     let owner = effective_uid(&fs::read_to_string(proc_dir.join("status")).ok()?)?;
-    let held_inodes: HashSet<u64> = fs::read_dir(proc_dir.join("fd"))
-        .ok()?
-        .flatten()
-        .filter_map(|entry| socket_inode(&fs::read_link(entry.path()).ok()?))
-        .collect();
+    let mut held_inodes = socket_inodes(&proc_dir).ok()?;
+    let acceptor = memprof_threads(&proc_dir).find(|thread| thread.name == ACCEPT_THREAD);
+    if let Some(MemprofThread { directory, .. }) = acceptor {
+        // It may have a descriptor table of its own.
+        held_inodes.extend(socket_inodes(&directory).unwrap_or_default());
+    }
     // The process's table: it may be in another network namespace.
     let table = fs::read_to_string(proc_dir.join("net/unix")).ok()?;
     let paths = table
@@ -157,14 +160,31 @@ fn find_control_sockets(pid: u32) -> Option<PluginProcess> {
     })
 }
 
-/// Names of a process's threads that are memprof's: memprof-own names all of them `memprof-…`.
-fn memprof_threads(proc_dir: &Path) -> Vec<Vec<u8>> {
-    let tasks = fs::read_dir(proc_dir.join("task"))
-        .into_iter()
-        .flatten()
-        .flatten();
-    let names = tasks.map(|task| fs::read(task.path().join("comm")).unwrap_or_default());
-    names.filter(|name| name.starts_with(b"memprof-")).collect()
+/// A thread of memprof's in another process.
+struct MemprofThread {
+    name: Vec<u8>,
+    /// /proc/PID/task/TID.
+    directory: PathBuf,
+}
+
+/// Finds a process's threads that are memprof's: memprof-own names all of them `memprof-…`.
+fn memprof_threads(proc_dir: &Path) -> impl Iterator<Item = MemprofThread> {
+    let tasks = fs::read_dir(proc_dir.join("task")).into_iter().flatten();
+    let threads = tasks.flatten().map(|task| MemprofThread {
+        name: fs::read(task.path().join("comm"))
+            .unwrap_or_default()
+            .trim_ascii_end()
+            .to_vec(),
+        directory: task.path(),
+    });
+    threads.filter(|thread| thread.name.starts_with(b"memprof-"))
+}
+
+/// Returns the inodes of the sockets in a directory of /proc/PID or /proc/PID/task/TID.
+fn socket_inodes(directory: &Path) -> io::Result<HashSet<u64>> {
+    let entries = fs::read_dir(directory.join("fd"))?.flatten();
+    let inode = |entry: fs::DirEntry| socket_inode(&fs::read_link(entry.path()).ok()?);
+    Ok(entries.filter_map(inode).collect())
 }
 
 /// Returns the effective user id in the text of /proc/PID/status. `None` if the text contains none.

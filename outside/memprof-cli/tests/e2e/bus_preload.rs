@@ -1,5 +1,6 @@
 //! `memprof run`: programs of Debian's, as they are.
 
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
@@ -402,7 +403,7 @@ fn forked_and_executed_children_have_separate_sockets() {
     assert!(!host.socket().exists(), "its socket is left over");
 }
 
-/// The inodes of the unix sockets that a process listens on.
+/// The inodes of the unix sockets that threads of a process listen on.
 fn listening(pid: u32) -> Vec<String> {
     let listening: Vec<String> = std::fs::read_to_string("/proc/net/unix")
         .unwrap()
@@ -410,11 +411,14 @@ fn listening(pid: u32) -> Vec<String> {
         .filter(|line| line.split_whitespace().nth(3) == Some("00010000"))
         .filter_map(|line| Some(format!("socket:[{}]", line.split_whitespace().nth(6)?)))
         .collect();
-    std::fs::read_dir(format!("/proc/{pid}/fd"))
-        .unwrap()
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let tables = threads.filter_map(|thread| thread.unwrap().path().join("fd").read_dir().ok());
+    let sockets: BTreeSet<String> = tables
+        .flatten()
         .filter_map(|entry| Some(entry.ok()?.path().read_link().ok()?.display().to_string()))
         .filter(|target| listening.contains(target))
-        .collect()
+        .collect();
+    sockets.into_iter().collect()
 }
 
 /// Closes every descriptor once the control socket is open, and listens on sockets of its own

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
 
@@ -31,8 +32,10 @@ pub(crate) fn start(mut command: Command) -> Host {
     host
 }
 
-/// Sends a line, and waits for the answer.
+/// Sends a line, with a number that no other one has, and waits for its answer.
 pub(crate) fn serves(host: &mut Host, line: &str) {
-    host.type_line(line);
+    static LINES: AtomicU32 = AtomicU32::new(0);
+    let line = format!("{line} {}.", LINES.fetch_add(1, Ordering::Relaxed));
+    host.type_line(&line);
     host.wait_for_log(&format!("served {line}"));
 }

@@ -360,10 +360,10 @@ impl Host {
         kill(Pid::from_raw(self.pid().cast_signed()), signal).unwrap();
     }
 
-    /// Writes a line to its standard input, which must be a pipe.
+    /// Writes a line to its standard input, which must be a pipe, as a whole: a program may take each read(2) for a line.
     pub(crate) fn type_line(&mut self, line: &str) {
         let stdin = self.child.stdin.as_mut().unwrap();
-        writeln!(stdin, "{line}").unwrap();
+        stdin.write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
     /// Waits until it exits.

@@ -34,6 +34,7 @@ mod bus_traffic_server;
 mod bus_web;
 mod compat;
 mod control;
+mod descriptors;
 mod documents;
 mod dumps;
 mod exit_dumps;

@@ -155,6 +155,26 @@ pub(super) const SIGNAL_STACK: &[SyscallRequirement] = &[
     required("rt_sigreturn", libc::SYS_rt_sigreturn, [0; 4]),
 ];
 
+/// Calls that give a thread a descriptor table of its own.
+pub(super) const OWN_DESCRIPTORS: &[SyscallRequirement] = &[
+    required(
+        "close_range",
+        libc::SYS_close_range,
+        [
+            0,
+            u32::MAX as c_long,
+            libc::CLOSE_RANGE_UNSHARE as c_long,
+            0,
+        ],
+    ),
+    required(
+        "pipe2",
+        libc::SYS_pipe2,
+        [0, libc::O_CLOEXEC as c_long, 0, 0],
+    ),
+    required("dup2", libc::SYS_dup2, [0, 1, 0, 0]),
+];
+
 /// First call of each glibc thread, if glibc uses rseq(2).
 pub(super) const RSEQ: SyscallRequirement =
     required("rseq", libc::SYS_rseq, [0, 32, 0, 0x5305_3053]);

@@ -1,0 +1,48 @@
+//! Standard error of a program as its log.
+
+use std::io::{self, IoSlice};
+use std::os::fd::AsFd;
+
+use memprof_own::with_program_stderr;
+use rustix::fs::fstat;
+use rustix::io::{Errno, writev};
+
+/// Destination of log lines: never a file that the program has opened under the number of standard error.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum LogDestination {
+    /// The standard error of the start by device and inode. `None` if it was closed.
+    StartupStderr(Option<(u64, u64)>),
+    /// The current standard error, which this program only replaces by another log.
+    #[cfg(feature = "adapter-postgres")]
+    Redirected,
+}
+
+impl LogDestination {
+    /// Returns the current standard error as a destination. Runs on a thread of the program.
+    pub(super) fn startup_stderr() -> Self {
+        Self::startup(io::stderr())
+    }
+
+    /// Creates the destination of a program with this standard error.
+    fn startup(stderr: impl AsFd) -> Self {
+        let stat = fstat(stderr).ok();
+        Self::StartupStderr(stat.map(|stat| (stat.st_dev, stat.st_ino)))
+    }
+
+    /// Writes a line, unless the program has replaced its standard error. Allocates nothing.
+    pub(super) fn write_line(self, level: &str, text: &str) {
+        with_program_stderr(|stderr| {
+            let is_log = match self {
+                Self::StartupStderr(_) => self == Self::startup(stderr),
+                #[cfg(feature = "adapter-postgres")]
+                Self::Redirected => true,
+            };
+            if is_log {
+                let parts =
+                    ["memprof: ", level, text, "\n"].map(|part| IoSlice::new(part.as_bytes()));
+                // A failure of standard error cannot be reported anywhere.
+                let _: Result<usize, Errno> = writev(stderr, &parts);
+            }
+        });
+    }
+}

@@ -1,0 +1,127 @@
+//! Leaving the program's descriptor table, and reaching back into it.
+#![expect(unsafe_code, reason = "close_range(2)")]
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+
+use crate::descriptor_table::DescriptorTable;
+use crate::privileges::is_unfiltered;
+
+/// Gives the calling thread, and those that it creates from now on, a table without the program's files. The
+/// thread keeps the program's table if it has a seccomp filter, which may end the process for the system call, if
+/// /proc does not say whether it has one, and before Linux 5.9.
+pub fn leave_program_table() {
+    if !is_unfiltered() {
+        return;
+    }
+    // SAFETY: close_range(2) with CLOSE_RANGE_UNSHARE closes nothing in the table that other threads have.
+    let left = unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            0,
+            u32::MAX,
+            libc::CLOSE_RANGE_UNSHARE,
+        )
+    };
+    if left == 0 {
+        DescriptorTable::occupy_standard_streams();
+    }
+}
+
+/// Calls `act` with the program's standard error, also in a thread that has left the program's table, where it is open
+/// only meanwhile. Does nothing if the program has closed it, or its main thread has ended.
+pub fn with_program_stderr(act: impl FnOnce(BorrowedFd<'_>)) {
+    if DescriptorTable::current() == DescriptorTable::Program {
+        act(io::stderr().as_fd());
+        return;
+    }
+    let process = pidfd_open(getpid(), PidfdFlags::empty());
+    let stderr = process
+        .and_then(|process| pidfd_getfd(process, libc::STDERR_FILENO, PidfdGetfdFlags::empty()));
+    if let Ok(stderr) = stderr {
+        act(stderr.as_fd());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::io::Read;
+    use std::os::fd::{AsRawFd, RawFd};
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use super::*;
+    use crate::guarded_fd::FIRST_AFTER_STDIO;
+
+    fn link(directory: &str, number: RawFd) -> Option<std::path::PathBuf> {
+        fs::read_link(format!("/proc/{directory}/fd/{number}")).ok()
+    }
+
+    /// Runs `check` on a thread with a table of its own.
+    fn apart<T: Send + 'static>(check: impl FnOnce() -> T + Send + 'static) -> T {
+        let run = || {
+            leave_program_table();
+            assert_ne!(DescriptorTable::current(), DescriptorTable::Program);
+            check()
+        };
+        thread::spawn(run).join().unwrap()
+    }
+
+    #[test]
+    fn threads_share_own_table_but_no_descriptor_with_the_program() {
+        let theirs = File::open("/proc/version").unwrap();
+        let number = theirs.as_raw_fd();
+        apart(move || {
+            assert_eq!(link("thread-self", number), None);
+            let own = File::open("/proc/uptime").unwrap();
+            let table = DescriptorTable::current();
+            assert_eq!(own.as_raw_fd(), FIRST_AFTER_STDIO);
+            let own = own.as_raw_fd();
+            let seen = move || (DescriptorTable::current(), link("thread-self", own));
+            let (inherited, seen) = thread::spawn(seen).join().unwrap();
+            assert_eq!(inherited, table);
+            assert_eq!(seen, link("thread-self", own));
+            assert_ne!(seen, link("self", own));
+        });
+        assert_eq!(DescriptorTable::current(), DescriptorTable::Program);
+        assert_eq!(link("thread-self", number), Some("/proc/version".into()));
+    }
+
+    #[test]
+    fn file_that_the_program_closes_is_held_by_no_own_table() {
+        let (mut kept, closed) = UnixStream::pair().unwrap();
+        let (ended, wait) = std::sync::mpsc::channel::<()>();
+        let (began, ready) = std::sync::mpsc::channel();
+        let thread = thread::spawn(move || {
+            leave_program_table();
+            began.send(()).unwrap();
+            let _: Result<(), _> = wait.recv();
+        });
+        ready.recv().unwrap();
+        drop(closed);
+        assert_eq!(kept.read(&mut [0]).unwrap(), 0, "the end of the stream");
+        drop(ended);
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn own_standard_streams_refuse_lines_and_the_programs_is_reached() {
+        apart(|| {
+            for number in 0..FIRST_AFTER_STDIO {
+                // SAFETY: write(2) of one byte.
+                let written = unsafe { libc::write(number, [0_u8].as_ptr().cast(), 1) };
+                let errno = io::Error::last_os_error().raw_os_error();
+                assert_eq!((written, errno), (-1, Some(libc::EBADF)), "{number}");
+            }
+            let expected = link("self", libc::STDERR_FILENO);
+            let mut seen = None;
+            with_program_stderr(|stderr| seen = link("thread-self", stderr.as_raw_fd()));
+            assert_eq!(seen, expected);
+            assert!(seen.is_some());
+        });
+        with_program_stderr(|stderr| assert_eq!(stderr.as_raw_fd(), libc::STDERR_FILENO));
+    }
+}
