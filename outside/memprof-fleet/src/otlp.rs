@@ -239,7 +239,7 @@ mod tests {
                 line: 0,
                 named: true,
             };
-            symbolized.names.set(id, &[frame]);
+            symbolized.names.set_frames(id, &[frame]);
             symbolized.profile.stacks.push_frame(id);
             let stack = symbolized.profile.stacks.finish_stack();
             let mut values = SampleValues::default();

@@ -161,11 +161,11 @@ struct Holders {
 }
 
 impl Holders {
-    fn holds(&self, register: Register) -> bool {
+    fn has_register(&self, register: Register) -> bool {
         bit_of(register).is_some_and(|bit| self.registers & bit != 0)
     }
 
-    fn set(&mut self, register: Register, holds: bool) {
+    fn set_register(&mut self, register: Register, holds: bool) {
         let Some(bit) = bit_of(register) else { return };
         match holds {
             true => self.registers |= bit,
@@ -211,7 +211,7 @@ impl<'c> ResultFlow<'c> {
     /// Returns whether some path from the call to the function's end returns the result.
     fn reaches_return(mut self, return_address: u64) -> bool {
         let mut first = Holders::default();
-        first.set(Register::RAX, true);
+        first.set_register(Register::RAX, true);
         let mut pending = vec![(return_address, first)];
         let mut visited = HashSet::new();
         let mut info = InstructionInfoFactory::new();
@@ -251,18 +251,18 @@ impl<'c> ResultFlow<'c> {
             match instruction.flow_control() {
                 FlowControl::Next => {}
                 FlowControl::Return => {
-                    return match holders.holds(Register::RAX) {
+                    return match holders.has_register(Register::RAX) {
                         true => PathEnd::Returned,
                         false => PathEnd::Lost,
                     };
                 }
                 FlowControl::Call | FlowControl::IndirectCall => {
                     // memset, memcpy and strcpy return their first argument, which compilers know.
-                    let first = holders.holds(Register::RDI);
+                    let first = holders.has_register(Register::RDI);
                     CLOBBERED
                         .iter()
-                        .for_each(|&register| holders.set(register, false));
-                    holders.set(Register::RAX, first);
+                        .for_each(|&register| holders.set_register(register, false));
+                    holders.set_register(Register::RAX, first);
                     tests_result = false;
                     continue;
                 }
@@ -271,7 +271,7 @@ impl<'c> ResultFlow<'c> {
                     return match self.contains(target) {
                         true => PathEnd::Branches(vec![(target, holders)]),
                         // A tail call, as of memset.
-                        false if holders.holds(Register::RDI) => PathEnd::Returned,
+                        false if holders.has_register(Register::RDI) => PathEnd::Returned,
                         false => PathEnd::Lost,
                     };
                 }
@@ -318,7 +318,7 @@ fn is_null_test(instruction: &Instruction, holders: &Holders) -> bool {
         _ => false,
     };
     match instruction.op0_kind() {
-        OpKind::Register => tests && holders.holds(instruction.op0_register()),
+        OpKind::Register => tests && holders.has_register(instruction.op0_register()),
         OpKind::Memory => {
             tests
                 && holders
@@ -336,13 +336,13 @@ fn track_move(instruction: &Instruction, holders: &mut Holders, info: &mut Instr
     let target = instruction.op0_register();
     match moved {
         Some((OpKind::Register, OpKind::Register)) if target.is_gpr64() => {
-            let holds = holders.holds(instruction.op1_register());
-            holders.set(target, holds);
+            let holds = holders.has_register(instruction.op1_register());
+            holders.set_register(target, holds);
             return;
         }
         Some((OpKind::Register, OpKind::Memory)) if target.is_gpr64() => {
             let slot = holders.stack_slot(instruction);
-            holders.set(
+            holders.set_register(
                 target,
                 slot.is_some_and(|slot| holders.slots.contains(&slot)),
             );
@@ -350,7 +350,7 @@ fn track_move(instruction: &Instruction, holders: &mut Holders, info: &mut Instr
         }
         Some((OpKind::Memory, _)) => {
             let is_result = instruction.op1_kind() == OpKind::Register
-                && holders.holds(instruction.op1_register());
+                && holders.has_register(instruction.op1_register());
             let Some(slot) = holders.stack_slot(instruction) else {
                 // Functions without a result leave the block in rax too, after they stored it.
                 if is_result {
@@ -371,7 +371,7 @@ fn track_move(instruction: &Instruction, holders: &mut Holders, info: &mut Instr
         if register == Register::RSP {
             continue;
         }
-        holders.set(register, false);
+        holders.set_register(register, false);
     }
     match is_reset {
         true => holders.slots.clear(),

@@ -26,11 +26,11 @@ const REASON_TEXTS: [(&str, &str); 5] = [
 /// Returns the note: the share of the samples, the reasons and the files. `None` if all stacks are whole.
 pub(crate) fn early_ends_note(profile: &Profile) -> Option<String> {
     let origin = &profile.origin;
-    note_if_early(&origin.early_ends, origin.samples.unwrap_or(0))
+    note_if_any(&origin.early_ends, origin.samples.unwrap_or(0))
 }
 
-/// Returns the note for these early ends among `samples`.
-fn note_if_early(ends: &[EarlyEnds], samples: u64) -> Option<String> {
+/// Returns the note for these early ends among `samples`. `None` if no stack ends early.
+fn note_if_any(ends: &[EarlyEnds], samples: u64) -> Option<String> {
     let early = ends
         .iter()
         .fold(0_u64, |sum, each| sum.saturating_add(each.samples));
@@ -79,7 +79,7 @@ mod tests {
             reason: reason.to_owned(),
             object: object.map(str::to_owned),
         };
-        assert_eq!(note_if_early(&[], 100), None);
+        assert_eq!(note_if_any(&[], 100), None);
         let all = [
             ends(10, "no-frame-information", Some("/usr/lib/libcrypto.so.3")),
             ends(2, "too-many-frames", None),
@@ -87,10 +87,10 @@ mod tests {
         let expected = "the stacks of 12.0 % of the samples end early (12 of 100), so their outer callers are missing: 10 \
                         in libcrypto.so.3 (code without call frame information and frame pointer), 2 (more than 128 \
                         frames)";
-        assert_eq!(note_if_early(&all, 100).as_deref(), Some(expected));
+        assert_eq!(note_if_any(&all, 100).as_deref(), Some(expected));
         let later = [ends(1, "a-later-reason", Some("x"))];
         assert!(
-            note_if_early(&later, 0)
+            note_if_any(&later, 0)
                 .unwrap()
                 .ends_with("1 in x (a-later-reason)")
         );

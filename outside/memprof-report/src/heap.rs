@@ -315,7 +315,7 @@ impl<'a> DumpReader<'a> {
                 .warnings
                 .push(format!("its writer warns: {text}"));
         }
-        self.read_as_pinned();
+        self.convert_if_pinned();
         self.profile.has_file_offsets = self.map.has_offsets();
         self.profile.mappings = std::mem::take(&mut self.map).finish(
             std::mem::take(&mut self.build_ids),

@@ -101,7 +101,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// Returns the frames of an address, innermost first; empty until [`set`](Self::set).
+    /// Returns the frames of an address, innermost first; empty until [`set_frames`](Self::set_frames).
     pub fn frames(&self, address: AddressId) -> &[Frame] {
         match self.ranges.get(address.0 as usize) {
             Some(&(start, end)) => &self.frames[start as usize..end as usize],
@@ -110,7 +110,7 @@ impl Names {
     }
 
     /// Sets the frames of an address, innermost first, in place of earlier ones.
-    pub fn set(&mut self, address: AddressId, frames: &[Frame]) {
+    pub fn set_frames(&mut self, address: AddressId, frames: &[Frame]) {
         let index = address.0 as usize;
         if self.ranges.len() <= index {
             self.ranges.resize(index + 1, (0, 0));

@@ -255,7 +255,7 @@ impl<'a> Reader<'a> {
             let id = profile.stacks.add_address(Address(address.wrapping_add(1)));
             named_mappings.push(mapping_id);
             if !frames.is_empty() {
-                names.set(id, &frames);
+                names.set_frames(id, &frames);
             }
             ids.push((location_id, id));
         }

@@ -384,7 +384,7 @@ impl Profile {
     pub fn mapping_of_frame(&self, frame: AddressId) -> Option<usize> {
         match &self.address_mappings {
             Some(named) => named.get(frame.0 as usize)?.map(|index| index as usize),
-            None => self.mapping_of(self.stacks.call(frame)),
+            None => self.mapping_of(self.stacks.call_address(frame)),
         }
     }
 

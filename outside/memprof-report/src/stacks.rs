@@ -137,7 +137,7 @@ impl Stacks {
     }
 
     /// Returns the address of a frame's call: the byte before the return address.
-    pub fn call(&self, id: AddressId) -> Address {
+    pub fn call_address(&self, id: AddressId) -> Address {
         Address(self.address(id).0.wrapping_sub(1))
     }
 

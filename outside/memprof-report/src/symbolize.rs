@@ -214,10 +214,10 @@ pub(crate) fn name_by_offset(profile: &mut Profile, names: &mut Names, modules: 
         let mapping = mapping.map(|index| &profile.mappings[index]);
         let name = match pseudo {
             Some(name) => name.to_owned(),
-            None => modules.place_name(mapping, profile.stacks.call(id)),
+            None => modules.place_name(mapping, profile.stacks.call_address(id)),
         };
         let function = names.strings.intern(&name);
-        names.set(
+        names.set_frames(
             id,
             &[Frame {
                 function,

@@ -109,7 +109,7 @@ impl ProfileBuilder {
                 .strip_prefix(module)
                 .is_some_and(|rest| rest.starts_with("+0x")),
         };
-        self.names.set(id, &[frame]);
+        self.names.set_frames(id, &[frame]);
         self.functions.insert(key, id);
         id
     }

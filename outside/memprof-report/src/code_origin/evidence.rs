@@ -193,7 +193,7 @@ mod tests {
             };
             let stacks = &mut named.profile.stacks;
             let id = stacks.intern_address(crate::profile::Address(index as u64));
-            named.names.set(id, &[frame]);
+            named.names.set_frames(id, &[frame]);
             frames.push(frame);
         }
         let file = MappedFile {

@@ -309,7 +309,7 @@ impl MovedFrames<'_> {
         if let Some(known) = self.owners.get(&(id, generation)) {
             return *known;
         }
-        let call = self.profile.stacks.call(id);
+        let call = self.profile.stacks.call_address(id);
         let distance = match self.history.code_owner(self.profile, call, generation) {
             CodeOwner::Current => 0,
             owner => self.owner_distance(owner, call),
@@ -388,7 +388,7 @@ mod tests {
     fn leaves(profile: &Profile) -> Vec<String> {
         let leaf = |stack| {
             let leaf = profile.stacks.frames(stack)[0];
-            let call = profile.stacks.call(leaf);
+            let call = profile.stacks.call_address(leaf);
             match profile
                 .mapping_of(call)
                 .map(|index| &profile.mappings[index])

@@ -6,10 +6,10 @@ use super::DumpReader;
 use crate::profile::{SampleType, Sampling, UNATTRIBUTED};
 
 impl DumpReader<'_> {
-    /// Reinterprets a profile of pinned slabs, which was read as one of growth because it has that format: its amounts
-    /// are known and only shared out by samples. A profile that says it is sampled is not of pinned slabs and loses
-    /// that mark.
-    pub(super) fn read_as_pinned(&mut self) {
+    /// Converts a profile of pinned slabs, which was read as one of growth because it has the same format: its amounts
+    /// are known and only shared out by samples. A profile that is sampled is not of pinned slabs, and `is_pinned` is
+    /// cleared.
+    pub(super) fn convert_if_pinned(&mut self) {
         let profile = &mut self.profile;
         if !profile.is_pinned || profile.sampling != Sampling::None {
             profile.is_pinned = false;

@@ -115,7 +115,7 @@ impl Symbols {
                 })
                 .collect();
             if !frames.is_empty() {
-                names.set(AddressId(index as u32), &frames);
+                names.set_frames(AddressId(index as u32), &frames);
             }
         }
         Some(names)

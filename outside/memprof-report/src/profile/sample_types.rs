@@ -74,7 +74,7 @@ impl ValueType {
     }
 
     /// Returns the [`SampleType`] with this name and unit. `None` if it is another quantity.
-    fn own_sample_type(&self) -> Option<SampleType> {
+    fn to_sample_type(&self) -> Option<SampleType> {
         let named = find_sample_type(&self.written)?;
         (named.is_space() == (self.unit == Unit::Bytes)).then_some(named)
     }
@@ -122,7 +122,7 @@ impl ValueTypes {
         let mut arranged = Self::default();
         let columns = types.into_iter().map(|value_type| {
             let free = value_type
-                .own_sample_type()
+                .to_sample_type()
                 .filter(|t| arranged.in_samples[*t as usize].is_none());
             match free {
                 Some(sample_type) => {

@@ -93,13 +93,13 @@ const FREE_ADDRESSES: u64 = u64::MAX - 0xfff;
 fn distinct_call_addresses(profile: &Profile) -> Vec<u64> {
     let ids = (0..profile.stacks.addresses().len() as u32).map(AddressId);
     if profile.address_mappings.is_none() {
-        return ids.map(|id| profile.stacks.call(id).0).collect();
+        return ids.map(|id| profile.stacks.call_address(id).0).collect();
     }
     let mut used = HashSet::new();
     let mut free = FREE_ADDRESSES;
     let written: Vec<&Mapping> = written_mappings(profile).collect();
     ids.map(|id| {
-        let call = profile.stacks.call(id);
+        let call = profile.stacks.call_address(id);
         let is_free = |address| !used.contains(&address);
         let after = written.partition_point(|mapping| mapping.start <= call);
         let found = after.checked_sub(1).map(|index| written[index]);

@@ -181,7 +181,7 @@ impl CollectedFrames {
                 file: frame.file.map(|file| ids[file.0 as usize]),
                 ..frame
             }));
-            names.set(group[0].0, &frames);
+            names.set_frames(group[0].0, &frames);
         }
     }
 }

@@ -30,7 +30,7 @@ pub(super) fn name_addresses(profile: &mut Profile, sources: &Sources, names: &m
                 line: 0,
                 named: true,
             };
-            names.set(id, &[frame]);
+            names.set_frames(id, &[frame]);
         }
     };
     let process = sources.pid.and_then(LiveProcess::find);

@@ -83,7 +83,7 @@ fn reassign_addresses(profile: &mut Profile, before: &[Mapping]) {
         found.is_some_and(|mapping| mapping.contains(call))
     };
     let find = |(id, named): (AddressId, Option<u32>)| {
-        let call = profile.stacks.call(id);
+        let call = profile.stacks.call_address(id);
         let own = named.map(|index| &before[index as usize]);
         let found = match own {
             // The file says that what is mapped there is something else.

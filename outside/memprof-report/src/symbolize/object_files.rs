@@ -109,7 +109,7 @@ pub(super) fn group_by_file<'a>(
         else {
             continue;
         };
-        let (call, mapping) = (profile.stacks.call(id), &profile.mappings[index]);
+        let (call, mapping) = (profile.stacks.call_address(id), &profile.mappings[index]);
         if let Some(file) = by_mapping[index].filter(|_| mapping.contains(call)) {
             files[file].queries.push(CodeQuery {
                 address: call,

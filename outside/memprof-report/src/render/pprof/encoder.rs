@@ -178,7 +178,7 @@ impl<W: Write> Encoder<W> {
         for id in ids.filter(|id| is_used[id.0 as usize]) {
             let mapping = profile.mapping_of_frame(id);
             let (mapping_id, moved) = mapping.map_or((0, 0), |mapping| mappings[mapping]);
-            let address = profile.stacks.call(id).0.wrapping_add(moved);
+            let address = profile.stacks.call_address(id).0.wrapping_add(moved);
             let line = self.convert_frames(symbolized, id);
             let lines = line.iter().map(|line| (line.function_id, line.line));
             let next = self.locations.len() as u64 + 1;
