@@ -176,14 +176,20 @@ impl Unwinder {
     }
 
     /// Reasons why memprof's walker was uninstalled from jemallocs because its stacks differed from theirs.
-    pub(crate) fn disagreements(&self) -> Vec<String> {
+    pub(crate) fn disagreement_reasons(&self) -> Vec<String> {
         let state = lock(&self.state);
         let disagreeing = state
             .allocators
             .iter()
             .filter(|record| record.counts().given_up);
         disagreeing
-            .map(|record| format!("{}: {}", record.jemalloc.identity, record.disagreement()))
+            .map(|record| {
+                format!(
+                    "{}: {}",
+                    record.jemalloc.identity,
+                    record.disagreement_reason()
+                )
+            })
             .collect()
     }
 
@@ -234,7 +240,7 @@ impl WalkerRecord {
         if self.reason.is_some() || !counts.given_up {
             return;
         }
-        let reason = self.disagreement();
+        let reason = self.disagreement_reason();
         log::warn!(
             "{}: memprof's stack walk is given up: {reason}",
             self.jemalloc.identity
@@ -243,7 +249,7 @@ impl WalkerRecord {
     }
 
     /// Reason that names how many of the compared stacks agreed.
-    fn disagreement(&self) -> String {
+    fn disagreement_reason(&self) -> String {
         let installed_walker::HookStats {
             agreed, compared, ..
         } = self.counts();

@@ -60,7 +60,7 @@ pub(crate) fn discover(
     readers: JemallocReaders,
     known: &[u64],
 ) -> DiscoveredAllocators {
-    let objects: Vec<_> = loaded_objects::list()
+    let objects: Vec<_> = loaded_objects::list_loaded_objects()
         .into_iter()
         .filter(|object| !object.contains(own_image))
         .collect();
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn object_without_allocator_is_searched_once() {
-        let objects = loaded_objects::list();
+        let objects = loaded_objects::list_loaded_objects();
         let libc = objects
             .iter()
             .find(|object| object.path.ends_with("libc.so.6"));

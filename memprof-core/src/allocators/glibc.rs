@@ -166,7 +166,7 @@ mod tests {
     use crate::allocators::loaded_objects;
 
     fn glibc_of_process() -> Glibc {
-        let objects = loaded_objects::list();
+        let objects = loaded_objects::list_loaded_objects();
         Glibc::identify(&ObjectSymbols::find_exported(&objects, ANCHOR).unwrap()).unwrap()
     }
 

@@ -103,7 +103,7 @@ impl LoadedObject {
 }
 
 /// Lists all loaded objects, the program first.
-pub(crate) fn list() -> Vec<LoadedObject> {
+pub(crate) fn list_loaded_objects() -> Vec<LoadedObject> {
     let listing = LoaderList::capture();
     let objects = listing.objects().enumerate();
     objects
@@ -116,12 +116,12 @@ pub(crate) fn list() -> Vec<LoadedObject> {
 
 /// Whether the program itself contains the code at `address`, and not a library.
 pub(crate) fn is_program_code(address: usize) -> bool {
-    list()
+    list_loaded_objects()
         .first()
         .is_some_and(|program| program.is_code(address))
 }
 
-/// Number of objects ever loaded. While it stays equal, [`list`] can only shrink.
+/// Number of objects ever loaded. While it stays equal, [`list_loaded_objects`] can only shrink.
 pub(crate) fn load_count() -> u64 {
     load_count_under(&ForkGuard::acquire())
 }
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn first_object_is_program() {
-        let objects = list();
+        let objects = list_loaded_objects();
         assert_eq!(objects[0].path, Path::new(EXECUTABLE));
         let here = first_object_is_program as *const () as usize;
         assert!(objects[0].is_code(here));
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn build_id_of_libc_is_in_its_file() {
-        let objects = list();
+        let objects = list_loaded_objects();
         let libc = objects
             .iter()
             .find(|o| o.path.ends_with("libc.so.6"))
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn maps_text_has_line_per_segment() {
-        let objects = list();
+        let objects = list_loaded_objects();
         let maps = maps_text(&objects);
         let first = maps.lines().next().unwrap();
         let own = std::env::current_exe().unwrap();

@@ -23,7 +23,7 @@ const CHUNK_SIZE: usize = 1 << 17;
 /// Path of the program, if its file contains texts of a jemalloc, but the program none of the found ones, whose
 /// addresses are `known`. Otherwise, or if the file cannot be read, `None`.
 pub(crate) fn find_stripped_jemalloc(known: impl Iterator<Item = usize>) -> Option<PathBuf> {
-    let objects = loaded_objects::list();
+    let objects = loaded_objects::list_loaded_objects();
     let program = objects.first()?;
     let mut known = known;
     if known.any(|address| program.contains(address)) {
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn text_of_program_is_found() {
-        let objects = loaded_objects::list();
+        let objects = loaded_objects::list_loaded_objects();
         let file = File::open(EXECUTABLE).unwrap();
         let check = |text: &[u8], expected| {
             assert_eq!(file_contains(&file, &objects[0], text).unwrap(), expected);

@@ -52,7 +52,7 @@ impl<'a> ObjectSymbols<'a> {
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, anchor.as_ptr()) } as usize;
         // Also excludes memprof's own image, which is not among the objects.
         let object = objects.iter().find(|object| object.is_code(address))?;
-        let source = SymbolSource::Exported(RetainedObject::retain(object)?);
+        let source = SymbolSource::Exported(RetainedObject::keep_loaded(object)?);
         Some(Self { object, source })
     }
 
@@ -80,7 +80,7 @@ impl<'a> ObjectSymbols<'a> {
         if names.is_empty() {
             return Ok(None);
         }
-        if RetainedObject::retain(object).is_none() {
+        if RetainedObject::keep_loaded(object).is_none() {
             log::warn!(
                 "{} is being unloaded; its allocator is left alone",
                 object.path.display()
@@ -157,7 +157,7 @@ struct RetainedObject(NonNull<c_void>);
 
 impl RetainedObject {
     /// Keeps the object loaded until the process ends. `None` if it is already being unloaded.
-    fn retain(object: &LoadedObject) -> Option<Self> {
+    fn keep_loaded(object: &LoadedObject) -> Option<Self> {
         let path = CString::new(object.path.as_os_str().as_bytes()).ok()?;
         let name = if object.path == Path::new(EXECUTABLE) {
             std::ptr::null()
@@ -180,7 +180,7 @@ impl RetainedObject {
 
 impl Drop for RetainedObject {
     fn drop(&mut self) {
-        // SAFETY: dlclose(3) gets the handle that `retain` opened; RTLD_NODELETE remains in force.
+        // SAFETY: dlclose(3) gets the handle that `keep_loaded` opened; RTLD_NODELETE remains in force.
         unsafe { libc::dlclose(self.0.as_ptr()) };
     }
 }
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn exported_symbols_are_of_object_with_anchor() {
-        let objects = loaded_objects::list();
+        let objects = loaded_objects::list_loaded_objects();
         let libc = ObjectSymbols::find_exported(&objects, c"gnu_get_libc_version").unwrap();
         assert_eq!(libc.found_by(), FoundBy::DynamicSymbol);
         assert!(libc.function_address(c"malloc").is_some());
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn file_other_than_mapped_one_has_no_symbols() {
-        let mut objects = loaded_objects::list();
+        let mut objects = loaded_objects::list_loaded_objects();
         let wanted = |name: &[u8]| name == b"gnu_get_libc_version";
         let anchors: [&[u8]; 2] = [b"memprof_no_such_function", b"_get_libc_"];
         let libc = objects
@@ -371,7 +371,7 @@ mod tests {
         let cc = cc.args(["-shared", "-fPIC", "-o"]).args([&library, &code]);
         assert!(cc.status().unwrap().success());
         let is_loaded = || {
-            loaded_objects::list()
+            loaded_objects::list_loaded_objects()
                 .iter()
                 .any(|object| object.path == library)
         };
@@ -379,7 +379,7 @@ mod tests {
         let path = CString::new(library.as_os_str().as_bytes()).unwrap();
         // SAFETY: dlopen(3) gets a path; the library has no constructors.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
-        let objects = loaded_objects::list();
+        let objects = loaded_objects::list_loaded_objects();
         let object = objects
             .iter()
             .find(|object| object.path == library)

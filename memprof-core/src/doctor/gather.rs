@@ -38,7 +38,7 @@ pub(crate) fn gather_facts(
     allocated: impl Fn(&Jemalloc) -> Option<u64>,
     store: &Store,
 ) -> Facts {
-    let objects = loaded_objects::list();
+    let objects = loaded_objects::list_loaded_objects();
     let jemallocs: Vec<_> = backends
         .iter()
         .filter_map(|each| each.allocator.jemalloc())
@@ -212,7 +212,7 @@ fn inspect_dump_dir(store: &Store) -> DumpDirFacts {
         path: store.directory().to_owned(),
         ..DumpDirFacts::default()
     };
-    match store.probe() {
+    match store.check_writable() {
         Err(error) => dir.unusable = Some((error.to_string(), error.remedy)),
         Ok(directory) => {
             let stat = rustix::fs::fstatvfs(&directory);

@@ -230,7 +230,7 @@ impl Store {
     ///
     /// # Errors
     /// As for [`open_or_create`](Self::open_or_create); `Io`: no file can be created in it.
-    pub(crate) fn probe(&self) -> Result<OwnedFd> {
+    pub(crate) fn check_writable(&self) -> Result<OwnedFd> {
         let directory = self.open_or_create()?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         match retry_on_intr(|| rustix::fs::openat(&directory, ".", flags, PRIVATE)) {

@@ -55,7 +55,7 @@ impl Profiler {
         // Checked first, because an allocator may hold locks while it writes a dump that could then not be
         // stored.
         self.settings.store.require_writable()?;
-        let dumps = self.dump_each_backend(&round, take_dump::take)?;
+        let dumps = self.dump_each_backend(&round, take_dump::take_and_store_dump)?;
         let active_since = round.origin.active_since;
         let largest = dumps
             .iter()

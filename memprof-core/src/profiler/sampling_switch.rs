@@ -120,9 +120,9 @@ impl SamplingSwitch {
         self.unwinder.status()
     }
 
-    /// Reasons why memprof's walkers were uninstalled; see [`Unwinder::disagreements`].
+    /// Reasons why memprof's walkers were uninstalled; see [`Unwinder::disagreement_reasons`].
     pub(super) fn walker_disagreements(&self) -> Vec<String> {
-        self.unwinder.disagreements()
+        self.unwinder.disagreement_reasons()
     }
 
     /// Whether memprof's walker is installed in a jemalloc.

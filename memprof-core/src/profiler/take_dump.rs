@@ -60,7 +60,7 @@ pub struct InMemoryDump {
 ///
 /// # Errors
 /// Names what failed and why; nothing is left behind.
-pub(crate) fn take(
+pub(crate) fn take_and_store_dump(
     backend: &Backend,
     store: &Store,
     name: &DumpName,
@@ -94,10 +94,10 @@ pub(crate) fn take(
     })
 }
 
-/// Takes a dump of `backend` in `scratch`, without storing it. Unlike [`take`], ignores the store.
+/// Takes a dump of `backend` in `scratch`, without storing it. Unlike [`take_and_store_dump`], ignores the store.
 ///
 /// # Errors
-/// As for [`take`].
+/// As for [`take_and_store_dump`].
 pub(crate) fn take_in_memory(
     backend: &Backend,
     _: &Store,
@@ -133,7 +133,7 @@ fn write_profile(
     // Checked before the result: an abandoned profile is incomplete, which is not the allocator's fault.
     scratch.finish_writing()?;
     let summary = written?;
-    let objects = loaded_objects::list();
+    let objects = loaded_objects::list_loaded_objects();
     let maps = render_maps(&objects)?;
     // After the mappings: what is unloaded in between is in both.
     let changed_code = join_comments(&unwinder::comment_lines(summary.own_sampler.is_some()));
@@ -329,7 +329,7 @@ mod tests {
         let jemalloc = identify(candidate, READERS).unwrap();
         let backend = Backend::new(Allocator::Jemalloc(jemalloc), None);
         let scratch = Scratch::open(store.directory(), ".scratch").unwrap();
-        let dump = take(&backend, &store, &name, &origin, &scratch);
+        let dump = take_and_store_dump(&backend, &store, &name, &origin, &scratch);
         (dump, store, directory)
     }
 

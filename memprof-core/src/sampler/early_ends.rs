@@ -12,7 +12,7 @@ pub(super) fn early_ends() -> Vec<EarlyEnds> {
     if counted.is_empty() {
         return Vec::new();
     }
-    let objects = loaded_objects::list();
+    let objects = loaded_objects::list_loaded_objects();
     let mut ends: Vec<_> = counted
         .into_iter()
         .map(|each| EarlyEnds {

@@ -124,7 +124,7 @@ impl InstalledWalker {
                 }
                 errno => Error::mallctl("experimental.hooks.prof_backtrace", errno).message,
             })?;
-        let loaded = loaded_objects::list();
+        let loaded = loaded_objects::list_loaded_objects();
         let owner = loaded.iter().find(|object| object.is_code(saved));
         match owner {
             Some(owner) if owner.contains(mallctl.address()) || also_foreign => {}

@@ -21,21 +21,23 @@ pub(crate) fn thread_contexts() -> Vec<ThreadContext> {
     // calling thread.
     let variable = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"otel_thread_ctx_v1".as_ptr()) };
     let of_open_telemetry = thread_context_at(variable.addr(), LabelKeyNames::OpenTelemetry);
-    let of_programs = loaded_objects::list().into_iter().filter_map(|object| {
-        let labels = ptr::with_exposed_provenance::<memprof_labels_t>(object.labels?);
-        // SAFETY: memprof.h: the note of an object points to this struct; `loaded_objects` checked that it is
-        // readable. memprof.h forbids to unload a library with such a note.
-        let labels = unsafe { labels.read() };
-        if labels.struct_size < size_of::<memprof_labels_t>() {
-            return None;
-        }
-        // SAFETY: memprof.h: the function is thread-safe and lives as long as the process.
-        let variable = unsafe { labels.place?() };
-        thread_context_at(
-            variable.addr(),
-            LabelKeyNames::Program(LabelKeyRegistry(labels.key?)),
-        )
-    });
+    let of_programs = loaded_objects::list_loaded_objects()
+        .into_iter()
+        .filter_map(|object| {
+            let labels = ptr::with_exposed_provenance::<memprof_labels_t>(object.labels?);
+            // SAFETY: memprof.h: the note of an object points to this struct; `loaded_objects` checked that it is
+            // readable. memprof.h forbids to unload a library with such a note.
+            let labels = unsafe { labels.read() };
+            if labels.struct_size < size_of::<memprof_labels_t>() {
+                return None;
+            }
+            // SAFETY: memprof.h: the function is thread-safe and lives as long as the process.
+            let variable = unsafe { labels.place?() };
+            thread_context_at(
+                variable.addr(),
+                LabelKeyNames::Program(LabelKeyRegistry(labels.key?)),
+            )
+        });
     let mut found: Vec<ThreadContext> = Vec::new();
     for context in of_programs.chain(of_open_telemetry) {
         let is_same = |known: &ThreadContext| {

@@ -41,7 +41,7 @@ impl Profilers {
     /// Creates the profiler of this process, and starts what the config says.
     pub(crate) fn new(settings: ProfilerSettings, start: ProfilerStart) -> Self {
         let first = ForkGeneration::new(&settings);
-        start.apply(&first.profiler);
+        start.apply_config(&first.profiler);
         Self {
             settings,
             start,
@@ -97,7 +97,7 @@ impl ForkGeneration {
             return child;
         }
         let child = self.child.get_or_set(Self::new(settings));
-        start.apply(&child.profiler);
+        start.apply_config(&child.profiler);
         child
     }
 
@@ -109,7 +109,7 @@ impl ForkGeneration {
 
 impl ProfilerStart {
     /// Starts sampling and sets the rules. Failures are logged: the program must go on even if it cannot be profiled.
-    fn apply(&self, profiler: &Arc<Profiler>) {
+    fn apply_config(&self, profiler: &Arc<Profiler>) {
         if let Some((reason, remedy)) = profiler.unavailable_reason_and_remedy() {
             log::warn!("profiling is unavailable: {reason}; {remedy}");
         } else if let Some(interval) = &self.activation
