@@ -36,7 +36,7 @@ pub(crate) fn check_trusted(path: &Path, own_uid: u32) -> Result<PathBuf, String
             group: metadata.gid(),
             mode: metadata.mode(),
         };
-        if let Some(violation) = rights.violation(ancestor == path, own_uid) {
+        if let Some(violation) = rights.find_violation(ancestor == path, own_uid) {
             return Err(format!(
                 "{} is not to be trusted: {violation}",
                 ancestor.display()
@@ -55,7 +55,7 @@ struct FileRights {
 
 impl FileRights {
     /// Describes the first reason for which it is not trusted. `None` if only trusted users can write to it.
-    fn violation(&self, is_plugin: bool, own_uid: u32) -> Option<String> {
+    fn find_violation(&self, is_plugin: bool, own_uid: u32) -> Option<String> {
         let Self { owner, group, mode } = *self;
         if owner != 0 && owner != own_uid {
             return Some(format!(
@@ -117,7 +117,7 @@ mod tests {
     fn only_root_and_own_user_are_trusted() {
         let check = |owner, group, mode, is_plugin, expected: Option<&str>| {
             let rights = FileRights { owner, group, mode };
-            let violation = rights.violation(is_plugin, 1000);
+            let violation = rights.find_violation(is_plugin, 1000);
             assert_eq!(violation.as_deref(), expected, "{owner}:{group} {mode:o}");
         };
         let stranger = Some("it belongs to uid 12345, not to root or to uid 1000");

@@ -203,7 +203,7 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
     let invalid = |reason: String| Failure::new(MEMPROF_INVALID_ARGUMENT, reason);
     let attachment: Attachment =
         toml::from_str(toml).map_err(|error| invalid(error.to_string()))?;
-    let settings = attachment.settings()?;
+    let settings = attachment.parse_settings()?;
     let _guard = lock_when_detached()?;
     let is_own_instance = CREATED_INSTANCE.load(Ordering::Acquire);
     let is_used = instance::instance().is_some() && (!is_own_instance || instance::is_shared());
@@ -286,7 +286,7 @@ fn open_control(instance: &AdapterInstance, control: Option<&Control>) -> Result
 
 impl Attachment {
     /// Parses the plugin's config: the pairs, which override the keys of the file.
-    fn settings(&self) -> Result<Settings, Failure> {
+    fn parse_settings(&self) -> Result<Settings, Failure> {
         let pairs = self.words.iter().map(|pair| config::split_pair(pair));
         let pairs = pairs.collect::<Result<Vec<_>, _>>()?;
         let file = self.file.as_ref();

@@ -282,7 +282,7 @@ impl AdapterInstance {
     }
 
     /// Reason for which the plugin could not be created. `None` if it was.
-    pub(super) fn failure(&self) -> Option<&Failure> {
+    pub(super) fn creation_failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
     }
 

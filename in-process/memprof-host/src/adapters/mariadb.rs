@@ -92,7 +92,7 @@ pub unsafe fn init(
 /// # Safety
 /// The server calls it as a loadable function, after `init`.
 #[doc(hidden)]
-pub unsafe fn answer(
+pub unsafe fn reply_to_row(
     init: *mut Init,
     args: *const Args,
     length: *mut c_ulong,
@@ -208,7 +208,7 @@ macro_rules! __export_mariadb {
                 error: *mut c_uchar,
             ) -> *const c_char {
                 // SAFETY: the arguments of the server, unchanged.
-                unsafe { mariadb::answer(init, args, length, is_null, error) }
+                unsafe { mariadb::reply_to_row(init, args, length, is_null, error) }
             }
 
             /// Entry point that the server calls at the end of the statement.

@@ -185,7 +185,7 @@ pub unsafe fn load(
         // SAFETY: the caller promises `argc` strings of Redis.
         let arguments = unsafe { api.copy_arguments(argv, argc) };
         let settings = parse_options(&arguments);
-        let before = instance().filter(|instance| instance.failure().is_none());
+        let before = instance().filter(|instance| instance.creation_failure().is_none());
         let is_changed = before.is_some_and(|before| *before.settings() != settings);
         let instance = start_instance(entry, &ADAPTER, settings);
         // A client gets an error and reads the log. At its start, Redis would end.
@@ -194,7 +194,7 @@ pub unsafe fn load(
                 LOG.write_line(Level::Error, "the module is loaded already");
                 return ERR;
             }
-            if instance.failure().is_some() || is_changed {
+            if instance.creation_failure().is_some() || is_changed {
                 return ERR;
             }
         }

@@ -219,11 +219,12 @@ impl Server {
         match outcome {
             // SAFETY: the caller promises that a longjmp skips no drop; the text is NUL-terminated.
             Outcome::Failed(reason) => unsafe {
-                self.error.raise(EXTERNAL_ROUTINE_EXCEPTION, reason)
+                self.error.raise_error(EXTERNAL_ROUTINE_EXCEPTION, reason)
             },
             // SAFETY: the caller promises that a longjmp skips no drop; the text is NUL-terminated.
             Outcome::NoMemory => unsafe {
-                self.error.raise(OUT_OF_MEMORY, c"out of memory".as_ptr())
+                self.error
+                    .raise_error(OUT_OF_MEMORY, c"out of memory".as_ptr())
             },
             Outcome::Text(text) => return text as Datum,
         }
@@ -237,7 +238,7 @@ impl ErrorApi {
     /// # Safety
     /// Those of [`Server::return_or_raise`]; `reason` is NUL-terminated.
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-    unsafe fn raise(self, code: c_int, reason: *const c_char) {
+    unsafe fn raise_error(self, code: c_int, reason: *const c_char) {
         let no_location = ptr::null();
         // SAFETY: elog.h, `ereport`: the calls are in its order; the server copies the message.
         unsafe {
