@@ -37,7 +37,7 @@ pub fn rule_at<'a>(
     address: u64,
 ) -> Rule {
     let read = read_row(hdr, section_at, address, |row, eh_frame| {
-        row.rule(eh_frame).unwrap_or(Rule::Complex)
+        row.to_rule(eh_frame).unwrap_or(Rule::Complex)
     });
     match read {
         Some(CodeUnwinding::Row(rule)) => rule,
@@ -57,8 +57,9 @@ pub(crate) fn caller_at<'a>(
     callee: &RegisterFile,
     memory: &mut impl StackReader,
 ) -> Option<CodeUnwinding<RegisterFile>> {
-    let caller =
-        |row: &RegisterRules, eh_frame: &EhFrame<Bytes<'a>>| row.caller(eh_frame, callee, memory);
+    let caller = |row: &RegisterRules, eh_frame: &EhFrame<Bytes<'a>>| {
+        row.caller_registers(eh_frame, callee, memory)
+    };
     Some(match read_row(hdr, section_at, address, caller)? {
         CodeUnwinding::Row(caller) => CodeUnwinding::Row(caller?),
         CodeUnwinding::Undescribed => CodeUnwinding::Undescribed,

@@ -53,7 +53,7 @@ impl ComplexFrames {
     /// [`RuleSource::complex_caller`](crate::RuleSource::complex_caller) does. `find` is the loader's function.
     #[cold]
     #[inline(never)]
-    pub(crate) fn caller(
+    pub(crate) fn caller_registers(
         &mut self,
         find: FindObject,
         callee: Registers,
@@ -71,7 +71,7 @@ impl ComplexFrames {
             (self.depth, self.into_call) = (0, 1);
         }
         while self.depth < depth {
-            self.advance(find, stack, memory)?;
+            self.advance_to_caller(find, stack, memory)?;
         }
         let own = self.registers.walk_registers()?;
         if (own.pc, own.sp) != (callee.pc, callee.sp) {
@@ -82,7 +82,7 @@ impl ComplexFrames {
     }
 
     /// Moves to the caller. `None` if it cannot be found.
-    fn advance(
+    fn advance_to_caller(
         &mut self,
         find: FindObject,
         stack: &mut SpareStack,

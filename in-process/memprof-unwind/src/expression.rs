@@ -91,7 +91,7 @@ fn run_operation(
         op::DW_OP_dup => values.peek(0)?,
         op::DW_OP_over => values.peek(1)?,
         op::DW_OP_pick => values.peek(rest.read_u8().ok()?.into())?,
-        op::DW_OP_deref => memory.word(values.pop()?)?,
+        op::DW_OP_deref => memory.read_word(values.pop()?)?,
         op::DW_OP_addr | op::DW_OP_const8u | op::DW_OP_const8s => rest.read_u64().ok()? as usize,
         op::DW_OP_const1u => rest.read_u8().ok()?.into(),
         op::DW_OP_const1s => rest.read_i8().ok()? as usize,
@@ -159,7 +159,7 @@ mod tests {
     struct Doubles;
 
     impl StackReader for Doubles {
-        fn word(&mut self, address: usize) -> Option<usize> {
+        fn read_word(&mut self, address: usize) -> Option<usize> {
             address.checked_mul(2)
         }
     }

@@ -203,7 +203,7 @@ impl<'a> LastWalkCursor<'a> {
 
     /// Saves this walk as the thread's last one, if it differs from it.
     #[inline(always)]
-    pub(crate) fn save(&self) {
+    pub(crate) fn save_if_changed(&self) {
         if self.has_diverged {
             self.overwrite_last_walk();
         }
@@ -258,7 +258,7 @@ mod tests {
             !is_predicted
         });
         let unpredicted = unpredicted.count();
-        cursor.save();
+        cursor.save_if_changed();
         unpredicted
     }
 

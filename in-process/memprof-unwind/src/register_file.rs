@@ -67,7 +67,7 @@ impl RegisterFile {
     pub(crate) fn before_signal(sp: usize, memory: &mut impl StackReader) -> Option<Self> {
         let mut file = Self::UNKNOWN;
         for (value, offset) in file.values.iter_mut().zip(SIGNAL_OFFSETS) {
-            *value = memory.word(sp.wrapping_add(offset))?;
+            *value = memory.read_word(sp.wrapping_add(offset))?;
         }
         file.known = (1 << COUNT) - 1;
         Some(file)

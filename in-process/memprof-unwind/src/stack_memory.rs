@@ -100,7 +100,7 @@ impl ReadableStack {
 impl StackReader for ReadableStack {
     /// Returns the word at an address. `None` if the address is unaligned or its page is unreadable.
     #[inline(always)]
-    fn word(&mut self, address: usize) -> Option<usize> {
+    fn read_word(&mut self, address: usize) -> Option<usize> {
         if !address.is_multiple_of(WORD) {
             return None;
         }
@@ -153,7 +153,7 @@ mod tests {
         // SAFETY: `start` is in the first page, which is readable; the known range is empty.
         let mut stack = unsafe { ReadableStack::new(start + 64, &(0..0)) };
         let mut check = |offset, readable| {
-            let word = stack.word(start.wrapping_add(offset));
+            let word = stack.read_word(start.wrapping_add(offset));
             assert_eq!(word.is_some(), readable, "{offset:#x}");
         };
         check(64, true);
@@ -175,8 +175,8 @@ mod tests {
         let known = start + 2 * PAGE..start + 3 * PAGE;
         // SAFETY: the first page and the third one are readable.
         let mut stack = unsafe { ReadableStack::new(start, &known) };
-        assert!(stack.word(start + 2 * PAGE).is_some());
+        assert!(stack.read_word(start + 2 * PAGE).is_some());
         assert_eq!(stack.read_end(), start + 3 * PAGE);
-        assert_eq!(stack.word(start + 3 * PAGE), None);
+        assert_eq!(stack.read_word(start + 3 * PAGE), None);
     }
 }

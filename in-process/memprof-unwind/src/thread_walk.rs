@@ -92,7 +92,7 @@ pub(crate) unsafe fn walk_with_fallback_rule(
         unknown_code_rule,
     };
     let walked = walk(start, frames, &mut rules, &mut stack);
-    rules.cursor.save();
+    rules.cursor.save_if_changed();
     if !own.known.contains(&start.sp) {
         own.save_known(start.sp, stack.read_end());
     }
@@ -146,7 +146,7 @@ impl RuleSource for ProcessRules<'_> {
     ) -> Option<Registers> {
         let position = (into_call, depth);
         self.complex
-            .caller(find_object()?, callee, position, self.rule_stack, memory)
+            .caller_registers(find_object()?, callee, position, self.rule_stack, memory)
     }
 }
 

@@ -74,7 +74,7 @@ pub trait RuleSource {
 /// Source of the stack words of a walk.
 pub trait StackReader {
     /// Returns the word at an address. `None` if it cannot be read.
-    fn word(&mut self, address: usize) -> Option<usize>;
+    fn read_word(&mut self, address: usize) -> Option<usize>;
 }
 
 const WORD: usize = size_of::<usize>();
@@ -113,11 +113,12 @@ pub fn walk(
         if let Some(common) = rule.common_frame() {
             let base = if common.cfa_is_above_bp { bp } else { sp };
             let cfa = base.wrapping_add(common.cfa * WORD);
-            let Some(return_address) = memory.word(cfa.wrapping_sub(WORD)) else {
+            let Some(return_address) = memory.read_word(cfa.wrapping_sub(WORD)) else {
                 return (frames, WalkEnd::Unreadable);
             };
             if common.bp_below_cfa != 0 {
-                let Some(saved) = memory.word(cfa.wrapping_sub(common.bp_below_cfa * WORD)) else {
+                let Some(saved) = memory.read_word(cfa.wrapping_sub(common.bp_below_cfa * WORD))
+                else {
                     return (frames, WalkEnd::Unreadable);
                 };
                 bp = saved;
@@ -201,17 +202,17 @@ fn frame_caller(
     let cfa = match cfa {
         Cfa::Sp(words) => callee.sp.wrapping_add(bytes(words)),
         Cfa::Bp(words) => callee.bp.wrapping_add(bytes(words)),
-        Cfa::BelowBp(words) => memory.word(callee.bp.wrapping_sub(bytes(words)))?,
+        Cfa::BelowBp(words) => memory.read_word(callee.bp.wrapping_sub(bytes(words)))?,
         Cfa::Plt(byte) => {
             let pushed = callee.pc & 15 >= usize::from(byte);
             callee.sp.wrapping_add(bytes(1 + u16::from(pushed)))
         }
     };
-    let pc = memory.word(cfa.wrapping_sub(WORD))?;
+    let pc = memory.read_word(cfa.wrapping_sub(WORD))?;
     let bp = match saved_bp {
         SavedBp::Unchanged => callee.bp,
-        SavedBp::BelowCfa(words) => memory.word(cfa.wrapping_sub(bytes(words)))?,
-        SavedBp::AtBp => memory.word(callee.bp)?,
+        SavedBp::BelowCfa(words) => memory.read_word(cfa.wrapping_sub(bytes(words)))?,
+        SavedBp::AtBp => memory.read_word(callee.bp)?,
     };
     Some(Registers { pc, sp: cfa, bp })
 }
@@ -224,7 +225,7 @@ const SIGNAL_PC_OFFSET: usize = 168;
 
 /// Reads the registers that a signal interrupted. `None` if the stack cannot be read.
 fn registers_before_signal(callee: Registers, memory: &mut impl StackReader) -> Option<Registers> {
-    let mut word = |offset| memory.word(callee.sp.wrapping_add(offset));
+    let mut word = |offset| memory.read_word(callee.sp.wrapping_add(offset));
     let bp = word(SIGNAL_BP_OFFSET)?;
     let sp = word(SIGNAL_SP_OFFSET)?;
     let pc = word(SIGNAL_PC_OFFSET)?;
@@ -257,7 +258,7 @@ mod tests {
     struct Words<'a>(&'a [usize]);
 
     impl StackReader for Words<'_> {
-        fn word(&mut self, address: usize) -> Option<usize> {
+        fn read_word(&mut self, address: usize) -> Option<usize> {
             let offset = address.checked_sub(0x8000)?;
             self.0.get(offset / WORD).copied()
         }

@@ -198,7 +198,7 @@ impl UnwindInfo {
 struct StackWords<'a>(&'a Memory);
 
 impl memprof_unwind::StackReader for StackWords<'_> {
-    fn word(&mut self, address: usize) -> Option<usize> {
+    fn read_word(&mut self, address: usize) -> Option<usize> {
         let is_aligned = address.is_multiple_of(size_of::<usize>());
         let word = is_aligned.then(|| self.0.read_u64(address as u64))?;
         word.ok().map(|word| word as usize)

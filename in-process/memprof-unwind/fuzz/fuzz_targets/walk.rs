@@ -16,7 +16,7 @@ const WORD: usize = size_of::<usize>();
 struct Stack<'a>(&'a [usize]);
 
 impl StackReader for Stack<'_> {
-    fn word(&mut self, address: usize) -> Option<usize> {
+    fn read_word(&mut self, address: usize) -> Option<usize> {
         let offset = address.checked_sub(BASE)?;
         if offset % WORD != 0 {
             return None;

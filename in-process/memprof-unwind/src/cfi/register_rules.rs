@@ -49,7 +49,7 @@ impl RegisterRules {
 
     /// Returns the caller's registers. `None` if its stack pointer or program counter cannot be found. Other registers
     /// that cannot be found are unknown.
-    pub(super) fn caller(
+    pub(super) fn caller_registers(
         &self,
         eh_frame: &EhFrame<Bytes<'_>>,
         callee: &RegisterFile,
@@ -73,13 +73,13 @@ impl RegisterRules {
         let mut find = |rule: &RegisterRule<usize>, register| match rule {
             RegisterRule::Undefined => None,
             RegisterRule::SameValue => callee.get(register),
-            RegisterRule::Offset(offset) => memory.word(cfa.wrapping_add(*offset as usize)),
+            RegisterRule::Offset(offset) => memory.read_word(cfa.wrapping_add(*offset as usize)),
             RegisterRule::ValOffset(offset) => Some(cfa.wrapping_add(*offset as usize)),
             RegisterRule::Register(other) => callee.get(*other),
             RegisterRule::Expression(expression) => {
                 let bytes = expression_bytes(expression, eh_frame)?;
                 let address = evaluate(bytes, Some(cfa), callee, memory)?;
-                memory.word(address)
+                memory.read_word(address)
             }
             RegisterRule::ValExpression(expression) => {
                 let bytes = expression_bytes(expression, eh_frame)?;
@@ -100,7 +100,7 @@ impl RegisterRules {
     }
 
     /// Converts the row to a rule. `None` if [`Rule`] has no variant for it, or a distance is too large for one.
-    pub(super) fn rule(&self, eh_frame: &EhFrame<Bytes<'_>>) -> Option<Rule> {
+    pub(super) fn to_rule(&self, eh_frame: &EhFrame<Bytes<'_>>) -> Option<Rule> {
         match self.return_address {
             RegisterRule::Offset(offset) if offset == -WORD => {}
             RegisterRule::Undefined => return Some(Rule::Outermost),
@@ -114,7 +114,7 @@ impl RegisterRules {
         }
         let cfa = match &self.cfa {
             &CfaRule::RegisterAndOffset { register, offset } => {
-                let distance = words(offset, CFA_LIMIT)?;
+                let distance = bytes_to_words(offset, CFA_LIMIT)?;
                 match register {
                     X86_64::RSP if distance > 0 => Cfa::Sp(distance),
                     X86_64::RBP => Cfa::Bp(distance),
@@ -127,7 +127,8 @@ impl RegisterRules {
         };
         let bp = match &self.saved[BP] {
             RegisterRule::SameValue | RegisterRule::Undefined => SavedBp::Unchanged,
-            &RegisterRule::Offset(offset) => match words(offset.checked_neg()?, BP_LIMIT)? {
+            &RegisterRule::Offset(offset) => match bytes_to_words(offset.checked_neg()?, BP_LIMIT)?
+            {
                 0 => return None,
                 distance => SavedBp::BelowCfa(distance),
             },
@@ -143,7 +144,7 @@ impl RegisterRules {
 
 /// Converts bytes to words of 8 bytes. `None` if `bytes` is negative or no multiple of 8, or if the result is not below
 /// `limit`.
-fn words(bytes: i64, limit: u16) -> Option<u16> {
+fn bytes_to_words(bytes: i64, limit: u16) -> Option<u16> {
     if bytes % WORD != 0 {
         return None;
     }
@@ -172,7 +173,7 @@ fn cfa_from_expression(expression: &[u8]) -> Option<Cfa> {
         // A function that realigns its stack stores the CFA below its frame pointer.
         [BREG_BP, offset @ 0x40..0x80, DEREF] => {
             let below = 0x80 - i64::from(offset);
-            Some(Cfa::BelowBp(words(below, CFA_LIMIT)?))
+            Some(Cfa::BelowBp(bytes_to_words(below, CFA_LIMIT)?))
         }
         // .plt of GNU ld, gold, lld and mold: rsp + 8 + ((rip & 15 >= byte) << 3).
         [
