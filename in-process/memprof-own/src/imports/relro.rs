@@ -42,7 +42,7 @@ impl WritableRelro {
             return;
         }
         if self.pages.contains(&address) && !self.is_writable {
-            self.is_writable = self.protect(libc::PROT_READ | libc::PROT_WRITE);
+            self.is_writable = self.set_access(libc::PROT_READ | libc::PROT_WRITE);
             if !self.is_writable {
                 return;
             }
@@ -53,7 +53,7 @@ impl WritableRelro {
 
     /// Sets the access of all pages by the system call mprotect(2): libc's function is an import, which cannot be
     /// called yet. Returns whether it succeeded.
-    fn protect(&self, access: i32) -> bool {
+    fn set_access(&self, access: i32) -> bool {
         let result: isize;
         // SAFETY: mprotect(2) of pages of this library, which stay readable.
         unsafe {
@@ -75,7 +75,7 @@ impl Drop for WritableRelro {
     fn drop(&mut self) {
         if self.is_writable {
             // The call succeeded in the other direction. If it fails now, the pages stay writable.
-            self.protect(libc::PROT_READ);
+            self.set_access(libc::PROT_READ);
         }
     }
 }
