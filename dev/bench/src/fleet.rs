@@ -32,7 +32,7 @@ const NO_DATA_EXIT_CODE: i32 = 5;
 /// Fills a store, records the size of a sample and the times of queries, and fails unless all engines compute the same
 /// sums.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
-    packages::require(&["python3-venv"])?;
+    packages::ensure_installed(&["python3-venv"])?;
     let engines = testkit::python::interpreter(&ENGINES)?;
     dist::build_all(Profile::Release)?;
     let directory = tempfile::tempdir_in(root().join("target/bench"))?;

@@ -51,7 +51,7 @@ const PROGRAMS: &[Program] = &[
 
 /// Records for each program the run time under `memprof test` relative to that alone, and how often the verdict is right.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
-    packages::require(packages::TEST)?;
+    packages::ensure_installed(packages::TEST)?;
     build_programs()?;
     let directory = tempfile::tempdir()?;
     let nothing = RunTimes::measure(&["/bin/true"], directory.path())?;
@@ -90,6 +90,7 @@ fn budget_file(directory: &Path) -> PathBuf {
     directory.join("budget.toml")
 }
 
+/// Builds the programs that the gate measures, in C++ and Rust.
 fn build_programs() -> Result<()> {
     let cpp = format!("{SOURCES}/growth.cc");
     dist::compile("c++", &cpp, "bench/growth_cpp", &[])?;
@@ -106,6 +107,7 @@ struct RunTimes {
 }
 
 impl RunTimes {
+    /// Runs a program [`ROUNDS`] times in both ways, after one run of each that is not timed.
     fn measure(command: &[&str], directory: &Path) -> Result<Self> {
         fs::write(budget_file(directory), BUDGET)?;
         let gate_command = |options: &[&str]| gate_command(directory, options, command);
@@ -135,6 +137,7 @@ impl RunTimes {
         Ok(run_times)
     }
 
+    /// Time with `memprof test` divided by that without it, for each round.
     fn ratios(&self) -> Ratios {
         let rounds = self.gated.iter().zip(&self.bare);
         let ratios: Vec<f64> = rounds.map(|(gated, bare)| gated / bare).collect();

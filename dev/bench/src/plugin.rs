@@ -27,6 +27,7 @@ const DISPATCHES: u32 = 500_000;
 /// Time for which wakeups are counted.
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
+/// Records the cost of messages, the plugin's memory, and the wakeups of an idle host.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     measure_dispatch(measurements)?;
     measure_memory(measurements)?;
@@ -269,6 +270,7 @@ impl Host {
     }
 }
 
+/// Config of a host with `memory_profile.so` and `hello_c.so`.
 fn config_text(directory: &Path) -> String {
     format!(
         "[log]\nlevel = \"info\"\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n\

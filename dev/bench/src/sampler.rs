@@ -28,8 +28,8 @@ const STATES: [&str; 5] = ["512KiB", "64KiB", "16KiB", "deactivated", "after"];
 
 /// Records the cost of each state of sampling for each kind of block, beside jemalloc's, then the cost in programs.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
-    packages::require(packages::TEST)?;
-    packages::require(packages::BENCH)?;
+    packages::ensure_installed(packages::TEST)?;
+    packages::ensure_installed(packages::BENCH)?;
     build_pairs()?;
     let memprof = ratios_to_bare("ours", &[])?;
     let peer = [

@@ -26,7 +26,7 @@ const LG_SAMPLE: u32 = 14;
 
 /// Records the walk's cost in the micro benchmark and in real programs.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
-    packages::require(packages::TEST)?;
+    packages::ensure_installed(packages::TEST)?;
     build_probe(Profile::Release)?;
     let threads = ["-lpthread", "-ldl"];
     dist::compile(
@@ -117,6 +117,7 @@ fn measure_program(program: &str, command: impl Fn() -> Command) -> Result<WalkC
 }
 
 impl WalkCost {
+    /// Times the walks in [`RUNS`] runs of a program, and compares their stacks in one more.
     fn measure(run: impl Fn(WalkMode) -> Result<Report>) -> Result<Self> {
         let timed = (0..RUNS).map(|_| run(WalkMode::Timed));
         let timed = timed.collect::<Result<Vec<_>>>()?;
@@ -135,6 +136,7 @@ fn measure_redis() -> Result<WalkCost> {
     WalkCost::measure(run_redis)
 }
 
+/// Runs redis-benchmark on a server with the probe. Returns the server's report.
 fn run_redis(mode: WalkMode) -> Result<Report> {
     let directory = tempfile::tempdir()?;
     let reports = directory.path().join("reports");

@@ -43,7 +43,7 @@ const TIME_FUNCTION: &str = "
 /// Records the viewer's size, and the times of its first paint, zooms and searches.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     let directory = root().join("target/bench");
-    packages::require(&["chromium", "chromium-driver"])?;
+    packages::ensure_installed(&["chromium", "chromium-driver"])?;
     let (dump, page) = (directory.join("viewer.heap"), directory.join("viewer.html"));
     fs::write(&dump, synthetic::named_dump(NODES)?)?;
     let mut report = Command::new(dist().join("bin/memprof"));

@@ -71,7 +71,7 @@ const CHECKSUM_FILE: &str = "SHA256SUMS";
 
 /// Builds all packages in a cargo target directory of their own and writes them to the directory `to`.
 fn build_packages(target: &Path, to: &Path) -> Result<()> {
-    packages::require(packages::PACKAGE)?;
+    packages::ensure_installed(packages::PACKAGE)?;
     let epoch = source_date_epoch()?;
     let trees = InstallTrees {
         build_dir: toolchain::build_programs(target, epoch)?,

@@ -75,7 +75,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
         "one of {LEAK_FREE_SERVERS:?} is no server"
     );
     install(&servers)?;
-    packages::require(&INTERPRETERS.map(|interpreter| interpreter.package))?;
+    packages::ensure_installed(&INTERPRETERS.map(|interpreter| interpreter.package))?;
     for server in servers {
         let mut running = server.start()?;
         let pid = running.pid()?;

@@ -129,7 +129,7 @@ pub fn run(args: &[&str]) -> Result<()> {
 
 /// Builds the programs, runs the suites, and fails if one of them failed.
 fn run_suites(length: SuiteLength, suites: &[Suite]) -> Result<()> {
-    packages::require(packages::TEST)?;
+    packages::ensure_installed(packages::TEST)?;
     dist::build_all(Profile::Dev)?;
     programs::build_all()?;
     let mut failed = Vec::new();

@@ -10,7 +10,7 @@ use crate::cargo_tool;
 
 /// Builds the book, and installs mdBook if it is missing.
 pub(crate) fn build_book() -> Result<()> {
-    cargo_tool::require("mdbook", &["--no-default-features"])?;
+    cargo_tool::ensure_installed("mdbook", &["--no-default-features"])?;
     run(Command::new("mdbook")
         .args(["build", "docs"])
         .current_dir(root()))

@@ -8,7 +8,7 @@ use xtask::run::{cargo, run};
 
 /// Installs the program `name` from crates.io if it is missing. `options` are those of `cargo install`. Not
 /// optimized, because the program runs for seconds only.
-pub(crate) fn require(name: &str, options: &[&str]) -> Result<()> {
+pub(crate) fn ensure_installed(name: &str, options: &[&str]) -> Result<()> {
     let mut version = Command::new(name);
     version.arg("--version").stdout(Stdio::null());
     if version.status().is_ok_and(|status| status.success()) {

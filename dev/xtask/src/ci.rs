@@ -18,7 +18,7 @@ use crate::{cargo_tool, demo, features, fuzz, lint, test_run};
 
 /// Builds everything and runs every test. Fails if a test changed the source tree.
 pub(crate) fn build_and_test() -> Result<()> {
-    packages::require(packages::TEST)?;
+    packages::ensure_installed(packages::TEST)?;
     dist::build_all(Profile::Dev)?;
     run_tests()
 }
@@ -55,7 +55,7 @@ pub(crate) fn run_ci() -> Result<()> {
     steps.run_step("fmt", || run(&mut cargo(&["fmt", "--all", "--check"])))?;
     steps.run_step("lint", lint::check)?;
     thread::scope(|scope| {
-        let packages = scope.spawn(|| packages::require(packages::TEST));
+        let packages = scope.spawn(|| packages::ensure_installed(packages::TEST));
         steps.run_step("clippy", run_clippy)?;
         steps.run_step("features", features::check_features)?;
         steps.run_step("docs", build_docs)?;
@@ -167,7 +167,7 @@ fn step_line(name: &str, time: Duration) -> String {
 /// be unreachable. Not part of CI, because cargo-deny takes minutes to build; a test of the crate `package` checks
 /// licences and sources.
 pub(crate) fn check_dependencies() -> Result<()> {
-    cargo_tool::require("cargo-deny", &[])?;
+    cargo_tool::ensure_installed("cargo-deny", &[])?;
     let mut deny = cargo(&["deny", "--log-level", "error", "check"]);
     run(deny.args(["bans", "licenses", "sources"]))
 }

@@ -69,7 +69,7 @@ pub fn build(profile: Profile) -> Result<()> {
 }
 
 fn build_with(programs: &[BuiltArtifact], profile: Profile) -> Result<()> {
-    packages::require(packages::BUILD)?;
+    packages::ensure_installed(packages::BUILD)?;
     build_each_alone(ISOLATED_BUILDS, profile)?;
     build_and_install_programs(programs, profile)?;
     for header in [
@@ -151,7 +151,7 @@ fn build_sdk() -> Result<()> {
 
 /// Builds only what the demo runs.
 pub fn build_demo() -> Result<()> {
-    packages::require(&["gcc"])?;
+    packages::ensure_installed(&["gcc"])?;
     build_each_alone(&[MEMORY_PROFILE, RUST_HOST, MEMPROF], Profile::Dev)?;
     build_unprepared()
 }
@@ -224,7 +224,8 @@ pub fn host_link_args(host_library: &str) -> [&str; 4] {
     [host_library, "-lpthread", "-ldl", "-lm"]
 }
 
-/// Like [`host_link_args`], but with a jemalloc whose symbols are not exported (no -rdynamic): only the symbol table has them.
+/// Like [`host_link_args`], but with a jemalloc whose symbols are not exported (no -rdynamic): only the symbol table has
+/// them.
 pub fn host_link_args_with_jemalloc(host_library: &str) -> [&str; 6] {
     [
         host_library,

@@ -73,7 +73,7 @@ pub const BENCH: &[&str] = &["heaptrack", "lld"];
 pub const PACKAGE: &[&str] = &["binutils", "mmdebstrap", "python3-venv", "rpm"];
 
 /// Installs the missing ones of `packages` if this is root. Otherwise fails with the command that installs them.
-pub fn require(packages: &[&str]) -> Result<()> {
+pub fn ensure_installed(packages: &[&str]) -> Result<()> {
     let missing: Vec<&str> = packages
         .iter()
         .copied()

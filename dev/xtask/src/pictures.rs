@@ -12,7 +12,7 @@ use xtask::run::{cargo, root, run};
 const TEST: &str = "pictures::pictures_are_of_a_run";
 
 pub(crate) fn draw_pictures() -> Result<()> {
-    packages::require(packages::TEST)?;
+    packages::ensure_installed(packages::TEST)?;
     dist::build_all(Profile::Dev)?;
     run(&mut cargo(&[
         "test",

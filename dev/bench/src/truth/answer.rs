@@ -53,6 +53,7 @@ struct Script {
 }
 
 impl Script {
+    /// Starts `sh` with an option and a script in the directory `place`.
     fn start(option: &str, script: &str, area: &Area, place: &Path) -> Result<Self> {
         // A pipe would stay open as long as what the script left running.
         let log = NamedTempFile::new()?;
@@ -103,6 +104,7 @@ impl Drop for Script {
 }
 
 impl Answer {
+    /// Compares the exit status and the text with those that the case expects.
     fn judge(&self, case: &Case) -> Verdict {
         let mut reasons = Vec::new();
         if self.status != Some(case.status) {

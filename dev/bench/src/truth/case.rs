@@ -53,6 +53,7 @@ struct File {
 }
 
 impl Area {
+    /// Reads the cases of the file `NAME.toml` in a directory.
     pub(crate) fn read(directory: &Path, name: &str) -> Result<Self> {
         let path = directory.join(format!("{name}.toml"));
         let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;

@@ -31,6 +31,7 @@ impl Row {
         }
     }
 
+    /// Counts a verdict.
     fn add(&mut self, verdict: &Verdict) {
         let count = match verdict {
             Verdict::Right => &mut self.right,
@@ -42,6 +43,7 @@ impl Row {
 }
 
 impl Table {
+    /// Counts the verdict in the row of the case's kind.
     pub(crate) fn add(&mut self, area: &str, case: &Case, verdict: &Verdict) {
         let row = match self.rows.iter_mut().find(|row| row.kind == case.kind) {
             Some(row) => row,

@@ -68,7 +68,7 @@ pub(super) fn install(servers: &[&Server]) -> Result<()> {
         .flat_map(|server| server.packages)
         .copied()
         .collect();
-    packages::require(&Vec::from_iter(needed))
+    packages::ensure_installed(&Vec::from_iter(needed))
 }
 
 /// Runs a server without memprof, under `memprof run`, and attached to `cycles` times.

@@ -19,7 +19,8 @@ pub(super) struct Odd {
     pub(super) is_short: bool,
 }
 
-const fn kind(kind: &'static str) -> Odd {
+/// A variant that only the long suite runs.
+const fn in_long_suite(kind: &'static str) -> Odd {
     Odd {
         program: "odd",
         kind,
@@ -28,75 +29,78 @@ const fn kind(kind: &'static str) -> Odd {
     }
 }
 
-const fn short(name: &'static str) -> Odd {
+/// A variant that the short suite runs, too.
+const fn in_both_suites(name: &'static str) -> Odd {
     Odd {
         is_short: true,
-        ..kind(name)
+        ..in_long_suite(name)
     }
 }
 
-const fn linked(program: &'static str, name: &'static str) -> Odd {
+/// A variant in a program of [`LINKED`].
+const fn built_as(program: &'static str, name: &'static str) -> Odd {
     Odd {
         program,
-        ..kind(name)
+        ..in_long_suite(name)
     }
 }
 
+/// A variant with an environment variable.
 const fn with_variable(name: &'static str, value: &'static str) -> Odd {
     Odd {
         variable: Some((name, value)),
-        ..kind("small-stacks")
+        ..in_long_suite("small-stacks")
     }
 }
 
 pub(super) const ODD: &[Odd] = &[
-    kind("alternate-stack"),
-    kind("batch"),
-    kind("blocked"),
-    kind("chroot"),
-    kind("clone"),
-    kind("coroutine"),
-    kind("dlmopen"),
-    kind("dlopen"),
-    short("exec"),
-    kind("faults"),
-    kind("fork"),
-    kind("handlers"),
-    kind("hidden"),
-    kind("idle"),
-    kind("ignored-children"),
-    kind("large-stacks"),
-    kind("limited-files"),
-    kind("limited-locked"),
-    kind("limited-size"),
-    kind("limited-space"),
-    kind("limited-stack"),
-    short("little"),
-    kind("locked"),
-    kind("no-new-privileges"),
-    kind("no-sockets"),
-    short("no-stdio"),
-    kind("no-threads"),
-    kind("plain"),
-    kind("ring"),
-    kind("setuid"),
-    kind("signalfd"),
-    short("skewed"),
-    kind("small-stacks"),
-    kind("spawn"),
-    kind("threads"),
-    kind("timerfd"),
-    kind("timers"),
-    kind("unshared"),
-    kind("unshared-files"),
-    kind("vectors"),
-    kind("vfork"),
-    linked("odd_static", "plain"),
-    linked("odd_fixed", "skewed"),
-    linked("odd_fixed", "small-stacks"),
-    linked("odd_jemalloc", "coroutine"),
-    linked("odd_jemalloc", "fork"),
-    linked("odd_jemalloc", "small-stacks"),
+    in_long_suite("alternate-stack"),
+    in_long_suite("batch"),
+    in_long_suite("blocked"),
+    in_long_suite("chroot"),
+    in_long_suite("clone"),
+    in_long_suite("coroutine"),
+    in_long_suite("dlmopen"),
+    in_long_suite("dlopen"),
+    in_both_suites("exec"),
+    in_long_suite("faults"),
+    in_long_suite("fork"),
+    in_long_suite("handlers"),
+    in_long_suite("hidden"),
+    in_long_suite("idle"),
+    in_long_suite("ignored-children"),
+    in_long_suite("large-stacks"),
+    in_long_suite("limited-files"),
+    in_long_suite("limited-locked"),
+    in_long_suite("limited-size"),
+    in_long_suite("limited-space"),
+    in_long_suite("limited-stack"),
+    in_both_suites("little"),
+    in_long_suite("locked"),
+    in_long_suite("no-new-privileges"),
+    in_long_suite("no-sockets"),
+    in_both_suites("no-stdio"),
+    in_long_suite("no-threads"),
+    in_long_suite("plain"),
+    in_long_suite("ring"),
+    in_long_suite("setuid"),
+    in_long_suite("signalfd"),
+    in_both_suites("skewed"),
+    in_long_suite("small-stacks"),
+    in_long_suite("spawn"),
+    in_long_suite("threads"),
+    in_long_suite("timerfd"),
+    in_long_suite("timers"),
+    in_long_suite("unshared"),
+    in_long_suite("unshared-files"),
+    in_long_suite("vectors"),
+    in_long_suite("vfork"),
+    built_as("odd_static", "plain"),
+    built_as("odd_fixed", "skewed"),
+    built_as("odd_fixed", "small-stacks"),
+    built_as("odd_jemalloc", "coroutine"),
+    built_as("odd_jemalloc", "fork"),
+    built_as("odd_jemalloc", "small-stacks"),
     with_variable("LD_PRELOAD", "libjemalloc.so.2"),
     with_variable("LD_PRELOAD", "libtcmalloc.so.4"),
     with_variable("LD_PRELOAD", "libtcmalloc_minimal.so.4"),

@@ -2,7 +2,7 @@
 
 use super::lines::Lines;
 
-/// One of them.
+/// A program of a package, and its work.
 pub(super) struct Packaged {
     pub(super) name: &'static str,
     pub(super) package: &'static str,
@@ -12,7 +12,8 @@ pub(super) struct Packaged {
     pub(super) is_short: bool,
 }
 
-const fn long(
+/// A program that only the long suite runs.
+const fn in_long_suite(
     name: &'static str,
     package: &'static str,
     words: &'static [&'static str],
@@ -28,7 +29,8 @@ const fn long(
     }
 }
 
-const fn short(
+/// A program that the short suite runs, too.
+const fn in_both_suites(
     name: &'static str,
     package: &'static str,
     words: &'static [&'static str],
@@ -36,35 +38,35 @@ const fn short(
 ) -> Packaged {
     Packaged {
         is_short: true,
-        ..long(name, package, words, line)
+        ..in_long_suite(name, package, words, line)
     }
 }
 
-/// For each of Lua's versions.
+/// Script for every version of Lua.
 const LUA: &str = "io.stdout:setvbuf('no') for l in io.lines() do local x = {} \
                    for i = 1, 500 do x[i] = l .. i end print(#x, 'ok') end";
 
 pub(super) const PACKAGED: &[Packaged] = &[
     // Shells.
-    short(
+    in_both_suites(
         "bash",
         "bash",
         &["bash"],
         "x=$(echo {1..99}); echo ${#x} ok\n",
     ),
-    long(
+    in_long_suite(
         "dash",
         "dash",
         &["dash"],
         "x=$(echo one two); echo ${#x} ok\n",
     ),
-    long(
+    in_long_suite(
         "busybox",
         "busybox",
         &["busybox", "sh"],
         "x=$(echo one two); echo ${#x} ok\n",
     ),
-    long(
+    in_long_suite(
         "fish",
         "fish",
         &[
@@ -74,67 +76,67 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "abc\n",
     ),
-    long(
+    in_long_suite(
         "ksh93",
         "ksh93u+m",
         &["ksh93"],
         "x=$(echo one two); echo ${#x} ok\n",
     ),
-    long(
+    in_long_suite(
         "mksh",
         "mksh",
         &["mksh"],
         "x=$(echo one two); echo ${#x} ok\n",
     ),
-    long(
+    in_long_suite(
         "posh",
         "posh",
         &["posh"],
         "x=$(echo one two); echo ${#x} ok\n",
     ),
-    long("rc", "rc", &["rc"], "x=`{echo one two}; echo $#x ok\n"),
-    long(
+    in_long_suite("rc", "rc", &["rc"], "x=`{echo one two}; echo $#x ok\n"),
+    in_long_suite(
         "tcsh",
         "tcsh",
         &["tcsh", "-f"],
         "set x = `echo one two`; echo $#x ok\n",
     ),
-    long(
+    in_long_suite(
         "yash",
         "yash",
         &["yash"],
         "x=$(echo one two); echo ${#x} ok\n",
     ),
-    long(
+    in_long_suite(
         "zsh",
         "zsh",
         &["zsh", "-f"],
         "x=$(echo {1..99}); echo ${#x} ok\n",
     ),
     // Editors and filters.
-    long("cat", "coreutils", &["cat"], "ok\n"),
-    long("tee", "coreutils", &["tee"], "ok\n"),
-    long(
+    in_long_suite("cat", "coreutils", &["cat"], "ok\n"),
+    in_long_suite("tee", "coreutils", &["tee"], "ok\n"),
+    in_long_suite(
         "stdbuf tr",
         "coreutils",
         &["stdbuf", "-oL", "tr", "a-z", "A-Z"],
         "ok\n",
     ),
-    long("ed", "ed", &["ed", "-s"], "a\nok\n.\n1,$s/o/oo/\n1p\n1d\n"),
-    long(
+    in_long_suite("ed", "ed", &["ed", "-s"], "a\nok\n.\n1,$s/o/oo/\n1p\n1d\n"),
+    in_long_suite(
         "vim",
         "vim-tiny",
         &["vim.tiny", "-u", "NONE", "-es"],
         "s/.*/ok/|print\n",
     ),
-    long(
+    in_long_suite(
         "grep",
         "grep",
         &["grep", "--line-buffered", "-P", "(o+)k"],
         "ooook\n",
     ),
-    long("sed", "sed", &["sed", "-u", "s/\\(o*\\)k/\\1\\1k/"], "ok\n"),
-    long(
+    in_long_suite("sed", "sed", &["sed", "-u", "s/\\(o*\\)k/\\1\\1k/"], "ok\n"),
+    in_long_suite(
         "gawk",
         "gawk",
         &[
@@ -143,7 +145,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    long(
+    in_long_suite(
         "mawk",
         "mawk",
         &[
@@ -154,33 +156,33 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    long("m4", "m4", &["m4", "-i"], "define(`x', `$1$1')x(`ok')\n"),
-    long(
+    in_long_suite("m4", "m4", &["m4", "-i"], "define(`x', `$1$1')x(`ok')\n"),
+    in_long_suite(
         "jq",
         "jq",
         &["jq", "--unbuffered", "-c", "[range(200)] | add"],
         "1\n",
     ),
-    short("socat", "socat", &["socat", "-", "EXEC:cat"], "ok\n"),
+    in_both_suites("socat", "socat", &["socat", "-", "EXEC:cat"], "ok\n"),
     // Calculators.
-    long("bc", "bc", &["bc"], "2^4000 % 1000007\n"),
-    long("dc", "dc", &["dc"], "2 4000 ^ 1000007 % p\n"),
-    long("calc", "apcalc", &["calc", "-p"], "2^4000 % 1000007\n"),
-    long(
+    in_long_suite("bc", "bc", &["bc"], "2^4000 % 1000007\n"),
+    in_long_suite("dc", "dc", &["dc"], "2 4000 ^ 1000007 % p\n"),
+    in_long_suite("calc", "apcalc", &["calc", "-p"], "2^4000 % 1000007\n"),
+    in_long_suite(
         "gp",
         "pari-gp",
         &["gp", "-q", "-f"],
         "print(sum(i = 1, 500, i))\n",
     ),
-    long("units", "units", &["units", "-t", "-q"], "3 km\nm\n"),
-    long(
+    in_long_suite("units", "units", &["units", "-t", "-q"], "3 km\nm\n"),
+    in_long_suite(
         "gnuplot",
         "gnuplot-nox",
         &["gnuplot"],
         "set print '-'; print sum [i=1:100] i\n",
     ),
     // Languages.
-    short(
+    in_both_suites(
         "perl",
         "perl",
         &[
@@ -190,7 +192,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    short(
+    in_both_suites(
         "python3",
         "python3",
         &[
@@ -200,7 +202,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    long(
+    in_long_suite(
         "ruby",
         "ruby",
         &[
@@ -210,11 +212,11 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    short("lua5.4", "lua5.4", &["lua5.4", "-e", LUA], "a\n"),
-    long("lua5.1", "lua5.1", &["lua5.1", "-e", LUA], "a\n"),
-    long("lua5.3", "lua5.3", &["lua5.3", "-e", LUA], "a\n"),
-    long("luajit", "luajit", &["luajit", "-e", LUA], "a\n"),
-    long(
+    in_both_suites("lua5.4", "lua5.4", &["lua5.4", "-e", LUA], "a\n"),
+    in_long_suite("lua5.1", "lua5.1", &["lua5.1", "-e", LUA], "a\n"),
+    in_long_suite("lua5.3", "lua5.3", &["lua5.3", "-e", LUA], "a\n"),
+    in_long_suite("luajit", "luajit", &["luajit", "-e", LUA], "a\n"),
+    in_long_suite(
         "node lines",
         "nodejs",
         &[
@@ -225,7 +227,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    short(
+    in_both_suites(
         "php",
         "php-cli",
         &[
@@ -236,19 +238,19 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    short(
+    in_both_suites(
         "tclsh",
         "tcl",
         &["tclsh"],
         "set x {}; for {set i 0} {$i < 500} {incr i} {lappend x $i}; puts [llength $x]; flush stdout\n",
     ),
-    long(
+    in_long_suite(
         "expect",
         "expect",
         &["expect", "-"],
         "set x {}; for {set i 0} {$i < 500} {incr i} {lappend x $i}; puts [llength $x]; flush stdout\n",
     ),
-    short(
+    in_both_suites(
         "erlang",
         "erlang-base",
         &[
@@ -260,7 +262,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    long(
+    in_long_suite(
         "guile",
         "guile-3.0",
         &[
@@ -272,7 +274,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    long(
+    in_long_suite(
         "csi",
         "chicken-bin",
         &[
@@ -285,13 +287,13 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    long(
+    in_long_suite(
         "ocaml",
         "ocaml-interp",
         &["ocaml", "-noprompt"],
         "let _ = List.fold_left (+) 0 (List.init 500 Fun.id);;\n",
     ),
-    long(
+    in_long_suite(
         "ecl",
         "ecl",
         &[
@@ -303,7 +305,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    long(
+    in_long_suite(
         "swipl",
         "swi-prolog-core-packages",
         &[
@@ -317,13 +319,13 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    long(
+    in_long_suite(
         "newlisp",
         "newlisp",
         &["newlisp"],
         "(apply + (sequence 1 500))\n",
     ),
-    long(
+    in_long_suite(
         "elvish",
         "elvish",
         &[
@@ -335,20 +337,20 @@ pub(super) const PACKAGED: &[Packaged] = &[
         "a\n",
     ),
     // Tools.
-    long(
+    in_long_suite(
         "gdb",
         "gdb",
         &["gdb", "-q", "-nx"],
         "output 6 * 7\necho \\n\n",
     ),
-    long(
+    in_long_suite(
         "sqlite3",
         "sqlite3",
         &["sqlite3", "-batch", ":memory:"],
         "with recursive n(i) as (select 1 union all select i + 1 from n where i < 500) select count(*), \
              group_concat(i) from n;\n",
     ),
-    long(
+    in_long_suite(
         "git",
         "git",
         &["git", "hash-object", "--stdin-paths"],

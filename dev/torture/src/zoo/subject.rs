@@ -35,7 +35,7 @@ pub(super) fn subjects(length: SuiteLength) -> Result<Vec<Subject>> {
         .map(|each| Subject::Lines(each.name(), each.lines()))
         .collect();
     let needed: BTreeSet<&str> = packaged.iter().map(|each| each.package).collect();
-    packages::require(&Vec::from_iter(needed))?;
+    packages::ensure_installed(&Vec::from_iter(needed))?;
     subjects.extend(
         packaged
             .into_iter()
