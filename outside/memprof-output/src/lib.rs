@@ -11,6 +11,7 @@ mod stdout;
 mod table;
 
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 
 pub use exit::{
@@ -20,7 +21,7 @@ pub use exit::{
 pub use file::publish_file;
 pub use printable::{one_line, printable};
 pub use stdout::{print, write_to_stdout};
-pub use table::table;
+pub use table::{table, table_within};
 use unicode_width::UnicodeWidthChar;
 
 /// Writes a line to stderr. If stderr is closed or full, the line is lost, without effect on the command and its
@@ -43,15 +44,23 @@ fn has_progress_line() -> bool {
 /// a second line would stay. Does nothing if stderr is not a terminal.
 pub fn show_progress(text: &str) {
     if has_progress_line() {
-        let size = rustix::termios::tcgetwinsize(io::stderr()).ok();
-        // Some terminals do not know their size, and say 0.
-        let columns = size.map(|size| size.ws_col).filter(|columns| *columns > 0);
-        let columns = columns.map_or(usize::MAX, usize::from);
+        let columns = columns(io::stderr()).unwrap_or(usize::MAX);
         write_to_stderr(&format!(
             "\r{}\x1b[K",
             cut_to_width(&one_line(text), columns)
         ));
     }
+}
+
+/// Columns of the terminal that stdout is; `None` if it is none.
+pub fn terminal_columns() -> Option<usize> {
+    io::stdout().is_terminal().then(|| columns(io::stdout()))?
+}
+
+/// Columns of a terminal; `None` if it does not know its size, and says 0.
+fn columns(terminal: impl AsFd) -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(terminal).ok()?;
+    (size.ws_col > 0).then(|| usize::from(size.ws_col))
 }
 
 /// Clears the line of [`show_progress`].

@@ -22,9 +22,45 @@ pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
+/// Formats a table for a terminal of `width` columns: cells are cut to the widths of `limits`, and lines to that of the
+/// terminal. `None`: for a file or a pipe, where nothing is cut.
+pub fn table_within<const N: usize>(
+    width: Option<usize>,
+    limits: [usize; N],
+    heads: [&str; N],
+    rows: &[[String; N]],
+) -> String {
+    let Some(width) = width else {
+        return table(heads, rows);
+    };
+    let cut = |text: &str, limit: usize| match text.width() > limit {
+        true => format!("{}…", crate::cut_to_width(text, limit)),
+        false => text.to_owned(),
+    };
+    let rows = rows.iter().map(|row| {
+        let cells = row.each_ref().map(|cell| one_line(cell));
+        std::array::from_fn(|column| cut(&cells[column], limits[column]))
+    });
+    let all = table(heads, &rows.collect::<Vec<_>>());
+    let lines = all.lines().map(|line| cut(line, width));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cells_and_lines_are_cut_for_a_terminal() {
+        let rows = [["a long cell", "command with words"]].map(|row| row.map(str::to_owned));
+        let check = |width, expected: &str| {
+            let limits = [6, usize::MAX];
+            assert_eq!(table_within(width, limits, ["X", "Y"], &rows), expected);
+        };
+        check(None, "X            Y\na long cell  command with words");
+        check(Some(80), "X       Y\na lon…  command with words");
+        check(Some(15), "X       Y\na lon…  comman…");
+    }
 
     #[test]
     fn columns_are_padded_and_cells_are_one_line() {

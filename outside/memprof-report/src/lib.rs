@@ -35,6 +35,7 @@ mod comparison;
 mod main_program;
 mod names;
 mod profile;
+mod program_link;
 mod stacks;
 
 mod unsample;
@@ -90,6 +91,7 @@ pub use profile::{
     Address, AllocationTally, EarlyEnds, FileOffset, Mapping, Profile, ProfileOrigin, Sample,
     SampleType, SampleValues, UnseenFrees,
 };
+pub use program_link::{ProgramLink, program_link};
 pub use render::{
     Cells, Column, FLAMEGRAPH_POLICY, Outline, OutlinePage, POLICY, RenderInput, VIEWER,
     format_amount, render,

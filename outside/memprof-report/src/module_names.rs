@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::names::Names;
 use crate::profile::{Address, Mapping, Profile};
+use crate::program_link::ProgramLink;
 use crate::stacks::AddressId;
 
 /// Hex digits of a build id in a name that distinguishes versions of a file.
@@ -58,6 +59,13 @@ impl ModuleNames {
                 })
                 .collect(),
             has_several_regions: regions.len() > 1,
+        }
+    }
+
+    /// Names the module at the link's path by the link.
+    pub(crate) fn rename(&mut self, link: &ProgramLink) {
+        if let Some(name) = self.paths.get_mut(&link.path) {
+            name.clone_from(&link.name);
         }
     }
 

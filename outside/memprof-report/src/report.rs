@@ -73,17 +73,26 @@ pub fn report(
     if let Some(base) = &base {
         check_units(&profile, base).map_err(|error| input_error(&name, error))?;
     }
-    let modules = ModuleNames::new(
+    let mut modules = ModuleNames::new(
         [Some(&profile), base.as_ref()]
             .into_iter()
             .flatten()
             .map(|loaded| (&loaded.profile, &loaded.names)),
     );
+    if let Some(link) = sources.and_then(|sources| sources.link.as_ref()) {
+        modules.rename(link);
+    }
     let mut profile = profile.into_symbolized(&modules, options);
     let mut base = base.map(|base| base.into_symbolized(&modules, options));
-    if profile.profile.samples.is_empty() && base.is_none() {
-        let reason = empty_reason(&profile.profile, options);
-        return Err(input_error(&name, Error::Empty { reason }));
+    let empty_error = |profile: &Profile, reason: Option<&str>| {
+        let reason = reason.map_or_else(|| empty_reason(profile, options), str::to_owned);
+        input_error(&name, Error::Empty { reason })
+    };
+    if base.is_none() && profile.profile.samples.is_empty() {
+        return Err(empty_error(&profile.profile, None));
+    }
+    if base.is_none() && is_all_zero(&profile.profile, options.sample_type) {
+        return Err(empty_error(&profile.profile, Some(NOTHING_LEFT)));
     }
     if let Some(base) = &base {
         let warning = other_program_warning(&profile.profile, &base.profile);
@@ -110,6 +119,9 @@ pub fn report(
         for named in [Some(&mut profile), base.as_mut()].into_iter().flatten() {
             drop_memprof_stacks_with_note(named, options.sample_type);
         }
+        if base.is_none() && is_all_zero(&profile.profile, options.sample_type) {
+            return Err(empty_error(&profile.profile, Some(ONLY_MEMPROF)));
+        }
         let advice = interpreter_advice(&profile, options.sample_type, &options.origin_rules);
         profile.profile.warnings.extend(advice);
     }
@@ -128,6 +140,17 @@ pub fn report(
         .into_iter()
         .map(str::to_owned)
         .collect())
+}
+
+/// Reason for an empty report of a profile in which every sample was freed.
+const NOTHING_LEFT: &str = "nothing of what was sampled is in use any more";
+/// Reason for an empty report of a profile in which only memprof's own memory was sampled.
+const ONLY_MEMPROF: &str = "nothing of the program's was sampled, only memprof's own memory";
+
+/// Whether no sample has a value.
+fn is_all_zero(profile: &Profile, sample_type: SampleType) -> bool {
+    let mut samples = profile.samples.iter();
+    samples.all(|sample| sample.values[sample_type] == 0)
 }
 
 /// Returns a warning if the two profiles are of different programs: their difference is no growth. `None` if they are

@@ -43,6 +43,7 @@ use crate::error::Result;
 use crate::module_names::ModuleNames;
 use crate::names::{Frame, Names};
 use crate::profile::{Address, EVICTED_STACKS, NO_STACK, Profile, ProfileOrigin, UNATTRIBUTED};
+use crate::program_link::{ProgramLink, program_link};
 use crate::stacks::AddressId;
 
 /// Time in which the names of a profile are read; a unit of debug information that was begun is finished. Hostile files
@@ -63,6 +64,8 @@ pub struct Sources {
     pub machine: Option<String>,
     /// Running process whose JIT compiler provides names.
     pub pid: Option<u32>,
+    /// Other name of the main program's file, by which it was started.
+    pub link: Option<ProgramLink>,
     /// Symbolizes despite different build ids.
     pub force: bool,
 }
@@ -78,6 +81,7 @@ impl Sources {
             binary_root: None,
             machine: Some(machine.nodename().to_string_lossy().into_owned()),
             pid,
+            link: pid.and_then(program_link),
             force: false,
         }
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use memprof_ptrace::mapped_file::open_regular;
-use memprof_report::{LimitedFile, demangle};
+use memprof_report::{LimitedFile, ProgramLink, demangle, program_link};
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol, SymbolKind};
 
@@ -45,6 +45,8 @@ impl Variable {
 pub(super) struct Symbols<'a> {
     view: &'a SnapshotMemory,
     files: HashMap<&'a str, MappedFile>,
+    /// Other name of the program's file, by which it was started.
+    link: Option<ProgramLink>,
 }
 
 /// Kind of a mapped file.
@@ -81,6 +83,7 @@ impl<'a> Symbols<'a> {
         Self {
             view,
             files: HashMap::new(),
+            link: program_link(view.live_pid().cast_unsigned()),
         }
     }
 
@@ -95,7 +98,10 @@ impl<'a> Symbols<'a> {
         let path = path.unwrap_or(&region.name);
         let mut variable = Variable {
             name: String::new(),
-            file: path.rsplit('/').next().unwrap_or(path).to_owned(),
+            file: match &self.link {
+                Some(link) if link.path == path => link.name.clone(),
+                _ => path.rsplit('/').next().unwrap_or(path).to_owned(),
+            },
             offset: address - region.range.start + region.offset,
             rest: 0,
         };

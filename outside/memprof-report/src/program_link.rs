@@ -1,0 +1,73 @@
+//! The name by which a running program was started, where its file has several: `redis-server` of Debian is a link to
+//! redis-check-rdb.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Another name of a program's file, by which it was started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramLink {
+    /// Path of the file, as in /proc/PID/maps.
+    pub path: String,
+    /// File name of the link.
+    pub name: String,
+}
+
+/// Finds the name by which a running program was started. `None` if it is that of its file, or if its first argument is no
+/// link to the file.
+pub fn program_link(pid: u32) -> Option<ProgramLink> {
+    let proc_dir = PathBuf::from(format!("/proc/{pid}"));
+    let path = fs::read_link(proc_dir.join("exe")).ok()?;
+    let arguments = fs::read(proc_dir.join("cmdline")).ok()?;
+    // A program that shows its state there appends it to its name.
+    let word = arguments.split(|byte| b"\0 ".contains(byte)).next()?;
+    let word = Path::new(OsStr::from_bytes(word));
+    let name = word.file_name()?;
+    if path.file_name() == Some(name) {
+        return None;
+    }
+    let directory = match word.is_absolute() {
+        true => word.parent()?,
+        false => path.parent()?,
+    };
+    let directory = directory.strip_prefix("/").ok()?;
+    let link = fs::metadata(proc_dir.join("root").join(directory).join(name)).ok()?;
+    let file = fs::metadata(proc_dir.join("exe")).ok()?;
+    let is_same = (link.dev(), link.ino()) == (file.dev(), file.ino());
+    is_same.then(|| ProgramLink {
+        path: path.to_string_lossy().into_owned(),
+        name: name.to_string_lossy().into_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn link_is_the_name_only_if_it_leads_to_the_program() {
+        let place = tempfile::tempdir().unwrap();
+        let link = place.path().join("waiter");
+        symlink("/bin/sleep", &link).unwrap();
+        let check = |first: &OsStr, expected: Option<&str>| {
+            let mut child = Command::new(&link).arg0(first).arg("1000").spawn().unwrap();
+            let found = program_link(child.id()).map(|link| link.name);
+            child.kill().unwrap();
+            child.wait().unwrap();
+            assert_eq!(found.as_deref(), expected, "{first:?}");
+        };
+        check(link.as_os_str(), Some("waiter"));
+        let titled = format!("{} *:6379", link.display());
+        check(OsStr::new(&titled), Some("waiter"));
+        check(OsStr::new("sleep"), None);
+        check(OsStr::new("/nowhere/waiter"), None);
+        check(OsStr::new("-bash"), None);
+    }
+}
