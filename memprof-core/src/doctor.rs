@@ -6,7 +6,6 @@ mod facts;
 mod gather;
 mod malloc_conf;
 mod process;
-mod runtime_heap;
 
 use memprof_messages::{Finding, Severity};
 use std::path::Path;
@@ -14,7 +13,6 @@ use std::path::Path;
 use allocator::{check_allocator, check_jemalloc};
 use facts::{AllocatorFacts, DumpDirFacts, JemallocFacts};
 use process::check_process;
-use runtime_heap::report_runtime_heaps;
 
 use crate::allocators::unprofilable::Unprofilable;
 
@@ -26,8 +24,8 @@ const MIN_FREE_SPACE: u64 = 64 << 20;
 
 /// Derives findings from the facts, the most general first.
 pub(crate) fn diagnose(facts: &Facts) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    report_runtime_heaps(facts, &mut findings);
+    let heaps = facts.runtime_heaps.iter();
+    let mut findings: Vec<_> = heaps.map(|heap| heap.to_finding()).collect();
     check_process(facts, &mut findings);
     for allocator in &facts.allocators {
         check_allocator(allocator, &mut findings);

@@ -30,6 +30,23 @@ pub struct Finding {
     pub remedy: String,
 }
 
+/// The findings with their remedies, for people.
+pub fn findings_text(findings: &[Finding]) -> String {
+    if findings.is_empty() {
+        return "healthy: nothing stands in the way of a heap profile".to_owned();
+    }
+    let line = |finding: &Finding| {
+        let Finding {
+            severity,
+            message,
+            remedy,
+            ..
+        } = finding;
+        format!("{severity}: {message}\n  {remedy}")
+    };
+    findings.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
 named_enums! {
     /// Severity of a finding.
     Severity {

@@ -25,6 +25,24 @@ pub struct Ledger {
     /// The heaps' walk from outside the process, if `memprof ledger` made one: the rows are then exact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub walk: Option<HeapWalk>,
+    /// Parts of `not_the_allocator`, which they sum to, and of memory outside of RSS, the largest first; only
+    /// `memprof ledger` fills them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<MemoryPart>,
+}
+
+/// Memory outside of the allocators with one owner.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct MemoryPart {
+    /// Owner for people, e.g. `Java heap`.
+    pub owner: String,
+    /// Kind of the memory.
+    pub kind: OpenEnum<MemoryPartKind>,
+    /// Resident bytes; 0 for memory that RSS does not contain.
+    pub resident_bytes: u64,
+    /// Bytes of its address ranges.
+    pub mapped_bytes: u64,
 }
 
 /// Walk of the heaps from outside the process.
@@ -154,10 +172,36 @@ named_enums! {
         UndividedHeap = "undivided_heap",
         /// Stacks, static data, and mappings that no allocator made.
         NotTheAllocator = "not_the_allocator",
+        /// Memory of which it is not known whether an allocator or the program mapped it.
+        NotKnown = "not_known",
         /// Pages of files.
         File = "file",
         /// Shared memory.
         Shared = "shared",
+    }
+
+    /// Kind of memory outside of the allocators.
+    MemoryPartKind {
+        /// Objects of a language runtime, which no `malloc` served.
+        LanguageHeap = "language_heap",
+        /// Code that a runtime has compiled.
+        CompiledCode = "compiled_code",
+        /// Stacks of threads.
+        ThreadStacks = "thread_stacks",
+        /// Variables of the program and its libraries, and other changed pages of files.
+        Variables = "variables",
+        /// The mapping `[heap]`, as far as no walk explains it.
+        Brk = "brk",
+        /// Mappings that the process has named.
+        Named = "named",
+        /// Tables of memprof's sampler.
+        Memprof = "memprof",
+        /// Anonymous memory of which nothing is known.
+        NotKnown = "not_known",
+        /// Huge pages of hugetlbfs, outside of RSS.
+        HugePages = "huge_pages",
+        /// Memory of devices, outside of RSS.
+        Device = "device",
     }
 
     /// Subject of a finding.

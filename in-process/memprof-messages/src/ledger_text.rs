@@ -1,23 +1,37 @@
 //! Texts for people about the resident memory, which the plugin and `memprof ledger` write.
 
-use crate::{AllocatorHeap, HeapUsage, HeapWalk, Ledger, PurgeResult};
+use crate::{AllocatorHeap, HeapUsage, HeapWalk, Ledger, LedgerPart, MemoryPart, PurgeResult};
 
 /// The ledger as a table, with lines about allocators, cgroup, mappings and findings.
 pub fn ledger_text(ledger: &Ledger) -> String {
     let share = |part: u64| part as f64 * 100.0 / ledger.rss_bytes.max(1) as f64;
+    let (resident, beside): (Vec<_>, Vec<_>) = ledger
+        .parts
+        .iter()
+        .partition(|part| part.resident_bytes > 0);
+    let indented = |part: &MemoryPart| format!("  {}", part.owner);
+    let widths = resident.iter().map(|part| indented(part).chars().count());
+    let width = widths.fold(18, usize::max);
     let line = |name: &str, part: u64| {
         format!(
-            "{name:<18} {part:>16}  {:>10}  {:>5.1} %\n",
+            "{name:<width$} {part:>16}  {:>10}  {:>5.1} %\n",
             size_text(part),
             share(part)
         )
     };
-    let rows: String = ledger
-        .rows
-        .iter()
-        .map(|row| line(row.name.as_str(), row.bytes))
-        .collect();
-    let mut text = rows + &line("rss", ledger.rss_bytes);
+    let mut text = String::new();
+    for row in &ledger.rows {
+        text += &line(row.name.as_str(), row.bytes);
+        if row.name == LedgerPart::NotTheAllocator {
+            let parts = resident.iter();
+            text.extend(parts.map(|part| line(&indented(part), part.resident_bytes)));
+        }
+    }
+    text += &line("rss", ledger.rss_bytes);
+    for part in beside {
+        let size = size_text(part.mapped_bytes);
+        text += &format!("outside of rss: {size} of {}\n", part.owner);
+    }
     for heap in &ledger.allocators {
         text += &heap_text(heap);
     }
@@ -170,12 +184,47 @@ mod tests {
                 purgeable_bytes: 1 << 20,
                 stopped_us: 2100,
             }),
+            parts: Vec::new(),
         };
         let expected = "\
             live_heap                  52428800    50.0 MiB   25.0 %\n\
             rss                       209715200   200.0 MiB  100.0 %\n\
             walked glibc from outside, stopped for 2.1 ms: 300.0 MiB of live objects are not resident (not touched \
             yet, or swapped out), purge would give back 1.0 MiB\n";
+        assert_eq!(ledger_text(&ledger), expected);
+    }
+
+    #[test]
+    fn parts_are_below_their_row() {
+        let part = |owner: &str, resident_bytes| MemoryPart {
+            owner: owner.to_owned(),
+            kind: crate::MemoryPartKind::LanguageHeap.into(),
+            resident_bytes,
+            mapped_bytes: 3 << 20,
+        };
+        let row = |name: LedgerPart, mebibytes: u64| LedgerRow {
+            name: name.into(),
+            bytes: mebibytes << 20,
+        };
+        let ledger = Ledger {
+            rss_bytes: 8 << 20,
+            rows: vec![
+                row(LedgerPart::NotTheAllocator, 2),
+                row(LedgerPart::File, 6),
+            ],
+            allocators: Vec::new(),
+            cgroup: None,
+            verdicts: Vec::new(),
+            smaps: None,
+            walk: None,
+            parts: vec![part("V8 heap (JavaScript)", 2 << 20), part("devices", 0)],
+        };
+        let expected = "\
+            not_the_allocator               2097152     2.0 MiB   25.0 %\n  \
+              V8 heap (JavaScript)          2097152     2.0 MiB   25.0 %\n\
+            file                            6291456     6.0 MiB   75.0 %\n\
+            rss                             8388608     8.0 MiB  100.0 %\n\
+            outside of rss: 3.0 MiB of devices\n";
         assert_eq!(ledger_text(&ledger), expected);
     }
 

@@ -16,6 +16,7 @@ mod ledger_text;
 mod message;
 mod open_enum;
 mod reply;
+mod runtime_heap;
 #[cfg(feature = "schema")]
 mod schema;
 mod size;
@@ -25,7 +26,7 @@ mod table;
 mod usage;
 
 pub use argument::{ArgumentSpec, ArgumentType};
-pub use doctor::{DoctorReport, Finding, Severity};
+pub use doctor::{DoctorReport, Finding, Severity, findings_text};
 pub use dump::{Dump, DumpList, DumpReport, EarlyEnds, KeptDump, UnseenFrees};
 pub use dump_id::DumpId;
 pub use enums::{
@@ -35,7 +36,7 @@ pub use enums::{
 pub use errno_remedy::{Operation, errno_remedy};
 pub use ledger::{
     AllocatorHeap, Cgroup, HeapWalk, Ledger, LedgerFinding, LedgerFindingKind, LedgerPart,
-    LedgerRow, SampledObjects, Smaps,
+    LedgerRow, MemoryPart, MemoryPartKind, SampledObjects, Smaps,
 };
 pub use ledger_text::{PurgeEstimate, ledger_text, purged_text, size_text};
 pub use memprof_plugin_abi::ErrorKind;
@@ -45,6 +46,7 @@ pub use reply::{
     EmptyReply, ErrorBody, ErrorReply, HelpReply, MessageHelp, ReplyEnvelope, ReplyStatus,
     ReplyType,
 };
+pub use runtime_heap::{RuntimeHeap, RuntimeSigns, find_runtime_heaps};
 pub use size::{SIZE_EXAMPLE, format_size, has_unit, parse_size};
 pub use stats::{
     BackgroundThreads, HeapTotals, HeapUsage, PerAllocator, PurgeResult, RecentAllocations, Stats,

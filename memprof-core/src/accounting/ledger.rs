@@ -172,6 +172,7 @@ pub(crate) fn reconcile(
         verdicts: verdicts.into_iter().flatten().collect(),
         smaps: None,
         walk: None,
+        parts: Vec::new(),
     }
 }
 

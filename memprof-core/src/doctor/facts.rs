@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::malloc_conf::ConfSource;
 use crate::allocators::unprofilable::Unprofilable;
-use memprof_messages::AllocatorKind;
+use memprof_messages::{AllocatorKind, RuntimeHeap};
 
 /// Facts that the diagnosis uses.
 #[derive(Clone, Debug, Default)]
@@ -33,24 +33,6 @@ pub(crate) struct Facts {
     /// Language runtimes whose objects come from no allocator.
     pub runtime_heaps: Vec<RuntimeHeap>,
     pub dump_dir: DumpDirFacts,
-}
-
-/// A language runtime or library whose objects do not come from malloc.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RuntimeHeap {
-    /// pymalloc.
-    Python,
-    /// The Zend memory manager.
-    Php,
-    V8,
-    Jvm,
-    Ruby,
-    Erlang,
-    LuaJit,
-    /// The Apache Portable Runtime, of httpd and Subversion.
-    Apr,
-    /// The buffer pool of MariaDB and MySQL.
-    InnoDb,
 }
 
 /// Facts about an allocator of any kind.

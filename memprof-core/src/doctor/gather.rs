@@ -10,12 +10,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use memprof_messages::{RuntimeSigns, find_runtime_heaps};
 use object::read::elf::{ElfFile64, ElfSymbol64};
 use object::{Object, ObjectSymbol};
 
 use super::conf_sources::{conf_link_path, read_sources};
 use super::malloc_conf::ConfSource;
-use super::runtime_heap::{RuntimeSigns, find_runtime_heaps};
 use super::{AllocatorFacts, DumpDirFacts, Facts, JemallocFacts};
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::loaded_objects::{self, EXECUTABLE, LoadedObject};

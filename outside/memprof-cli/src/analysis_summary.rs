@@ -23,9 +23,11 @@ pub(crate) struct AnalysisSummary<'a> {
     taken: String,
     allocators: &'a [&'static str],
     /// Resident set of the process, in bytes.
-    rss: u64,
+    pub(crate) rss: u64,
     stopped_ms: Vec<f64>,
     estimated_ms: f64,
+    /// Longest pause that was allowed (`--max-pause`).
+    max_pause_ms: f64,
     pub(crate) snapshots: usize,
     /// Live objects, leaked or not.
     pub(crate) objects: u64,
@@ -134,6 +136,7 @@ impl<'a> AnalysisSummary<'a> {
             rss: report.rss,
             stopped_ms: report.stopped.iter().map(milliseconds).collect(),
             estimated_ms: milliseconds(&report.estimate),
+            max_pause_ms: milliseconds(&report.max_pause),
             snapshots: report.stopped.len(),
             objects: report.objects,
             searched_bytes: report.searched,
@@ -166,19 +169,35 @@ impl<'a> AnalysisSummary<'a> {
         let pause = match stopped.is_empty() {
             true => String::new(),
             false => format!(
-                " the process was stopped for {} (estimated {:.1} ms);",
+                " the process was stopped for {} (estimated {:.1} ms{});",
                 stopped.join(", "),
-                self.estimated_ms
+                self.estimated_ms,
+                self.long_pause_text()
             ),
         };
+        let heap = match self.allocators {
+            [] => "no heap".to_owned(),
+            names => format!("the heap of {}", names.join(" and ")),
+        };
         format!(
-            "{} objects in the heap of {};{pause} {} were searched; memprof used {} of memory (limit {})",
+            "{} objects in {heap};{pause} {} were searched; memprof used {} of memory (limit {})",
             self.objects,
-            self.allocators.join(" and "),
             format_size(self.searched_bytes),
             format_size(self.memory_bytes),
             format_size(self.memory_limit_bytes)
         )
+    }
+
+    /// Addition for a pause that was longer than allowed: the machine was busy while all threads were stopped.
+    fn long_pause_text(&self) -> String {
+        let is_long = |pause: &f64| *pause > self.max_pause_ms;
+        match self.max_pause_ms > 0.0 && self.stopped_ms.iter().any(is_long) {
+            true => format!(
+                ", more than the {} ms of --max-pause: the machine is busy",
+                self.max_pause_ms
+            ),
+            false => String::new(),
+        }
     }
 
     /// Lines about the parts that were not searched.

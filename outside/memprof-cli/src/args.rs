@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
@@ -47,6 +48,9 @@ pub(crate) enum Command {
         /// be; none of them is stopped.
         #[arg(short, long)]
         all: bool,
+        /// With --all: measure for this time how the processes grow, for example 10s
+        #[arg(long = "for", value_name = "DURATION", requires = "all", value_parser = crate::process_arg::parse_duration)]
+        growth_time: Option<Duration>,
         /// Print JSON.
         #[arg(long)]
         json: bool,

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::exit::Outcome;
 use crate::patched_functions::{self, PatchOptions, PatchOutcome};
+use crate::process_names::host_name;
 use crate::refusal_error::{program_end_error, refusal_error};
 use crate::reply::{ParsedReply, send_request};
 use crate::run::find_plugin;
@@ -41,7 +42,7 @@ pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(3600);
 /// their own if the system allows it: `memprof ps --all` shows that.
 #[derive(clap::Args, Debug)]
 pub(crate) struct AttachArgs {
-    /// The process to attach to: a pid or a name
+    /// The process: a pid, a name or container:NAME
     #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse_process)]
     pub(crate) pid: u32,
 
@@ -227,7 +228,7 @@ fn build_output(
     entries: &PatchOutcome,
 ) -> anyhow::Result<AttachOutput> {
     let pid = args.pid;
-    let name = client.host()?.name;
+    let name = host_name(pid, client.host()?.name);
     let status = send_request(client, "status", "")?.into_success()?;
     let (stopped, thread) = match attached {
         Some(AttachOutcome::ByThread { stops, thread, .. }) => (stops.iter().sum(), Some(*thread)),

@@ -1,5 +1,7 @@
 //! `memprof detach`: unloads the plugin from a process that `memprof attach` has loaded it into.
 
+mod leftovers;
+
 use std::collections::HashMap;
 use std::fs;
 use std::thread;
@@ -9,6 +11,7 @@ use memprof_host::{DiscoveryScope, RunningHost, discover};
 use memprof_ptrace::HaltWatch;
 use serde_json::json;
 
+pub(crate) use self::leftovers::Leftovers;
 use crate::exit::{FAILED, Outcome, UNREACHABLE, with_exit_code};
 use crate::reply::send_request;
 use crate::slow_step::SlowStep;
@@ -38,7 +41,7 @@ pub(crate) enum DetachOutcome {
 /// plugin's code stays mapped and does nothing.
 #[derive(clap::Args, Debug)]
 pub(crate) struct DetachArgs {
-    /// The process to detach from: a pid or a name
+    /// The process: a pid, a name or container:NAME
     #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse_process)]
     pid: u32,
 
@@ -93,6 +96,7 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
         Err(_) if patched_functions::restore_functions(pid)? => return Ok(DetachOutcome::Plugin),
         Err(error) => return Err(error),
     };
+    let leftovers = Leftovers::for_process(pid, &mut client);
     let detached = send_request(&mut client, "detach", "")?.into_success();
     let was_patched = patched_functions::restore_functions(pid)?;
     if let Err(error) = detached {
@@ -117,6 +121,9 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
             return Err(with_exit_code(FAILED, message));
         }
         thread::sleep(POLL_INTERVAL);
+    }
+    if let Some(leftovers) = leftovers {
+        leftovers.remove();
     }
     Ok(DetachOutcome::Plugin)
 }

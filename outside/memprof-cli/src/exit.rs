@@ -9,6 +9,7 @@ use memprof_plugin_abi::raw::{
     MEMPROF_ABI_MISMATCH, MEMPROF_INVALID_ARGUMENT, MEMPROF_OK, MEMPROF_UNAVAILABLE,
     MEMPROF_UNKNOWN_MESSAGE, MEMPROF_UNSUPPORTED,
 };
+use memprof_report::ErrorKind;
 
 /// Result of a command: its exit code, or an error.
 pub(crate) type Outcome = anyhow::Result<ExitCode>;
@@ -22,20 +23,34 @@ pub(crate) const OVER_BUDGET: u8 = 7;
 
 /// Returns the exit code for an error, by its type; [`FAILED`] for an unknown one.
 pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
-    let code = if let Some(code) = memprof_output::error_code(error) {
+    code(error).into()
+}
+
+/// Like [`code_of`], as a number.
+pub(crate) fn code(error: &anyhow::Error) -> u8 {
+    if let Some(code) = memprof_output::error_code(error) {
         code
     } else if let Some(ClientError::Unreachable(_)) = error.downcast_ref::<ClientError>() {
         UNREACHABLE
     } else if let Some(ClientError::Plugin { status, .. }) = error.downcast_ref::<ClientError>() {
         code_of_status(*status)
     } else if let Some(error) = error.downcast_ref::<memprof_report::Error>() {
-        crate::report::report_exit_code(error)
+        report_exit_code(error)
     } else if let Some(ClientError::Refused { .. }) = error.downcast_ref::<ClientError>() {
         USAGE
     } else {
         FAILED
-    };
-    code.into()
+    }
+}
+
+/// Exit code for an error of the report.
+fn report_exit_code(error: &memprof_report::Error) -> u8 {
+    match error.kind() {
+        ErrorKind::Usage => 2,
+        ErrorKind::Empty => 5,
+        ErrorKind::BuildIdMismatch => 6,
+        _ => 1,
+    }
 }
 
 /// Returns the exit code for a plugin's status.

@@ -22,6 +22,7 @@ const COMMANDS: &[CommandHelp] = &[
         command: "run",
         examples: &[
             "memprof run -- ./server --port 8080",
+            "memprof run --active --sample-interval 64KiB -- ./server",
             "memprof run --active --dump-dir /var/tmp/dumps -- perl script.pl",
             "memprof run --allocator jemalloc -- ./server",
         ],
@@ -50,6 +51,7 @@ const COMMANDS: &[CommandHelp] = &[
         examples: &[
             "memprof ps",
             "memprof ps --all",
+            "memprof ps --all --for 10s",
             "memprof ps --json | jq '.hosts[].pid'",
         ],
     },
@@ -95,12 +97,16 @@ const COMMANDS: &[CommandHelp] = &[
     },
     CommandHelp {
         command: "doctor",
-        examples: &["memprof doctor web || echo profiling cannot be on"],
+        examples: &[
+            "memprof doctor 4711",
+            "memprof doctor web || echo profiling cannot be on",
+        ],
     },
     CommandHelp {
         command: "ledger",
         examples: &[
-            "memprof ledger web",
+            "memprof ledger 4711",
+            "memprof ledger 4711 --open",
             "memprof ledger web --pinned",
             "memprof ledger web --pinned --format flamegraph -o pinned.svg",
         ],
@@ -134,6 +140,7 @@ const COMMANDS: &[CommandHelp] = &[
         examples: &[
             "memprof record --for 30s",
             "memprof record 4711 --for 30s --open",
+            "memprof record container:web --format flamegraph -o leak.svg",
             "memprof record web --for 5m -o web.heap --open",
         ],
     },
@@ -159,6 +166,7 @@ const COMMANDS: &[CommandHelp] = &[
         command: "report",
         examples: &[
             "memprof report leak.heap",
+            "memprof report 4711 --lines",
             "memprof report new.heap --base old.heap --format flamegraph -o change.svg",
         ],
     },
@@ -211,6 +219,62 @@ const COMMANDS: &[CommandHelp] = &[
         examples: &["memprof malloc-conf ./server"],
     },
 ];
+
+/// Commands by their purpose, as `memprof --help` lists them.
+const GROUPS: &[(&str, &[&str])] = &[
+    (
+        "Find what takes the memory",
+        &["record", "report", "leaks", "holders", "ledger"],
+    ),
+    ("See what runs", &["ps", "doctor", "status", "serve"]),
+    (
+        "Sample by hand",
+        &[
+            "attach",
+            "activate",
+            "dump",
+            "list",
+            "stats",
+            "reset",
+            "deactivate",
+            "detach",
+        ],
+    ),
+    ("Start programs and tests", &["run", "test"]),
+    ("Many machines", &["agent", "fleet"]),
+    (
+        "Allocators",
+        &[
+            "purge",
+            "gdump",
+            "recent",
+            "background_thread",
+            "malloc-conf",
+        ],
+    ),
+    ("Plugins", &["plugin", "plugins", "check", "msg"]),
+    ("Shells and manuals", &["completions", "man", "help"]),
+];
+
+/// Help of the whole program: its commands by purpose, instead of clap's one list.
+fn grouped_help(command: &Command) -> String {
+    let names = GROUPS.iter().flat_map(|(_, names)| names.iter());
+    let width = names.map(|name| name.len()).max().unwrap_or(0);
+    let mut text = "{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
+    for (purpose, names) in GROUPS {
+        text += &format!("\n{purpose}:\n");
+        for name in *names {
+            let about = match command.find_subcommand(name).and_then(Command::get_about) {
+                Some(about) => about.to_string(),
+                None => "Print this, or the help of a command".to_owned(),
+            };
+            let about = about.split([';', '\n']).next().unwrap_or_default();
+            let about = about.trim_end_matches('.');
+            text += &format!("  {name:width$}  {about}\n");
+        }
+    }
+    text + "\nOptions:\n{options}{after-help}"
+}
 
 impl CommandHelp {
     /// Message that the command sends; `None` for a command that is no message.
@@ -272,7 +336,8 @@ pub(crate) fn command() -> Command {
             }
         });
     }
-    command
+    let help = grouped_help(&command);
+    command.help_template(help)
 }
 
 /// Adds a hint to the error for a message argument that was typed as an option: how it is written.
@@ -326,6 +391,27 @@ mod tests {
         if let Err(error) = command().try_get_matches_from(words) {
             panic!("{example}: {error}");
         }
+    }
+
+    #[test]
+    fn every_command_is_in_one_group() {
+        let command = command();
+        let shown = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+        let mut expected: Vec<_> = shown.map(Command::get_name).chain(["help"]).collect();
+        let mut grouped: Vec<_> = GROUPS
+            .iter()
+            .flat_map(|(_, names)| *names)
+            .copied()
+            .collect();
+        expected.sort_unstable();
+        expected.dedup();
+        grouped.sort_unstable();
+        assert_eq!(grouped, expected);
+        let help = command.clone().render_help().to_string();
+        assert!(
+            help.contains("\n  record             Sample for a time"),
+            "{help}"
+        );
     }
 
     #[test]

@@ -14,8 +14,8 @@ use serde::Serialize;
 
 use self::page::build_page;
 use self::rows::{
-    ClassRow, HolderRow, HolderStep, class_rows, largest_holders, row_for_object, rows_by_kind,
-    sampled_rows,
+    ClassRow, HolderRow, HolderStep, class_rows, held_by_memprof, largest_holders, row_for_object,
+    rows_by_kind, sampled_rows,
 };
 
 use crate::analysis_summary::{
@@ -35,7 +35,7 @@ use crate::result_output::{ResultFormat, ResultOutput};
 #[derive(clap::Args, Debug)]
 #[command(group = clap::ArgGroup::new("which").args(["class", "size", "stack", "address"]))]
 pub(crate) struct HoldersArgs {
-    /// The process: a pid or a name
+    /// The process: a pid, a name or container:NAME
     #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse_process)]
     pid: u32,
 
@@ -76,13 +76,17 @@ pub(crate) struct HoldersArgs {
     #[arg(long)]
     json: bool,
 
-    /// Output format
+    /// Output format [default: text]
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "json")]
     format: Option<ResultFormat>,
 
     /// Write it to this file, whole or not at all [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+
+    /// Open the HTML page in a browser, or print its path
+    #[arg(long)]
+    open: bool,
 }
 
 /// Parses a hexadecimal address, with or without `0x`.
@@ -153,6 +157,15 @@ struct HoldersOutput<'a> {
     sampled: Option<SampledSummary>,
     holders: Vec<HolderRow>,
     classes: Vec<ClassRow>,
+    /// Objects that memprof's plugin holds for itself, which are in no row.
+    memprof: OwnTotals,
+}
+
+/// Objects of memprof's own.
+#[derive(Serialize)]
+struct OwnTotals {
+    objects: u64,
+    bytes: u64,
 }
 
 /// Numbers of the objects whose stacks a profiler in the process recorded.
@@ -167,6 +180,7 @@ struct SampledSummary {
 /// Runs `memprof holders`.
 pub(crate) fn run(args: &HoldersArgs) -> Outcome {
     let filter = ObjectFilter::from_args(args)?;
+    let output = ResultOutput::new(args.format, args.json, args.output.as_deref(), args.open)?;
     let options = AnalysisOptions {
         max_pause: args.max_pause,
         max_memory: args.max_memory,
@@ -174,7 +188,6 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
     let holding = analyze(args.pid, options, |options, progress| {
         holders(args.pid, filter.detail(), options, progress)
     })?;
-    let output = ResultOutput::new(args.format, args.json, args.output.as_deref());
     let top = output.row_count(args.top);
     let groups = &holding.groups;
     let mut sampled = None;
@@ -210,6 +223,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
             filter.no_match_message(sampled.as_ref()),
         ));
     }
+    let (objects, bytes) = held_by_memprof(groups);
     let mut reply = HoldersOutput {
         status: "ok",
         text: String::new(),
@@ -221,6 +235,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
         sampled,
         holders: rows,
         classes: class_rows(groups),
+        memprof: OwnTotals { objects, bytes },
     };
     let is_overview = matches!(filter, ObjectFilter::Largest);
     reply.text = format_text(&reply, &holding, top, is_overview);
@@ -248,6 +263,13 @@ fn summary_lines(reply: &HoldersOutput<'_>, holding: &Holding) -> Vec<String> {
     if let Some(SampledSummary { objects, matching }) = reply.sampled {
         lines.push(format!(
             "{matching} of {objects} sampled objects have such a stack; each stands for others, of which no stack is known"
+        ));
+    }
+    if reply.memprof.objects > 0 {
+        lines.push(format!(
+            "{} in {} objects are memprof's own, in no row",
+            format_size(reply.memprof.bytes),
+            reply.memprof.objects
         ));
     }
     lines

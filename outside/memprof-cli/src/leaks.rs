@@ -3,8 +3,11 @@
 //! One dump shows who holds memory, two show what changed; only growth that does not stop is a leak. If samples have
 //! ages, one dump is enough: a leak's live memory is of every age in equal amounts.
 
+mod page;
+
 use std::collections::HashMap;
 use std::io::BufReader;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
@@ -16,10 +19,13 @@ use memprof_report::{
 };
 use serde::Serialize;
 
+use self::page::page;
+use crate::analysis_summary::describe_process;
 use crate::exit::{NO_DATA, Outcome, with_exit_code};
 use crate::output;
 use crate::prove::{self, ProveArgs};
-use crate::report::show_progress;
+use crate::report_form::show_progress;
+use crate::result_output::{ResultFormat, ResultOutput};
 use crate::stack_lines::format_frames;
 use crate::target::{self, TargetArgs};
 
@@ -46,6 +52,22 @@ pub(crate) struct LeaksArgs {
     /// Show this many stacks, or rows of what is leaked
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
+
+    /// Split functions into source lines; not with --prove
+    #[arg(long, conflicts_with = "prove")]
+    lines: bool,
+
+    /// Output format [default: text]
+    #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "json")]
+    format: Option<ResultFormat>,
+
+    /// Write it to this file, whole or not at all [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Open the HTML page in a browser, or print its path
+    #[arg(long)]
+    open: bool,
 }
 
 /// Stacks of a dump, root first and joined by `;`, with their estimated bytes in use.
@@ -82,8 +104,9 @@ struct Leak {
 
 /// Runs `memprof leaks`.
 pub(crate) fn run(args: &LeaksArgs) -> Outcome {
+    let form = ResultOutput::new(args.format, args.to.json, args.output.as_deref(), args.open)?;
     if args.prove.prove {
-        return prove::run(&args.prove, args.top, args.to.json);
+        return prove::run(&args.prove, args.top, form);
     }
     if args.last.is_some_and(|last| last < MIN_DUMPS) {
         return Err(with_exit_code(
@@ -97,20 +120,23 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
     let own_pid = client.host()?.pid;
     let kept = newest_dumps(&mut client, own_pid, args.last.unwrap_or(DEFAULT_DUMPS))?;
     let sources = Sources::for_process(Some(target::host_pid(&mut client)?));
+    let granularity = match args.lines {
+        true => Granularity::Lines,
+        false => Granularity::Functions,
+    };
     let by_age = match (args.last, kept.last()) {
-        (None, Some(newest)) => leaks_by_age(&mut client, newest, &sources)?,
+        (None, Some(newest)) => leaks_by_age(&mut client, newest, &sources, granularity)?,
         _ => None,
     };
     let leaks = match by_age {
         Some(leaks) => leaks,
-        None => leaks_by_dumps(&mut client, kept, &sources)?,
+        None => leaks_by_dumps(&mut client, kept, &sources, granularity)?,
     };
     output::clear_progress();
-    if args.to.json {
-        output::print(&serde_json::to_string(&leaks)?);
-    } else {
-        output::print(&format_text(&leaks, args.top));
-    }
+    let process = describe_process(target::host_pid(&mut client)?);
+    form.write(&leaks, &format_text(&leaks, args.top), || {
+        page(&process, &leaks)
+    })?;
     Ok(0.into())
 }
 
@@ -119,9 +145,10 @@ fn leaks_by_age(
     client: &mut Client,
     dump: &ComparedDump,
     sources: &Sources,
+    granularity: Granularity,
 ) -> anyhow::Result<Option<Leaks>> {
     let profile = fetch_symbolized(client, dump, sources)?;
-    let Ok(growth) = find_steady_growth(&profile, &fold_by_origin(&profile)) else {
+    let Ok(growth) = find_steady_growth(&profile, &fold_by_origin(&profile, granularity)) else {
         return Ok(None);
     };
     let leaks = growth.stacks.into_iter().map(|stack| Leak {
@@ -144,22 +171,28 @@ fn leaks_by_dumps(
     client: &mut Client,
     kept: Vec<ComparedDump>,
     sources: &Sources,
+    granularity: Granularity,
 ) -> anyhow::Result<Leaks> {
     if kept.len() < MIN_DUMPS {
         let dumps = match kept.len() {
             1 => "1 dump of this process is kept".to_owned(),
             count => format!("{count} dumps of this process are kept"),
         };
+        let ages = match client.status()?.ages_s {
+            None => "with `memprof activate ages=10s`, one dump after some minutes is enough",
+            Some(_) => {
+                "the ages in the newest one do not show yet what keeps growing, take one some minutes later"
+            }
+        };
         let message = format!(
             "{dumps}, and {MIN_DUMPS} are needed to see what keeps growing: run `memprof dump` again, some minutes \
-             apart; with `memprof activate ages=10s`, one dump after some minutes is enough"
+             apart; {ages}"
         );
         return Err(with_exit_code(NO_DATA, message));
     }
     let dumps = kept.iter().map(|dump| {
-        Ok(stack_bytes(&fold_by_origin(&fetch_symbolized(
-            client, dump, sources,
-        )?)))
+        let profile = fetch_symbolized(client, dump, sources)?;
+        Ok(stack_bytes(&fold_by_origin(&profile, granularity)))
     });
     let dumps: Vec<Stacks> = dumps.collect::<anyhow::Result<_>>()?;
     let span = match (kept.first(), kept.last()) {
@@ -211,8 +244,8 @@ fn fetch_symbolized(
 }
 
 /// Folds a profile's bytes in use to the functions of the program.
-fn fold_by_origin(profile: &SymbolizedProfile) -> Folded {
-    let (sample_type, granularity) = (SampleType::InuseSpace, Granularity::Functions);
+fn fold_by_origin(profile: &SymbolizedProfile, granularity: Granularity) -> Folded {
+    let sample_type = SampleType::InuseSpace;
     Folded::new(
         profile,
         None,

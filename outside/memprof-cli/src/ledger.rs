@@ -1,26 +1,32 @@
 //! `memprof ledger`: shows the resident memory by part; with `--pinned`, which objects pin nearly empty slabs.
 //! `memprof purge`: gives free pages back, and compares with what a walk of the heaps promised.
 
+mod outside;
+mod page;
+mod parts;
 mod walk;
 
-use std::path::PathBuf;
-
 use memprof_host::client::Client;
-use memprof_leaks::{AnalysisOptions, heap_residency};
+use memprof_leaks::{AnalysisOptions, heap_residency, mapped_parts};
 use memprof_messages::{
     Ledger, LedgerFinding, LedgerPart, PurgeEstimate, PurgeResult, ledger_text, purged_text,
     size_text,
 };
-use memprof_report::{Format, Options};
+use memprof_report::OutlinePage;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::exit::Outcome;
+use self::page::ledger_page;
+use crate::analysis_summary::describe_process;
+use crate::exit::{Outcome, USAGE, with_exit_code};
 use crate::message::{self, MessageArgs, TakenDump};
 use crate::reply::{Body, ParsedReply, send_request};
-use crate::report::{FormatArg, LiveReport, show_live_report};
+use crate::report_form::{FormArgs, FormatArg, show_live_report};
+use crate::result_output::{ResultFormat, ResultOutput};
 use crate::scratch::ScratchFile;
+use crate::slow_step::SlowStep;
+use crate::subject::{Subject, find_subject};
 use crate::target;
 
 #[derive(clap::Args, Debug)]
@@ -33,13 +39,8 @@ pub(crate) struct LedgerArgs {
     #[arg(long)]
     pinned: bool,
 
-    /// The format of the output [default: text]
-    #[arg(long, value_enum, requires = "pinned", conflicts_with = "json")]
-    format: Option<FormatArg>,
-
-    /// Write it to this file, whole or not at all [default: standard output]
-    #[arg(short, long, value_name = "FILE", requires = "pinned")]
-    output: Option<PathBuf>,
+    #[command(flatten)]
+    form: FormArgs,
 }
 
 /// Runs `memprof ledger`.
@@ -48,14 +49,56 @@ pub(crate) fn run(args: &LedgerArgs) -> Outcome {
         return show_pinned(args);
     }
     let short = &args.short;
-    let mut client = short.connect()?;
+    let output = ledger_output(&args.form, short.to.json)?;
+    let mut client = match find_subject(Some(&short.to), short.target())? {
+        Subject::Host(client) => client,
+        Subject::Process(pid) => return outside::run(pid, &output),
+    };
     let arguments = message::join_args(short.key_values());
     let mut reply = send_request(&mut client, "ledger", &arguments)?;
+    let mut page = OutlinePage::default();
     edit_reply(&mut reply, |ledger: &mut Ledger| {
         walk_heaps(&mut client, ledger);
+        if output.is_page() {
+            let process =
+                target::host_pid(&mut client).map_or_else(|_| String::new(), describe_process);
+            page = ledger_page(&process, ledger);
+        }
         ledger_text(ledger)
     });
-    message::print_reply(&reply, short.to.json)
+    match &reply.body {
+        Body::Object(object) if reply.status == 0 => {
+            output.write(object, reply.text().trim_end(), || page)?;
+            Ok(0.into())
+        }
+        _ => message::print_reply(&reply, short.to.json),
+    }
+}
+
+/// Format and destination of a ledger.
+///
+/// # Errors
+/// The form is that of a profile's report.
+fn ledger_output(form: &FormArgs, json: bool) -> anyhow::Result<ResultOutput<'_>> {
+    let usage = |text: &str| with_exit_code(USAGE, text);
+    let format = match form.format {
+        Some(_) if json => return Err(usage("--json and --format: give one")),
+        None => None,
+        Some(FormatArg::Text) => Some(ResultFormat::Text),
+        Some(FormatArg::Json) => Some(ResultFormat::Json),
+        Some(FormatArg::Html) => Some(ResultFormat::Html),
+        Some(_) => {
+            return Err(usage(
+                "a ledger has the formats text, json and html; others are for profiles, as with --pinned",
+            ));
+        }
+    };
+    if form.lines || form.top.is_some() {
+        return Err(usage(
+            "--lines and --top are for profiles, as with --pinned",
+        ));
+    }
+    ResultOutput::new(format, json, form.output.as_deref(), form.open)
 }
 
 /// Runs `memprof purge`. The heaps are walked first, so that the result can be compared with the estimate.
@@ -106,23 +149,32 @@ fn edit_reply<T: Serialize + DeserializeOwned>(
     }
 }
 
-/// Makes the rows of a ledger exact by a walk of the heaps. Where that fails, the finding that the rows are uncertain
-/// says why.
+/// Makes the rows of a host's ledger exact by a walk of the heaps. Where that fails, the finding that the rows are
+/// uncertain says why.
 fn walk_heaps(client: &mut Client, ledger: &mut Ledger) {
     let walked = target::host_pid(client)
         .map_err(|error| format!("{error:#}"))
-        .and_then(|pid| {
-            let walked = heap_residency(pid, AnalysisOptions::default());
-            let walked = walked.map_err(|error| format!("the process {error}"))?;
-            let resident = walk::ResidentMemory::read(pid).ok_or("the process has ended")?;
-            Ok((walked, resident, walk::lazily_free_bytes(pid)))
-        });
-    match walked {
-        Ok((walked, resident, lazily_free)) => {
-            walk::apply_walk(ledger, &walked, resident, lazily_free)
-        }
-        Err(reason) => walk::note_failure(ledger, &reason),
+        .and_then(|pid| walk_process(pid, ledger));
+    if let Err(reason) = walked {
+        walk::note_failure(ledger, &reason);
     }
+}
+
+/// Makes the rows of a process's ledger exact by a walk of the heaps.
+///
+/// # Errors
+/// The reason why the heaps were not walked; the ledger is as it was.
+fn walk_process(pid: u32, ledger: &mut Ledger) -> Result<(), String> {
+    let _step = SlowStep::begin(format!("{pid}: walking the heap"));
+    let walked = heap_residency(pid, AnalysisOptions::default());
+    let walked = walked.map_err(|error| format!("the process {error}"))?;
+    let resident = walk::ResidentMemory::read(pid).ok_or("the process has ended")?;
+    walk::apply_walk(ledger, &walked, resident, walk::lazily_free_bytes(pid));
+    // Without the parts, their row stays whole.
+    if let Ok(found) = mapped_parts(pid, Some(&walked)) {
+        parts::apply_parts(ledger, &found, pid);
+    }
+    Ok(())
 }
 
 /// Resident bytes of a host outside of its allocators: mappings of the program's own, and shared memory. `None` if it
@@ -150,12 +202,7 @@ pub(crate) fn growth_outside_malloc_warning(pid: u32, before: u64, after: u64) -
 
 /// Takes a profile of pinned slabs, which the host does not keep, and shows it as a report.
 fn show_pinned(args: &LedgerArgs) -> Outcome {
-    let LedgerArgs {
-        short,
-        format,
-        output,
-        ..
-    } = args;
+    let short = &args.short;
     let kind = ["kind=pinned", "keep=off"].map(str::to_owned);
     let mut client = short.connect()?;
     let mut bytes = match message::take_dump(&mut client, &[&kind, short.key_values()].concat())? {
@@ -164,19 +211,15 @@ fn show_pinned(args: &LedgerArgs) -> Outcome {
     };
     let mut profile = ScratchFile::new()?;
     profile.append(&mut bytes)?;
-    let format = match short.to.json {
-        true => Format::Json,
-        false => format.map_or(Format::Text, Into::into),
-    };
-    show_live_report(&LiveReport {
-        file: &profile.path(),
-        name: "dump.heap",
-        pid: target::host_pid(&mut client)?,
-        options: Options {
-            format,
-            ..Options::default()
+    let pid = target::host_pid(&mut client)?;
+    let form = match (short.to.json, args.form.format) {
+        (true, Some(_)) => return Err(with_exit_code(USAGE, "--json and --format: give one")),
+        (true, None) => FormArgs {
+            format: Some(FormatArg::Json),
+            ..args.form.clone()
         },
-        output: output.as_deref(),
-    })?;
+        (false, _) => args.form.clone(),
+    };
+    show_live_report(&profile.path(), &describe_process(pid), pid, &form, None)?;
     Ok(0.into())
 }

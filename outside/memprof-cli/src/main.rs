@@ -12,7 +12,9 @@ mod check;
 mod command_group;
 mod completion;
 mod completion_script;
+mod container;
 mod detach;
+mod doctor;
 mod exec_fleet;
 mod exit;
 mod export;
@@ -22,6 +24,7 @@ mod holders;
 mod interrupts;
 mod leaks;
 mod ledger;
+mod live_profile;
 mod malloc_conf;
 mod manual;
 mod message;
@@ -31,6 +34,7 @@ mod patched_functions;
 mod plugins;
 mod process_arg;
 mod process_names;
+mod program_kind;
 mod prove;
 mod ps;
 mod reaper;
@@ -38,6 +42,7 @@ mod record;
 mod refusal_error;
 mod reply;
 mod report;
+mod report_form;
 mod result_output;
 mod run;
 mod scratch;
@@ -46,6 +51,7 @@ mod serve;
 mod signals;
 mod slow_step;
 mod stack_lines;
+mod subject;
 mod target;
 
 use std::process::ExitCode;
@@ -76,7 +82,11 @@ fn run(command: Command) -> Outcome {
         Command::Test(args) => gate::run(&args),
         Command::Attach(args) => attach::run(&args),
         Command::Detach(args) => detach::run(&args),
-        Command::Ps { all, json } => ps::run(all, json),
+        Command::Ps {
+            all,
+            growth_time,
+            json,
+        } => ps::run(all, growth_time, json),
         Command::Msg(send)
         | Command::Plugin {
             command: PluginCommand::Msg(send),
@@ -85,7 +95,7 @@ fn run(command: Command) -> Outcome {
         Command::Deactivate(short) => message::run_message("deactivate", &short),
         Command::Stats(short) => message::run_message("stats", &short),
         Command::Status(short) => message::run_message("status", &short),
-        Command::Doctor(short) => message::run_message("doctor", &short),
+        Command::Doctor(short) => doctor::run(&short),
         Command::Ledger(args) => ledger::run(&args),
         Command::Purge(short) => ledger::purge(&short),
         Command::BackgroundThread(short) => message::run_message("background_thread", &short),

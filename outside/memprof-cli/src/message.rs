@@ -15,7 +15,7 @@ use crate::process_arg::split_target;
 use crate::reply::{Body, ParsedReply, send_request};
 use crate::scratch::ScratchFile;
 use crate::target::{self, TargetArgs};
-use crate::{browser, completion, output, report};
+use crate::{browser, completion, output, report_form};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct MsgArgs {
@@ -36,7 +36,8 @@ pub(crate) struct MsgArgs {
 pub(crate) struct MessageArgs {
     #[command(flatten)]
     pub(crate) to: TargetArgs,
-    /// The host (a pid, a name or a socket's path), and the message's arguments, listed below if it has any.
+    /// The process (a pid, a name, container:NAME or a socket's path), and the message's arguments, listed below if it has
+    /// any.
     #[arg(value_names = ["TARGET", "KEY=VALUE"], num_args = 0.., add = completion::target_completer())]
     args: Vec<String>,
 }
@@ -44,8 +45,12 @@ pub(crate) struct MessageArgs {
 impl MessageArgs {
     /// Connects to the host that the arguments name.
     pub(crate) fn connect(&self) -> anyhow::Result<Client> {
-        let (target, _) = split_target(&self.args);
-        target::connect_to(&self.to, target)
+        target::connect_to(&self.to, self.target())
+    }
+
+    /// The target in front of the other arguments.
+    pub(crate) fn target(&self) -> Option<&str> {
+        split_target(&self.args).0
     }
 
     /// The arguments of the message.
@@ -104,7 +109,7 @@ pub(crate) fn dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outco
         }
         output::print_stderr(&text);
         let pid = target::host_pid(&mut client)?;
-        let page = report::write_live_page(&fetched.path(), &format!("{name}.heap"), pid)?;
+        let page = report_form::write_live_page(&fetched.path(), &format!("{name}.heap"), pid)?;
         if to_stdout {
             browser::open_or_print_to_stderr(&page)?;
         } else {

@@ -3,15 +3,18 @@
 use std::time::Duration;
 
 use crate::process_names::{parse_named_pid, pids_with_name};
-use crate::target;
+use crate::{container, target};
 
-/// Parses a process: its pid, its name, or `NAME/PID`.
+/// Parses a process: its pid, its name, `NAME/PID`, `container:NAME` or `container:NAME/PID`.
 ///
 /// # Errors
 /// No process or several have that name.
 pub(crate) fn parse_process(text: &str) -> Result<u32, String> {
     if let Ok(pid) = text.parse() {
         return Ok(pid);
+    }
+    if let Some(container) = text.strip_prefix("container:") {
+        return container::find_process(container);
     }
     if let Some(pid) = target::pid_by_host_name(text) {
         return Ok(pid);

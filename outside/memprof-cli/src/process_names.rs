@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use memprof_report::program_link;
+
 /// Returns the pid of `NAME/PID`. `None` if the text is not of that form.
 ///
 /// # Errors
@@ -27,7 +29,8 @@ pub(crate) fn pids_with_name(name: &str) -> Vec<u32> {
     pids
 }
 
-fn has_name(pid: u32, name: &str) -> bool {
+/// Whether a process has that name: of its program, of the process, or by its first argument.
+pub(crate) fn has_name(pid: u32, name: &str) -> bool {
     let dir = Path::new("/proc").join(pid.to_string());
     let comm = || fs::read_to_string(dir.join("comm")).is_ok_and(|comm| comm.trim_end() == name);
     let program = || fs::read_link(dir.join("exe")).is_ok_and(|file| has_file_name(&file, name));
@@ -37,6 +40,14 @@ fn has_name(pid: u32, name: &str) -> bool {
         has_file_name(Path::new(&*String::from_utf8_lossy(first)), name)
     };
     comm() || program() || first_argument()
+}
+
+/// Name of a host for people: that by which it was started, where it has the name of its program's file.
+pub(crate) fn host_name(pid: u32, name: String) -> String {
+    match program_link(pid) {
+        Some(link) if has_file_name(Path::new(&link.path), &name) => link.name,
+        _ => name,
+    }
 }
 
 fn has_file_name(file: &Path, name: &str) -> bool {

@@ -5,7 +5,6 @@ mod page;
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
 use std::process::{Command, ExitCode, ExitStatus};
 use std::time::Duration;
 
@@ -25,9 +24,12 @@ use crate::analysis_summary::{
 };
 use crate::command_group::CommandGroup;
 use crate::exit::{FAILED, Outcome, UNAVAILABLE, USAGE, with_exit_code};
-use crate::result_output::{ResultFormat, ResultOutput};
+use crate::result_output::ResultOutput;
 use crate::stack_lines::format_frames;
 use crate::{output, own_heap, signals};
+
+/// Most leaked bytes that are called negligible, if they are also less than a thousandth of the resident memory.
+const NEGLIGIBLE_BYTES: u64 = 64 << 10;
 
 /// Options of `memprof leaks --prove`.
 #[derive(clap::Args, Debug)]
@@ -44,7 +46,7 @@ pub(crate) struct ProveArgs {
     #[arg(long, requires = "subject", conflicts_with_all = ["target", "timeout", "last"])]
     pub(crate) prove: bool,
 
-    /// The process: a pid or a name; without --prove, one with the plugin
+    /// The process: a pid, a name or container:NAME; without --prove, one with the plugin
     #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse_process)]
     pub(crate) pid: Option<u32>,
 
@@ -69,20 +71,6 @@ pub(crate) struct ProveArgs {
     /// Let --prove use this much memory; default: 12 % of the process's memory, at least 128 MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_amount, requires = "prove")]
     max_memory: Option<u64>,
-
-    /// Output format of --prove
-    #[arg(
-        long,
-        value_enum,
-        value_name = "FORMAT",
-        requires = "prove",
-        conflicts_with = "json"
-    )]
-    format: Option<ResultFormat>,
-
-    /// Write it to this file, whole or not at all [default: standard output]
-    #[arg(short, long, value_name = "FILE", requires = "prove")]
-    output: Option<PathBuf>,
 
     /// Exit with 1 if --prove finds leaks, with 4 if it finds none but could not search all heaps
     #[arg(long, requires = "prove")]
@@ -135,12 +123,11 @@ struct LeakedGroup<'a> {
 }
 
 /// Runs `memprof leaks --prove`.
-pub(crate) fn run(args: &ProveArgs, top: usize, json: bool) -> Outcome {
+pub(crate) fn run(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Outcome {
     let options = AnalysisOptions {
         max_pause: args.max_pause,
         max_memory: args.max_memory,
     };
-    let output = ResultOutput::new(args.format, json, args.output.as_deref());
     let Some(pid) = args.pid else {
         return prove_command(args, options, top, output);
     };
@@ -279,25 +266,35 @@ fn heading(reply: &ProveOutput<'_>) -> String {
             "{name}: not searched completely: the {all} objects that could be searched are held"
         ),
         (0, _) => format!("{name}: nothing is leaked: all {all} objects are held"),
-        (objects, certainty) => format!(
-            "{name}: {objects} objects are {}, {}: nothing{} pointed to them{}",
-            if certainty == Certainty::Probable {
-                "probably leaked"
-            } else {
-                "leaked"
-            },
-            format_size(leaked.bytes),
-            if certainty == Certainty::Probable {
-                " that was searched"
-            } else {
-                ""
-            },
-            if reply.analysis.snapshots > 1 {
-                " in two snapshots"
-            } else {
-                ""
-            }
-        ),
+        (objects, certainty) => {
+            format!(
+                "{name}: {objects} objects are {}, {}: nothing{} pointed to them{}",
+                if certainty == Certainty::Probable {
+                    "probably leaked"
+                } else {
+                    "leaked"
+                },
+                format_size(leaked.bytes),
+                if certainty == Certainty::Probable {
+                    " that was searched"
+                } else {
+                    ""
+                },
+                if reply.analysis.snapshots > 1 {
+                    " in two snapshots"
+                } else {
+                    ""
+                }
+            ) + negligible_text(leaked.bytes, reply.analysis.rss)
+        }
+    }
+}
+
+/// Addition to the heading for leaks that explain no growth: runtimes leak some objects once, when they start.
+fn negligible_text(leaked: u64, rss: u64) -> &'static str {
+    match leaked <= NEGLIGIBLE_BYTES.min(rss / 1000) {
+        true => "; that is negligible, unless it grows from one search to the next",
+        false => "",
     }
 }
 
@@ -329,4 +326,25 @@ fn format_text(reply: &ProveOutput<'_>, top: usize) -> String {
     }
     lines.extend(reply.analysis.lines());
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_leaks_are_called_negligible() {
+        let check = |leaked, rss, expected: bool| {
+            assert_eq!(
+                !negligible_text(leaked, rss).is_empty(),
+                expected,
+                "{leaked} {rss}"
+            );
+        };
+        check(104, 50 << 20, true);
+        check(64 << 10, 1 << 30, true);
+        check(65 << 10, 1 << 30, false);
+        check(4096, 1 << 20, false);
+        check(231 << 20, 1 << 30, false);
+    }
 }

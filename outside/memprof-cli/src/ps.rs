@@ -3,6 +3,7 @@
 mod processes;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use memprof_host::client::Client;
 use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover};
@@ -11,6 +12,7 @@ use serde::Serialize;
 
 use crate::exit::Outcome;
 use crate::output;
+use crate::process_names::host_name;
 use crate::target::NO_HOST_REMEDY;
 
 /// Number of unreachable hosts that are listed individually.
@@ -55,7 +57,7 @@ struct UnreachableRow {
 }
 
 /// Runs `memprof ps`.
-pub(crate) fn run(all: bool, json: bool) -> Outcome {
+pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outcome {
     let found = discover(DiscoveryScope::AllProcesses, |client| {
         query_plugins(client).unwrap_or_else(|error| PluginSummary {
             profiling: format!("{error:#}"),
@@ -71,7 +73,7 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
     let mut other_user_count = 0;
     if all {
         let hosts = listing.hosts.iter().map(|host| host.pid).collect();
-        let found = processes::process_rows(hosts)?;
+        let found = processes::process_rows(hosts, growth_time)?;
         listing.processes = Some(found.rows);
         other_user_count = found.other_user_count;
     }
@@ -80,7 +82,12 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
         return Ok(0.into());
     }
     match &listing.processes {
-        Some(processes) => output::print(&processes::format_table(processes)),
+        Some(processes) => {
+            let width = output::terminal_columns();
+            output::print(&processes::format_table(processes, width));
+            let note = width.and_then(|_| processes::states_note(processes));
+            note.iter().for_each(|note| output::note(note));
+        }
         None if listing.hosts.is_empty() => {}
         None => output::print(&format_table(&listing.hosts)),
     }
@@ -107,7 +114,7 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
 fn host_row((host, answer): (RunningHost, PluginSummary)) -> PsHostRow {
     PsHostRow {
         pid: host.pid,
-        name: host.info.name,
+        name: host_name(host.pid, host.info.name),
         command: host.info.command,
         socket: host.socket,
         answer,

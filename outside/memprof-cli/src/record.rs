@@ -15,18 +15,18 @@ use memprof_attach::{AttachOutcome, InspectorPort};
 use memprof_host::client::Client;
 use memprof_messages::{DumpReport, Profiling};
 use memprof_ptrace::ProgramWatch;
-use memprof_report::Options;
 
+use crate::analysis_summary::describe_process;
 use crate::attach::{self, AttachArgs};
-use crate::detach;
-use crate::exit::{Outcome, UNREACHABLE, USAGE, with_exit_code};
+use crate::detach::{self, Leftovers};
+use crate::exit::{NO_DATA, Outcome, UNREACHABLE, USAGE, with_exit_code};
 use crate::export::export;
 use crate::interrupts::{Interrupts, signal_exit_code};
 use crate::message::{self, TakenDump};
 use crate::patched_functions::{self, PatchOptions, PatchOutcome};
-use crate::report::{LiveReport, show_live_report};
+use crate::report_form::{FormArgs, show_live_report, write_live_page};
 use crate::scratch::ScratchFile;
-use crate::{browser, exit, ledger, output, report, target};
+use crate::{browser, exit, ledger, output, target};
 
 pub(crate) use arguments::RecordArgs;
 use arguments::{SAMPLER, Subject};
@@ -38,21 +38,21 @@ use sampling::{HostProcess, SamplingEnd};
 const LEASE_GRACE: Duration = Duration::from_secs(60);
 /// Rows of the table.
 const TABLE_ROWS: usize = 20;
-/// Name of the profile in output; its file has no name.
-const PROFILE_NAME: &str = "dump.heap";
 
 /// Runs `memprof record`.
 pub(crate) fn run(args: &RecordArgs) -> Outcome {
-    if args.output.as_deref() == Some(Path::new("-")) {
+    if args.keeps_dump() && args.form.output.as_deref() == Some(Path::new("-")) {
         return Err(with_exit_code(
             USAGE,
-            "standard output is for the table: give -o a file",
+            "standard output is for the table: give -o a file, or a --format",
         ));
     }
+    // Before anything is sampled.
+    args.form.format()?;
     let subject = args.subject()?;
     let interrupts = Interrupts::watch()?;
     let recorded = match subject {
-        Subject::Host(target) => record(args, &mut target::connect(target)?, &interrupts),
+        Subject::Host(target) => record(args, &mut target::connect(target)?, &interrupts, None),
         Subject::Process(pid) => record_attached(args, pid, &interrupts),
     };
     for change in interrupts.take_changes() {
@@ -110,10 +110,14 @@ impl Recorded {
         ))
     }
 
-    /// Exports the dump to `--output`, prints notes and the table, and opens the page with `--open`.
+    /// Prints notes and writes the report; without a format, that is a table, beside the dump in `--output` and the page of
+    /// `--open`.
     fn show_profile(&self, args: &RecordArgs, file: &Path) -> anyhow::Result<()> {
         let pid = self.pid;
-        if let Some(output) = &args.output {
+        let form = &args.form;
+        if args.keeps_dump()
+            && let Some(output) = &form.output
+        {
             let mut bytes = File::open(file).context("failed to read the dump again")?;
             export(&mut bytes, output)?;
         }
@@ -123,20 +127,39 @@ impl Recorded {
         if self.end == SamplingEnd::Interrupt {
             output::note("interrupted: this is the profile until then");
         }
-        show_live_report(&LiveReport {
-            file,
-            name: PROFILE_NAME,
-            pid,
-            options: Options {
-                top: Some(TABLE_ROWS),
-                ..Options::default()
-            },
-            output: None,
-        })?;
-        if args.open {
-            browser::open_or_print(&report::write_live_page(file, PROFILE_NAME, pid)?)?;
+        let name = describe_process(pid);
+        let shown = match args.keeps_dump() {
+            true => {
+                let table = FormArgs {
+                    lines: form.lines,
+                    top: form.top,
+                    ..FormArgs::default()
+                };
+                show_live_report(file, &name, pid, &table, Some(TABLE_ROWS))
+            }
+            false => show_live_report(file, &name, pid, form, Some(TABLE_ROWS)),
+        };
+        shown.map_err(|error| self.explain_empty(error))?;
+        if form.open && args.keeps_dump() {
+            browser::open_or_print(&write_live_page(file, &name, pid)?)?;
         }
         Ok(())
+    }
+
+    /// Adds to the error of an empty profile what may help.
+    fn explain_empty(&self, error: anyhow::Error) -> anyhow::Error {
+        let pid = self.pid;
+        match exit::code(&error) {
+            NO_DATA => with_exit_code(
+                NO_DATA,
+                format!(
+                    "{}; a longer recording samples more (`memprof record {pid} --for 5m`)",
+                    exit::error_chain(&error)
+                        .replace("`memprof ledger`", &format!("`memprof ledger {pid}`"))
+                ),
+            ),
+            _ => error,
+        }
     }
 }
 
@@ -173,7 +196,7 @@ fn record_attached(
     let (mut client, attached) = attached.inspect_err(|_| interrupts.remove_last_change())?;
     let Some(attached) = attached else {
         interrupts.remove_last_change();
-        return record(args, &mut client, interrupts);
+        return record(args, &mut client, interrupts, None);
     };
     if let AttachOutcome::ByThread { handled, .. } = &attached
         && let Some(line) = attach::handlers_note(handled)
@@ -198,7 +221,11 @@ fn record_attached(
     {
         output::note(&format!("{error:#}"));
     }
-    let recorded = record(args, &mut client, interrupts);
+    let leftovers = match args.keep_attached {
+        true => None,
+        false => Leftovers::for_process(pid, &mut client),
+    };
+    let recorded = record(args, &mut client, interrupts, leftovers.as_ref());
     drop(client);
     let detached = match &recorded {
         _ if program.end().is_some() => Ok(()),
@@ -217,11 +244,13 @@ fn record_attached(
     })
 }
 
-/// Samples for the duration, and fetches the dump. Sampling that was active before stays so.
+/// Samples for the duration, and fetches the dump, which does not stay in `leftovers`. Sampling that was active before stays
+/// so.
 fn record(
     args: &RecordArgs,
     client: &mut Client,
     interrupts: &Interrupts,
+    leftovers: Option<&Leftovers>,
 ) -> anyhow::Result<Recorded> {
     let pid = target::host_pid(client)?;
     let status = client.status()?;
@@ -263,7 +292,12 @@ fn record(
         detach_error: None,
     };
     if let SamplingEnd::Time | SamplingEnd::Interrupt = recorded.end {
-        match finish_recording(client, arguments, (!was_active).then_some(interrupts)) {
+        match finish_recording(
+            client,
+            arguments,
+            (!was_active).then_some(interrupts),
+            leftovers,
+        ) {
             Ok((profile, warnings)) => {
                 recorded.profile = Some(profile);
                 let is_new = |warning: &String| !activation_warnings.contains(warning);
@@ -304,12 +338,13 @@ fn record(
     Ok(recorded)
 }
 
-/// Fetches the dump, and deactivates the sampling if it was `activated`. Returns the profile and the host's
-/// warnings.
+/// Fetches the dump, and deactivates the sampling if it was `activated`. Removes the dump from `leftovers`, the root of a
+/// process that memprof detaches from. Returns the profile and the host's warnings.
 fn finish_recording(
     client: &mut Client,
     arguments: &[String],
     activated: Option<&Interrupts>,
+    leftovers: Option<&Leftovers>,
 ) -> anyhow::Result<(ScratchFile, Vec<String>)> {
     let dumped = message::take_dump_or_receive(client, arguments);
     if let Some(interrupts) = activated {
@@ -322,6 +357,10 @@ fn finish_recording(
             let reply = reply.into_success()?;
             let report: DumpReport = reply.into_typed().context("the reply to dump")?;
             profile.append(&mut client.fetch(&report.largest.id)?)?;
+            if let Some(leftovers) = leftovers {
+                let dumps = report.dumps.iter();
+                dumps.for_each(|dump| leftovers.remove_file(&dump.path));
+            }
             report.warnings
         }
         TakenDump::Received(mut bytes) => {

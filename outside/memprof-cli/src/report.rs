@@ -1,22 +1,21 @@
 //! `memprof report`: renders a heap profile in a format for people or tools.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use clap::ValueEnum;
 use memprof_report::{
-    Error, ErrorKind, Filter, Format, Granularity, Input, Label, Limits, Options, OriginRules,
-    SampleType, Sources, compile_pattern,
+    Error, Filter, Input, Label, Limits, Options, OriginRules, SampleType, Sources, compile_pattern,
 };
 
-use crate::{browser, output};
+use crate::live_profile::{is_file, take_profile};
+use crate::report_form::{FormArgs, open_input, show_progress};
 
 /// Show who holds the memory in a heap profile, as text, graph or page
 #[derive(clap::Args, Debug)]
 pub(crate) struct ReportArgs {
-    /// A heap dump of jemalloc or tcmalloc, or a pprof profile; may be gzipped; `-` is standard input
+    /// A heap dump of jemalloc or tcmalloc, or a pprof profile; may be gzipped; `-` is standard input. Or a process that
+    /// samples: a pid or a name
+    #[arg(value_name = "FILE|TARGET")]
     file: PathBuf,
 
     /// Compare with this earlier profile; every value is the change since then
@@ -27,9 +26,8 @@ pub(crate) struct ReportArgs {
     #[arg(long, requires = "base")]
     normalize: bool,
 
-    /// Output format [default: text]
-    #[arg(long, value_enum)]
-    format: Option<FormatArg>,
+    #[command(flatten)]
+    form: FormArgs,
 
     /// Value to show: `inuse_space`, `inuse_objects`, `alloc_space` or `alloc_objects`, which need a host with
     /// `prof_accum:true`, or another type that a pprof profile has
@@ -44,17 +42,9 @@ pub(crate) struct ReportArgs {
     #[arg(long, value_name = "RE")]
     ignore: Option<String>,
 
-    /// Split functions into source lines
-    #[arg(long)]
-    lines: bool,
-
     /// Sort by cumulative values: a function with all it calls
     #[arg(long)]
     cum: bool,
-
-    /// Show this many functions, or nodes of a tree [default: all; 80 in a graph]
-    #[arg(long, value_name = "N")]
-    top: Option<usize>,
 
     /// Show how old each function's memory is; needs a dump taken after `activate ages=1m`
     #[arg(long)]
@@ -107,60 +97,31 @@ pub(crate) struct ReportArgs {
     /// Read truncated dumps, and take names from binaries with a different build id
     #[arg(long)]
     force: bool,
-
-    /// Write to this file, whole or not at all [default: standard output]
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
-
-    /// Open the HTML report in a browser, or print its path
-    #[arg(long)]
-    open: bool,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum FormatArg {
-    /// Table of functions: flat and cumulative
-    Text,
-    /// Call tree
-    Tree,
-    /// Callers and callees of the functions in --focus
-    Peek,
-    /// One line per stack, for flamegraph tools
-    Collapsed,
-    /// Interactive SVG
-    Flamegraph,
-    /// One offline page: flamegraph, table, search
-    Html,
-    /// Call graph for graphviz
-    Dot,
-    /// Call graph drawn by graphviz
-    Svg,
-    /// Gzipped profile.proto for `go tool pprof`
-    Pprof,
-    /// Symbolized dump, which jeprof opens without the binary
-    Jeprof,
-    /// Totals, mappings and functions for scripts
-    Json,
-}
-
-/// Exit code for an error of the report.
-pub(crate) fn report_exit_code(error: &Error) -> u8 {
-    match error.kind() {
-        ErrorKind::Usage => 2,
-        ErrorKind::Empty => 5,
-        ErrorKind::BuildIdMismatch => 6,
-        _ => 1,
-    }
 }
 
 /// Writes the report to standard output or `--output`, and notes to standard error.
 pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
-    let options = args.to_options()?;
-    let sources = (!args.no_symbols).then(|| args.sources());
-    let mut profile = open_input(&args.file)?;
+    let mut options = args.to_options()?;
+    let live = match is_file(&args.file) {
+        true => None,
+        false => take_profile(&args.file)?,
+    };
+    let (file, name, sources) = match &live {
+        Some(live) => {
+            options.time_nanos = modification_time(&live.file.path());
+            let pid = args.pid.or(Some(live.pid));
+            (live.file.path(), live.name.clone(), args.sources(pid))
+        }
+        None => (
+            args.file.clone(),
+            args.file.display().to_string(),
+            args.sources(args.pid),
+        ),
+    };
+    let sources = (!args.no_symbols).then_some(sources);
+    let mut profile = open_input(&file)?;
     let mut base = args.base.as_deref().map(open_input).transpose()?;
     let base_name = args.base.as_deref().map(|base| base.display().to_string());
-    let name = args.file.display().to_string();
     let input = Input {
         name: &name,
         bytes: &mut profile,
@@ -169,124 +130,17 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
         .as_mut()
         .zip(base_name.as_deref())
         .map(|(bytes, name)| Input { name, bytes });
-    let write = |out: &mut dyn Write| {
+    args.form.deliver(|out| {
         memprof_report::report(input, base, sources.as_ref(), &options, &show_progress, out)
-    };
-    let (page, notes) = match &args.output {
-        Some(path) if path == Path::new("-") && args.open => {
-            let (page, notes) = browser::write_page(|out| Ok(write(out)?))?;
-            output::copy_to_output(&mut open_input(&page)?, path)?;
-            print_notes(Ok(notes))?;
-            return browser::open_or_print_to_stderr(&page);
-        }
-        Some(path) if path == Path::new("-") => return print_notes(write_to_stdout(write)),
-        Some(path) => (
-            path.clone(),
-            output::publish_file(path, |out| Ok(write(out)?))?,
-        ),
-        None if args.open => browser::write_page(|out| Ok(write(out)?))?,
-        None => return print_notes(write_to_stdout(write)),
-    };
-    print_notes(Ok(notes))?;
-    match args.open {
-        true => browser::open_or_print(&page),
-        false => Ok(()),
-    }
-}
-
-/// Writes a page of a live process's dump, with `name` as the dump's name; returns the page's path.
-pub(crate) fn write_live_page(file: &Path, name: &str, pid: u32) -> anyhow::Result<PathBuf> {
-    let input = Input {
-        name,
-        bytes: &mut open_input(file)?,
-    };
-    let options = Options {
-        format: Format::Html,
-        ..Options::default()
-    };
-    let sources = Sources::for_process(Some(pid));
-    let (page, notes) = browser::write_page(|out| {
-        let report =
-            memprof_report::report(input, None, Some(&sources), &options, &show_progress, out);
-        Ok(report?)
-    })?;
-    print_notes(Ok(notes))?;
-    Ok(page)
-}
-
-/// A report of a live process's dump.
-#[derive(Debug)]
-pub(crate) struct LiveReport<'a> {
-    pub(crate) file: &'a Path,
-    /// Name of the file in errors.
-    pub(crate) name: &'a str,
-    pub(crate) pid: u32,
-    pub(crate) options: Options,
-    /// Output file; standard output if `None`.
-    pub(crate) output: Option<&'a Path>,
-}
-
-/// Writes the report to its output, or to standard output, and notes to standard error.
-pub(crate) fn show_live_report(live: &LiveReport<'_>) -> anyhow::Result<()> {
-    let input = Input {
-        name: live.name,
-        bytes: &mut open_input(live.file)?,
-    };
-    let sources = Sources::for_process(Some(live.pid));
-    let write = |out: &mut dyn Write| {
-        memprof_report::report(
-            input,
-            None,
-            Some(&sources),
-            &live.options,
-            &show_progress,
-            out,
-        )
-    };
-    print_notes(match live.output.filter(|path| *path != Path::new("-")) {
-        Some(path) => output::publish_file(path, |out| Ok(write(out)?)),
-        None => write_to_stdout(write),
     })
 }
 
-/// Writes a report to standard output, and returns its notes; no notes if the reader went away.
-fn write_to_stdout(
-    write: impl FnOnce(&mut dyn Write) -> Result<Vec<String>, Error>,
-) -> anyhow::Result<Vec<String>> {
-    let notes = output::write_to_stdout(|out| Ok(write(out)?))?;
-    Ok(notes.unwrap_or_default())
-}
-
-/// Clears the progress line, and prints the notes of a report on stderr. An error is passed on.
-fn print_notes(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
-    output::clear_progress();
-    for note in notes? {
-        output::note(&note);
-    }
-    Ok(())
-}
-
 impl ReportArgs {
-    /// Format of the report: HTML with `--open`, text by default.
-    fn format(&self) -> Result<Format, Error> {
-        match (self.format, self.open) {
-            (None | Some(FormatArg::Html), true) => Ok(Format::Html),
-            (Some(_), true) => Err(Error::Usage("--open shows html, no other --format".into())),
-            (format, false) => Ok(format.map_or(Format::Text, Into::into)),
-        }
-    }
-
     /// Options of the report; fails for an invalid regular expression.
     fn to_options(&self) -> Result<Options, Error> {
         Ok(Options {
-            format: self.format()?,
             sample_type: SampleType::InuseSpace,
             sample_type_name: Some(self.sample_type.clone()),
-            granularity: if self.lines {
-                Granularity::Lines
-            } else {
-                Granularity::Functions
-            },
             filter: Filter {
                 focus: self.focus.as_deref().map(compile_pattern).transpose()?,
                 ignore: self.ignore.as_deref().map(compile_pattern).transpose()?,
@@ -296,7 +150,6 @@ impl ReportArgs {
             label: self.label.clone(),
             by: self.by.clone(),
             by_cum: self.cum,
-            top: self.top,
             normalize: self.normalize,
             force: self.force,
             origin_rules: OriginRules {
@@ -308,12 +161,13 @@ impl ReportArgs {
             time_nanos: modification_time(&self.file),
             base_time_nanos: self.base.as_deref().map_or(0, modification_time),
             limits: Limits::default(),
+            ..self.form.to_options()?
         })
     }
 
     /// Binaries and symbols to use: those in the arguments, else those of the process.
-    fn sources(&self) -> Sources {
-        let found = Sources::for_process(self.pid);
+    fn sources(&self, pid: Option<u32>) -> Sources {
+        let found = Sources::for_process(pid);
         Sources {
             binary: self.binary.clone().or(found.binary),
             binary_root: self.binary_root.clone(),
@@ -333,47 +187,4 @@ fn modification_time(path: &Path) -> i64 {
     since
         .and_then(|since| i64::try_from(since.as_nanos()).ok())
         .unwrap_or(0)
-}
-
-/// Opens a profile; `-` is standard input.
-fn open_input(path: &Path) -> Result<Box<dyn BufRead>, Error> {
-    if path == Path::new("-") {
-        return Ok(Box::new(io::stdin().lock()));
-    }
-    let failed = |source| Error::Io {
-        act: format!("open {}", path.display()),
-        source,
-    };
-    let file = File::open(path).map_err(failed)?;
-    if file.metadata().map_err(failed)?.is_dir() {
-        return Err(failed(io::ErrorKind::IsADirectory.into()));
-    }
-    Ok(Box::new(BufReader::with_capacity(256 << 10, file)))
-}
-
-/// Shows the progress of symbolizing on a terminal.
-pub(crate) fn show_progress(done: usize, of: usize) {
-    if done == of {
-        output::clear_progress();
-    } else {
-        output::show_progress(&format!("symbolizing: {done} of {of} files"));
-    }
-}
-
-impl From<FormatArg> for Format {
-    fn from(format: FormatArg) -> Self {
-        match format {
-            FormatArg::Text => Self::Text,
-            FormatArg::Tree => Self::Tree,
-            FormatArg::Peek => Self::Peek,
-            FormatArg::Collapsed => Self::Collapsed,
-            FormatArg::Flamegraph => Self::Flamegraph,
-            FormatArg::Html => Self::Html,
-            FormatArg::Dot => Self::Dot,
-            FormatArg::Svg => Self::Svg,
-            FormatArg::Pprof => Self::Pprof,
-            FormatArg::Jeprof => Self::Jeprof,
-            FormatArg::Json => Self::Json,
-        }
-    }
 }

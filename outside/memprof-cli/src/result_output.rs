@@ -1,12 +1,14 @@
 //! Format and destination of a result.
 
+use std::io::Write;
 use std::path::Path;
 
 use clap::ValueEnum;
 use memprof_report::OutlinePage;
 use serde::Serialize;
 
-use crate::output;
+use crate::exit::{USAGE, with_exit_code};
+use crate::{browser, output};
 
 /// Output format of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -32,28 +34,47 @@ pub(crate) struct ResultOutput<'a> {
     format: ResultFormat,
     /// Output file; standard output if `None`.
     output: Option<&'a Path>,
+    /// Whether the page is opened in a browser.
+    open: bool,
 }
 
 impl<'a> ResultOutput<'a> {
-    /// Chooses the format: text by default, JSON with `json`. `-` as output is standard output.
-    pub(crate) fn new(format: Option<ResultFormat>, json: bool, output: Option<&'a Path>) -> Self {
-        let default = if json {
-            ResultFormat::Json
-        } else {
-            ResultFormat::Text
+    /// Chooses the format: text by default, JSON with `json`, HTML with `open`. `-` as output is standard output.
+    ///
+    /// # Errors
+    /// Another format than HTML is to be opened.
+    pub(crate) fn new(
+        format: Option<ResultFormat>,
+        json: bool,
+        output: Option<&'a Path>,
+        open: bool,
+    ) -> anyhow::Result<Self> {
+        let format = match (format, json) {
+            (None, false) if open => ResultFormat::Html,
+            (None, true) => ResultFormat::Json,
+            (format, _) => format.unwrap_or(ResultFormat::Text),
         };
-        Self {
-            format: format.unwrap_or(default),
-            output: output.filter(|path| *path != Path::new("-")),
+        if open && format != ResultFormat::Html {
+            return Err(with_exit_code(USAGE, "--open shows html, no other format"));
         }
+        Ok(Self {
+            format,
+            output: output.filter(|path| *path != Path::new("-")),
+            open,
+        })
     }
 
     /// Number of rows for a requested number: a page always has up to [`MAX_ROWS`].
     pub(crate) fn row_count(&self, top: usize) -> usize {
-        match self.format {
-            ResultFormat::Text | ResultFormat::Json => top,
-            ResultFormat::Html => MAX_ROWS,
+        match self.is_page() {
+            true => MAX_ROWS,
+            false => top,
         }
+    }
+
+    /// Whether the result is a page.
+    pub(crate) fn is_page(&self) -> bool {
+        self.format == ResultFormat::Html
     }
 
     /// Whether the result is text for the terminal.
@@ -71,13 +92,7 @@ impl<'a> ResultOutput<'a> {
         let text = match self.format {
             ResultFormat::Text => text.to_owned(),
             ResultFormat::Json => serde_json::to_string(reply)?,
-            ResultFormat::Html => {
-                let page = page();
-                return match self.output {
-                    Some(path) => output::publish_file(path, |out| Ok(page.write(out)?)),
-                    None => output::write_to_stdout(|out| Ok(page.write(out)?)).map(drop),
-                };
-            }
+            ResultFormat::Html => return self.write_page(&page()),
         };
         match self.output {
             Some(path) => output::publish_file(path, |out| Ok(writeln!(out, "{text}")?)),
@@ -85,6 +100,23 @@ impl<'a> ResultOutput<'a> {
                 output::print(&text);
                 Ok(())
             }
+        }
+    }
+
+    /// Writes a page to the output, or to a new file if it is to be opened.
+    fn write_page(&self, page: &OutlinePage) -> anyhow::Result<()> {
+        let write = |out: &mut dyn Write| Ok(page.write(out)?);
+        match (self.output, self.open) {
+            (Some(path), open) => {
+                output::publish_file(path, write)?;
+                if open {
+                    browser::open_or_print(path)
+                } else {
+                    Ok(())
+                }
+            }
+            (None, true) => browser::open_or_print(&browser::write_page(write)?.0),
+            (None, false) => output::write_to_stdout(write).map(drop),
         }
     }
 }

@@ -13,8 +13,9 @@ use memprof_messages::PLUGIN;
 use memprof_ptrace::Halt;
 
 use crate::completion;
+use crate::container;
 use crate::exit::{UNREACHABLE, USAGE, with_exit_code};
-use crate::process_names::{parse_named_pid, pids_with_name};
+use crate::process_names::{has_name, parse_named_pid, pids_with_name};
 
 // Options that select the host and the form of the reply. No doc comment: clap would add it to the help of each
 // command with these options.
@@ -126,6 +127,9 @@ pub(crate) fn pid_by_host_name(name: &str) -> Option<u32> {
 /// otherwise. A number is a pid, even if such a file exists.
 pub(crate) fn socket_path(target: &str) -> Option<PathBuf> {
     let is_socket = |path: &Path| path.metadata().is_ok_and(|m| m.file_type().is_socket());
+    if target.starts_with("container:") {
+        return None;
+    }
     let path = Path::new(target);
     let is_path = match target.contains('/') {
         true => parse_named_pid(target).is_none() || path.exists(),
@@ -142,6 +146,11 @@ fn parse_pid(target: &str) -> Option<u32> {
 /// Finds the host by its pid, among the sockets of that process only, or by its name: first among those of the
 /// usual socket directories, then among all processes.
 fn find_host(target: Option<&str>, plugin: &str) -> anyhow::Result<RunningHost> {
+    if let Some(container) = target.and_then(|target| target.strip_prefix("container:")) {
+        let pid = container::find_process(container);
+        let pid = pid.map_err(|error| with_exit_code(UNREACHABLE, error))?;
+        return find_host(Some(&pid.to_string()), plugin);
+    }
     if let Some(named) = target.and_then(parse_named_pid) {
         let pid = named.map_err(|error| with_exit_code(UNREACHABLE, error))?;
         return find_host(Some(&pid.to_string()), plugin);
@@ -162,7 +171,7 @@ fn find_host(target: Option<&str>, plugin: &str) -> anyhow::Result<RunningHost> 
     }
     let mut hosts = running_hosts();
     let mut unreachable = Vec::new();
-    let is_match = |host: &RunningHost| target.is_none_or(|target| host.matches(target));
+    let is_match = |host: &RunningHost| target.is_none_or(|target| is_called(host, target));
     if let Some(pid) = common_pid(hosts.iter().filter(|host| is_match(host)))
         && let (Some(host), _) = host_of_plugin(pid, plugin)
     {
@@ -178,6 +187,11 @@ fn find_host(target: Option<&str>, plugin: &str) -> anyhow::Result<RunningHost> 
         unreachable = everywhere.unreachable;
     }
     choose_host(hosts, &unreachable, target)
+}
+
+/// Whether a host has that name, or its process by any of its names.
+fn is_called(host: &RunningHost, name: &str) -> bool {
+    host.matches(name) || has_name(host.pid, name)
 }
 
 /// Finds the control socket of process `pid` at which `plugin` answers, else its first one: two plugins in a foreign
@@ -213,7 +227,7 @@ fn choose_host(
 ) -> anyhow::Result<RunningHost> {
     let all = host_names(&hosts);
     if let Some(target) = target {
-        hosts.retain(|host| host.matches(target));
+        hosts.retain(|host| is_called(host, target));
     }
     match (hosts.len(), target) {
         (1, _) => Ok(hosts.remove(0)),

@@ -68,6 +68,8 @@ pub struct AnalysisReport {
     pub stopped: Vec<Duration>,
     /// Estimate of that time, made before the last snapshot.
     pub estimate: Duration,
+    /// Longest time that was allowed; a busy machine may exceed it.
+    pub max_pause: Duration,
     /// Objects of the heap, leaked or not.
     pub objects: u64,
     /// Bytes that were scanned for pointers.
@@ -101,6 +103,7 @@ impl AnalysisReport {
     pub(crate) fn new(status: &ProcStatus, options: AnalysisOptions) -> Self {
         Self {
             rss: status.resident,
+            max_pause: options.max_pause,
             budget: MemoryBudget::new(status.resident, options.max_memory),
             ..Self::default()
         }

@@ -49,6 +49,9 @@ pub(crate) struct UnusedMemory {
     pub(crate) is_purgeable: bool,
 }
 
+/// Least bytes of anonymous memory in which a heap may be that was not found: two pages of a pool.
+const MIN_HEAP_SIZE: u64 = 8 << 10;
+
 /// Bytes at the start of a free chunk's memory that `malloc_trim(3)` keeps: the chunk's list pointers
 /// (`struct malloc_chunk` without the header).
 pub(crate) const PAGE_TRIM_GAP: u64 = 32;
@@ -57,7 +60,7 @@ pub(crate) const PAGE_TRIM_GAP: u64 = 32;
 /// result.
 ///
 /// # Errors
-/// `NoHeap`: the process has no heap that memprof can read; `Memory`: the search needs more memory than
+/// `NoHeap`: the process has a heap, but none that memprof can read; `Memory`: the search needs more memory than
 /// `--max-memory`.
 pub(crate) fn find_heaps(
     view: &SnapshotMemory,
@@ -77,7 +80,8 @@ pub(crate) fn find_heaps(
     if let Some(reason) = unsupported.refusal {
         return Err(Error::NoHeap(reason));
     }
-    if names.is_empty() {
+    // A program of the C library's that has allocated nothing yet has no heap, and memory for no other one.
+    if names.is_empty() && !(unsupported.is_of_libc && unsupported.foreign < MIN_HEAP_SIZE) {
         let reason = glibc::unknown_release_reason(view).unwrap_or_else(|| {
             "found neither a heap of glibc's malloc nor one of jemalloc 5.3".to_owned()
         });

@@ -13,6 +13,7 @@ mod error;
 mod groups;
 mod heap;
 mod holders;
+mod mapped_parts;
 mod mark;
 mod names;
 mod objects;
@@ -35,6 +36,7 @@ pub use holders::{
     Detail, GroupKind, HeapObjectKind, HeldSamples, Holder, HolderGroup, HolderPath, Holding,
     Method, ObjectTotals, SampledGroup, holders,
 };
+pub use mapped_parts::{MappedPart, MappedPartKind, mapped_parts};
 pub use memprof_ptrace::exit_stop;
 pub use prove::{Proof, prove, prove_at_exit};
 pub use residency::{HeapResidency, heap_residency};

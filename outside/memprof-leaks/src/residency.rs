@@ -14,6 +14,7 @@ use crate::regions::Region;
 use crate::resident_pages::{PAGE_SIZE, resident_anonymous};
 use crate::snapshot::{CopyTarget, Snapshot};
 use crate::snapshot_memory::SnapshotMemory;
+use crate::stacks::SamplerTables;
 
 /// Most snapshots that are taken until the heap of one is consistent.
 const MAX_ATTEMPTS: usize = 3;
@@ -41,6 +42,10 @@ pub struct HeapResidency {
     pub purgeable: u64,
     /// Headers and tables of the allocators.
     pub metadata: u64,
+    /// Addresses of the heaps, sorted.
+    pub ranges: Vec<Range<u64>>,
+    /// Addresses of the tables of memprof's sampler.
+    pub sampler_tables: Vec<Range<u64>>,
     /// Time for which all threads were stopped.
     pub stopped: Duration,
 }
@@ -104,6 +109,7 @@ fn measure_heaps(
     let is_huge = |region: &Region| region.name.starts_with(HUGE_PAGES_NAME);
     Ok(Ok(HeapResidency {
         allocators,
+        sampler_tables: SamplerTables::find(&view).table_ranges().collect(),
         stopped: snapshot.stopped,
         ..account_heaps(found, &pages(&|region| !region.is_file), &pages(&is_huge))
     }))
@@ -111,14 +117,14 @@ fn measure_heaps(
 
 /// Resident pages, as sorted runs that do not overlap.
 #[derive(Debug, Default)]
-struct ResidentRuns {
+pub(crate) struct ResidentRuns {
     runs: Vec<Range<u64>>,
     /// Resident bytes before each run.
     before: Vec<u64>,
 }
 
 impl ResidentRuns {
-    fn new(runs: impl Iterator<Item = Range<u64>>) -> Self {
+    pub(crate) fn new(runs: impl Iterator<Item = Range<u64>>) -> Self {
         let runs = merge_ranges(runs.collect());
         let lengths = runs.iter().map(|run| run.end - run.start);
         let before = lengths
@@ -129,6 +135,11 @@ impl ResidentRuns {
             })
             .collect();
         Self { runs, before }
+    }
+
+    /// The runs, by address.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Range<u64>> {
+        self.runs.iter()
     }
 
     /// Resident bytes below an address.
@@ -142,7 +153,7 @@ impl ResidentRuns {
     }
 
     /// Resident bytes of a range.
-    fn bytes_in(&self, range: &Range<u64>) -> u64 {
+    pub(crate) fn bytes_in(&self, range: &Range<u64>) -> u64 {
         match range.is_empty() {
             true => 0,
             false => self.bytes_below(range.end) - self.bytes_below(range.start),
@@ -185,6 +196,7 @@ fn account_heaps(found: FoundHeap, normal: &ResidentRuns, huge: &ResidentRuns) -
     let heap = merge_ranges(excluded.into_iter().chain(ranges).collect());
     let all: u64 = heap.iter().map(|range| normal.bytes_in(range)).sum();
     sum.metadata += all.saturating_sub(sum.resident());
+    sum.ranges = heap;
     sum
 }
 
@@ -277,6 +289,11 @@ mod tests {
     fn check<const N: usize>(resident: [Range<u64>; N], expected: HeapResidency) {
         let normal = ResidentRuns::new(resident.iter().cloned());
         let found = account_heaps(glibc_heap(), &normal, &ResidentRuns::default());
+        assert_eq!(found.ranges.first(), Some(&(0x1000..0xb000)));
+        let found = HeapResidency {
+            ranges: Vec::new(),
+            ..found
+        };
         let all: u64 = resident.iter().map(|run| run.end - run.start).sum();
         assert_eq!(found.resident(), all, "{resident:x?}");
         assert_eq!(found, expected, "{resident:x?}");

@@ -7,7 +7,7 @@
 mod headroom;
 mod reap;
 mod signal_stacks;
-mod smaps;
+pub(crate) mod smaps;
 mod threads;
 mod uncopied;
 

@@ -15,6 +15,8 @@ pub struct ListedProcess {
     pub status: ProcStatus,
     /// Command line, its arguments joined by spaces; empty if the process has cleared it.
     pub command: String,
+    /// Contents of /proc/PID/maps; empty if this user may not read it.
+    pub maps: Vec<u8>,
     /// Whether it can be attached to, as far as that is known without reading its memory.
     pub outcome: Result<ExaminedProcess, Refusal>,
 }
@@ -57,6 +59,7 @@ pub fn list_processes() -> Result<ProcessList, Refusal> {
                 pid,
                 status,
                 command: proc_dir.command(),
+                maps: proc_dir.read("maps").unwrap_or_default(),
                 outcome,
             }),
         }

@@ -4,9 +4,9 @@ mod arenas;
 
 use memprof_core::START_ACTIVE_HINT;
 use memprof_messages::{
-    ActivationResult, AllocatorStatus, BackgroundThreads, DumpReport, Finding, GdumpResult,
-    GdumpStatus, HeapTotals, HeapUsage, KeptDump, LabelSetStats, OnOff, ProfileKind,
-    ProfilerStatus, Provider, Stats, size_text,
+    ActivationResult, AllocatorStatus, BackgroundThreads, DumpReport, GdumpResult, GdumpStatus,
+    HeapTotals, HeapUsage, KeptDump, LabelSetStats, OnOff, ProfileKind, ProfilerStatus, Provider,
+    Stats, size_text,
 };
 
 use arenas::arenas_text;
@@ -198,23 +198,6 @@ fn gdump_progress(gdump: &GdumpStatus) -> String {
         ..
     } = gdump;
     format!("gdump took {taken} of {files} dumps, until {until}")
-}
-
-/// Two lines per finding: severity with message, and remedy.
-pub(crate) fn findings_text(findings: &[Finding]) -> String {
-    if findings.is_empty() {
-        return "healthy: nothing stands in the way of a heap profile".to_owned();
-    }
-    let line = |finding: &Finding| {
-        let Finding {
-            severity,
-            message,
-            remedy,
-            ..
-        } = finding;
-        format!("{severity}: {message}\n  {remedy}")
-    };
-    findings.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// One line per jemalloc with background threads.

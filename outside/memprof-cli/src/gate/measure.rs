@@ -34,6 +34,7 @@ pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measurement> {
         is_tallied: true,
         allocator: None,
         lg_sample: Some(args.lg_sample),
+        sample_interval: None,
         socket_dir: None,
         dump_dir: Some(dumps.clone()),
         config: Some(config),

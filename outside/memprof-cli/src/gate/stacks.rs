@@ -13,7 +13,7 @@ use memprof_report::{
 
 use super::measurement::{BudgetedTotal, Measurement};
 use crate::output;
-use crate::report::show_progress;
+use crate::report_form::show_progress;
 
 /// Estimates by stack, from samples.
 #[derive(Clone, Debug, Default)]

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use memprof_leaks::{HolderGroup, Holding};
 use memprof_report::{Cells, Column, Outline, OutlinePage};
 
-use super::rows::{ClassRow, HolderRow, HolderStep, step_for_group};
+use super::rows::{ClassRow, HolderRow, HolderStep, is_memprofs, step_for_group};
 use super::{HoldersOutput, step_text, summary_lines};
 use crate::result_output::{MAX_ROWS, POOLS_NOTE};
 
@@ -60,7 +60,10 @@ fn group_outline(groups: &[HolderGroup], shown: &[usize]) -> Outline {
         below[groups[*index].parent].push(*index);
     }
     let mut rows = OutlineBuilder::default();
-    let mut open: Vec<_> = below[0].iter().map(|index| (*index, 0)).collect();
+    let roots = below[0]
+        .iter()
+        .filter(|index| !is_memprofs(&groups[**index].kind));
+    let mut open: Vec<_> = roots.map(|index| (*index, 0)).collect();
     while let Some((index, depth)) = open.pop() {
         let group = &groups[index];
         rows.add_row(

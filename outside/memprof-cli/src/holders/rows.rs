@@ -131,7 +131,7 @@ pub(super) fn largest_holders(groups: &[HolderGroup], top: usize) -> Vec<HolderR
     // A holder whose objects all belong to holders of an earlier rank holds nothing.
     let non_empty = below[0]
         .iter()
-        .filter(|index| groups[**index].held_objects > 0);
+        .filter(|index| groups[**index].held_objects > 0 && !is_memprofs(&groups[**index].kind));
     for holder in non_empty.take(top) {
         let shown = groups[*holder].held_bytes / 100 * MIN_SHOWN_PERCENT;
         let mut open = vec![(*holder, 0)];
@@ -147,6 +147,27 @@ pub(super) fn largest_holders(groups: &[HolderGroup], top: usize) -> Vec<HolderR
         }
     }
     rows
+}
+
+/// Whether memprof's plugin is the holder: by a variable, or a thread of its own (memprof-own).
+pub(super) fn is_memprofs(group: &GroupKind) -> bool {
+    match group {
+        GroupKind::Holder(Holder::Variable { file, .. }) => file.ends_with("memory_profile.so"),
+        GroupKind::Holder(Holder::Stack { name, .. } | Holder::Registers { name, .. }) => {
+            name.starts_with("memprof-")
+        }
+        _ => false,
+    }
+}
+
+/// Objects and bytes that memprof's plugin holds for itself.
+pub(super) fn held_by_memprof(groups: &[HolderGroup]) -> (u64, u64) {
+    let own = groups
+        .iter()
+        .filter(|group| group.parent == 0 && is_memprofs(&group.kind));
+    own.fold((0, 0), |(objects, bytes), group| {
+        (objects + group.held_objects, bytes + group.held_bytes)
+    })
 }
 
 /// Row for a group with all its holders; `depth` is its indentation.
@@ -235,6 +256,32 @@ pub(super) fn class_rows(groups: &[HolderGroup]) -> Vec<ClassRow> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memprof_s_own_holders_are_recognized() {
+        let variable = |file: &str| {
+            GroupKind::Holder(Holder::Variable {
+                name: "x".to_owned(),
+                file: file.to_owned(),
+            })
+        };
+        let stack = |name: &str| {
+            GroupKind::Holder(Holder::Stack {
+                thread: 7,
+                name: name.to_owned(),
+            })
+        };
+        for (kind, expected) in [
+            (variable("memory_profile.so"), true),
+            (variable("libmemory_profile.so"), true),
+            (variable("shop"), false),
+            (stack("memprof-control"), true),
+            (stack("memprofiler"), false),
+            (GroupKind::Process, false),
+        ] {
+            assert_eq!(is_memprofs(&kind), expected, "{kind:?}");
+        }
+    }
 
     #[test]
     fn file_of_a_variable_is_named_once() {

@@ -12,8 +12,8 @@ use memprof_messages::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ResidentMemory {
     pub(super) anonymous: u64,
-    file: u64,
-    shared: u64,
+    pub(super) file: u64,
+    pub(super) shared: u64,
 }
 
 impl ResidentMemory {
@@ -278,7 +278,11 @@ fn thread_caches_finding(bytes: u64, walked: &HeapResidency, rss: u64) -> Option
 }
 
 /// Finding if memory outside of every allocator is a notable share of RSS.
-fn outside_malloc_finding(bytes: u64, lazily_free: u64, rss: u64) -> Option<LedgerFinding> {
+pub(super) fn outside_malloc_finding(
+    bytes: u64,
+    lazily_free: u64,
+    rss: u64,
+) -> Option<LedgerFinding> {
     LedgerFinding::is_notable(bytes, rss).then(|| {
         let lazily = match lazily_free {
             0 => String::new(),
@@ -346,6 +350,7 @@ mod tests {
                 .into(),
             smaps: None,
             walk: None,
+            parts: Vec::new(),
         }
     }
 

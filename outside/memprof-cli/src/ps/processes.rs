@@ -1,14 +1,22 @@
-//! Processes of this machine: which have loaded the plugin, which can be attached to, and reasons why others cannot.
+//! Processes of this machine: what they are, how fast they grow, and what memprof can do with each.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use memprof_host::NO_CONTROL_SOCKET;
-use memprof_ptrace::{ExaminedProcess, ListedProcess, Refusal};
+use memprof_ptrace::{ExaminedProcess, ListedProcess, Purpose, Refusal, examine_for};
 use memprof_report::{SampleType, format_amount};
+use nix::unistd::{Uid, User};
 use serde::Serialize;
 
+use crate::container::Container;
 use crate::exit::{FAILED, with_exit_code};
 use crate::output;
+use crate::program_kind::ProgramKinds;
+
+/// Least time over which growth is measured: to list some processes takes less.
+const MIN_GROWTH_TIME: Duration = Duration::from_millis(250);
 
 /// Processes that the user may see.
 #[derive(Debug)]
@@ -26,9 +34,22 @@ pub(super) struct ProcessRow {
     name: String,
     command: String,
     uid: u32,
+    /// Name of the user, or the number if there is none.
+    user: String,
     /// Resident memory in bytes.
     rss: u64,
+    /// Growth of the resident memory; `None` if the process has ended meanwhile.
+    growth_bytes_per_s: Option<i64>,
+    /// Language of the program, or of its interpreter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    language: Option<&'static str>,
+    allocators: Vec<&'static str>,
+    /// Name or id of its container.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    container: Option<String>,
     state: AttachState,
+    /// Commands that work on it, as far as that is known without stopping it.
+    can: &'static [&'static str],
     /// Reason why attaching is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
@@ -52,36 +73,86 @@ enum AttachState {
     Refused,
 }
 
+/// Note on a process in which the plugin is, and does not answer.
+const PLUGIN_NOTE: &str =
+    "the plugin is in it, since an earlier attachment or without a control socket";
 /// Note on a process whose seccomp filter can be read only while a thread is stopped.
 const FILTER_NOTE: &str = "its seccomp filter is read at attach";
 
-/// Lists the processes of /proc, the largest first. `hosts` are the pids of the hosts.
+/// Lists the processes of /proc, the largest first, and measures how they grow during `growth_time`. `hosts` are the pids
+/// of the hosts.
 ///
 /// # Errors
 /// /proc is not mounted.
-pub(super) fn process_rows(hosts: HashSet<u32>) -> anyhow::Result<Processes> {
+pub(super) fn process_rows(
+    hosts: HashSet<u32>,
+    growth_time: Option<Duration>,
+) -> anyhow::Result<Processes> {
+    let start = Instant::now();
     let list = memprof_ptrace::list_processes();
     let list = list.map_err(|error| with_exit_code(FAILED, error.to_string()))?;
-    let process_row = |process| process_row(process, &hosts);
+    let (mut kinds, mut users) = (ProgramKinds::default(), HashMap::new());
+    let mut rows: Vec<_> = list
+        .processes
+        .into_iter()
+        .map(|process| process_row(process, &hosts, &mut kinds, &mut users))
+        .collect();
+    thread::sleep(
+        growth_time
+            .unwrap_or(MIN_GROWTH_TIME)
+            .saturating_sub(start.elapsed()),
+    );
+    for row in &mut rows {
+        row.growth_bytes_per_s = resident_bytes(row.pid).map(|now| {
+            let grown = now.cast_signed() - row.rss.cast_signed();
+            (grown as f64 / start.elapsed().as_secs_f64()) as i64
+        });
+    }
     Ok(Processes {
-        rows: list.processes.into_iter().map(process_row).collect(),
+        rows,
         other_user_count: list.other_user_count,
     })
 }
 
+/// Resident memory of a process in bytes; `None` if it has ended.
+fn resident_bytes(pid: u32) -> Option<u64> {
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = statm.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
 /// Row of a process: its state, and the reason if attaching is refused.
-fn process_row(process: ListedProcess, hosts: &HashSet<u32>) -> ProcessRow {
-    let is_host = hosts.contains(&process.pid);
+fn process_row(
+    process: ListedProcess,
+    hosts: &HashSet<u32>,
+    kinds: &mut ProgramKinds,
+    users: &mut HashMap<u32, String>,
+) -> ProcessRow {
+    let pid = process.pid;
+    let is_host = hosts.contains(&pid);
     let refusal = process.outcome.as_ref().err().filter(|_| !is_host);
+    let uid = process.status.uids[1];
+    let kind = kinds.kind_for_maps(pid, &process.maps);
+    let state = match (is_host, refusal) {
+        (true, _) => AttachState::Loaded,
+        (false, None) => AttachState::Attachable,
+        (false, Some(_)) => AttachState::Refused,
+    };
     ProcessRow {
-        pid: process.pid,
-        state: match (is_host, refusal) {
-            (true, _) => AttachState::Loaded,
-            (false, None) => AttachState::Attachable,
-            (false, Some(_)) => AttachState::Refused,
+        pid,
+        state,
+        can: match state {
+            AttachState::Loaded | AttachState::Attachable => {
+                &["record", "leaks", "holders", "ledger"]
+            }
+            AttachState::Refused if examine_for(Purpose::Read, pid).is_ok() => {
+                &["leaks", "holders", "ledger"]
+            }
+            AttachState::Refused if !process.maps.is_empty() => &["ledger"],
+            AttachState::Refused => &[],
         },
         reason: refusal.map(Refusal::to_string),
-        remedy: refusal.and_then(|refusal| memprof_attach::remedy(process.pid, refusal)),
+        remedy: refusal.and_then(|refusal| memprof_attach::remedy(pid, refusal)),
         note: process
             .outcome
             .as_ref()
@@ -90,22 +161,35 @@ fn process_row(process: ListedProcess, hosts: &HashSet<u32>) -> ProcessRow {
             .and_then(attach_note),
         name: process.status.name,
         command: process.command,
-        uid: process.status.uids[1],
+        uid,
+        user: users.entry(uid).or_insert_with(|| user_name(uid)).clone(),
         rss: process.status.resident,
+        growth_bytes_per_s: None,
+        language: kind.language,
+        allocators: kind.allocators,
+        container: Container::for_pid(pid).map(|container| container.name()),
+    }
+}
+
+/// Name of a user; the number if there is none.
+fn user_name(uid: u32) -> String {
+    match User::from_uid(Uid::from_raw(uid)) {
+        Ok(Some(user)) => user.name,
+        _ => uid.to_string(),
     }
 }
 
 /// Note on attaching to a process; `None` if there is nothing to note.
 fn attach_note(examined: &ExaminedProcess) -> Option<&'static str> {
     match examined {
-        _ if examined.has_plugin => Some(NO_CONTROL_SOCKET),
+        _ if examined.has_plugin => Some(PLUGIN_NOTE),
         _ if examined.has_filter() => Some(FILTER_NOTE),
         _ => None,
     }
 }
 
 impl ProcessRow {
-    /// Text of the state, e.g. `refused: uses musl`.
+    /// Text of the state, e.g. `refused: uses musl`, with what works in spite of that.
     fn verdict(&self) -> String {
         match self.state {
             AttachState::Loaded => "loaded".to_owned(),
@@ -114,23 +198,191 @@ impl ProcessRow {
                 None => "attachable".to_owned(),
             },
             AttachState::Refused => {
-                format!("refused: {}", self.reason.as_deref().unwrap_or_default())
+                let reason = self.reason.as_deref().unwrap_or_default();
+                match self.can {
+                    [] => format!("refused: {reason}"),
+                    can => format!("refused: {reason} (works: {})", can.join(", ")),
+                }
+            }
+        }
+    }
+
+    /// State in a word, for a terminal.
+    fn short_state(&self) -> &'static str {
+        match (self.state, self.can) {
+            (AttachState::Loaded, _) => "loaded",
+            (AttachState::Attachable, _) => "attachable",
+            (AttachState::Refused, ["leaks", ..]) => "read-only",
+            (AttachState::Refused, _) => "refused",
+        }
+    }
+
+    /// Allocators, joined by commas.
+    fn allocator_text(&self) -> String {
+        match &*self.allocators {
+            [] => "-".to_owned(),
+            names => names.join(","),
+        }
+    }
+
+    /// Command line; the name in brackets, as in ps(1), if the process has cleared it. On a terminal without the directory
+    /// of the program, so that its name is seen.
+    fn command_text(&self, is_terminal: bool) -> String {
+        let command = self.command.as_str();
+        let end = command.find(' ').unwrap_or(command.len());
+        match command[..end].rfind('/') {
+            _ if command.is_empty() => format!("[{}]", self.name),
+            Some(slash) if is_terminal && command.starts_with('/') => {
+                command[slash + 1..].to_owned()
+            }
+            _ => command.to_owned(),
+        }
+    }
+
+    /// Growth with its sign: `+1.2 MiB/s`; `-` if there is none.
+    fn growth_text(&self, size: impl Fn(u64) -> String) -> String {
+        match self.growth_bytes_per_s {
+            None | Some(0) => "-".to_owned(),
+            Some(growth) => {
+                let sign = if growth > 0 { "+" } else { "-" };
+                format!("{sign}{}/s", size(growth.unsigned_abs()))
             }
         }
     }
 }
 
-/// Formats the table of processes.
-pub(super) fn format_table(rows: &[ProcessRow]) -> String {
-    let rows = rows.iter().map(|row| {
-        let rss = format_amount(row.rss.cast_signed(), SampleType::InuseSpace);
-        [
-            format!("{:>7}", row.pid),
-            format!("{rss:>10}"),
-            row.name.clone(),
-            row.verdict(),
-        ]
-    });
-    let heads = ["    PID", "       RSS", "NAME", "STATE"];
-    output::table(heads, &rows.collect::<Vec<_>>())
+/// Widest cells of a terminal's table but the last one's.
+const TERMINAL_LIMITS: [usize; 9] = [7, 8, 6, 9, 10, 9, 10, 12, usize::MAX];
+/// Index of the column of containers, in both tables.
+const CONTAINER: usize = 7;
+
+/// Formats the table of processes: for a terminal of that width in short, with `None` completely.
+pub(super) fn format_table(rows: &[ProcessRow], width: Option<usize>) -> String {
+    let container = |row: &ProcessRow| row.container.clone().unwrap_or_default();
+    let language = |row: &ProcessRow| row.language.unwrap_or("-").to_owned();
+    match width {
+        Some(_) => {
+            let heads = [
+                "    PID",
+                "USER",
+                "   RSS",
+                "   GROWTH",
+                "LANGUAGE",
+                "ALLOCATOR",
+                "STATE",
+                "CONTAINER",
+                "COMMAND",
+            ];
+            let cells = rows.iter().map(|row| {
+                [
+                    format!("{:>7}", row.pid),
+                    row.user.clone(),
+                    format!("{:>6}", short_size(row.rss)),
+                    format!("{:>9}", row.growth_text(short_size)),
+                    language(row),
+                    row.allocator_text(),
+                    row.short_state().to_owned(),
+                    container(row),
+                    row.command_text(true),
+                ]
+            });
+            table_of(rows, width, heads, cells.collect())
+        }
+        None => {
+            let size = |bytes: u64| format_amount(bytes.cast_signed(), SampleType::InuseSpace);
+            let heads = [
+                "    PID",
+                "USER",
+                "       RSS",
+                "      GROWTH",
+                "LANGUAGE",
+                "ALLOCATOR",
+                "STATE",
+                "CONTAINER",
+                "COMMAND",
+            ];
+            let cells = rows.iter().map(|row| {
+                [
+                    format!("{:>7}", row.pid),
+                    row.user.clone(),
+                    format!("{:>10}", size(row.rss)),
+                    format!("{:>12}", row.growth_text(size)),
+                    language(row),
+                    row.allocator_text(),
+                    row.verdict(),
+                    container(row),
+                    row.command_text(false),
+                ]
+            });
+            table_of(rows, None, heads, cells.collect())
+        }
+    }
+}
+
+/// Formats a table, without the column of containers if no process is in one.
+fn table_of(
+    rows: &[ProcessRow],
+    width: Option<usize>,
+    heads: [&str; 9],
+    mut cells: Vec<[String; 9]>,
+) -> String {
+    if rows.iter().any(|row| row.container.is_some()) {
+        return output::table_within(width, TERMINAL_LIMITS, heads, &cells);
+    }
+    let kept = |index: usize| if index < CONTAINER { index } else { index + 1 };
+    let heads: [&str; 8] = std::array::from_fn(|index| heads[kept(index)]);
+    let limits: [usize; 8] = std::array::from_fn(|index| TERMINAL_LIMITS[kept(index)]);
+    let cells: Vec<[String; 8]> = cells
+        .iter_mut()
+        .map(|row| std::array::from_fn(|index| std::mem::take(&mut row[kept(index)])))
+        .collect();
+    output::table_within(width, limits, heads, &cells)
+}
+
+/// Size with three digits and a letter, as top(1) shows it: `1.31G`, `694M`.
+fn short_size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["", "K", "M", "G", "T"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = match value {
+        _ if unit == 0 => 0,
+        ..9.995 => 2,
+        ..99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$}{}", UNITS[unit])
+}
+
+/// Explanation of the states of a terminal's table; `None` if all processes can be attached to.
+pub(super) fn states_note(rows: &[ProcessRow]) -> Option<String> {
+    let refused = rows.iter().find(|row| row.state == AttachState::Refused)?;
+    Some(format!(
+        "read-only: leaks, holders and ledger work; `memprof doctor {}` says why no more, and of any other process",
+        refused.pid
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_three_digits() {
+        for (bytes, expected) in [
+            (0, "0"),
+            (999, "999"),
+            (1023, "1.00K"),
+            (28 << 10, "28.0K"),
+            (694 << 20, "694M"),
+            (1000 << 20, "0.98G"),
+            (1341 << 20, "1.31G"),
+            (20 << 40, "20.0T"),
+        ] {
+            assert_eq!(short_size(bytes), expected);
+        }
+    }
 }

@@ -6,9 +6,12 @@ use std::time::Duration;
 use memprof_messages::SamplerChoice;
 
 use crate::exit::{USAGE, with_exit_code};
+use crate::report_form::FormArgs;
 use crate::{completion, process_arg, target};
 
 /// Sample for a time, and show who allocated the memory that is still in use at its end
+///
+/// With --format, the report is written to -o; without it, -o keeps the dump, and the table is printed.
 ///
 /// Profiles are fetched meanwhile too, after 0.25 s and whenever the recording is twice as old. Where the process ends,
 /// executes another program or is stopped, the last of them is shown, and the exit code is 3.
@@ -42,15 +45,10 @@ pub(crate) struct RecordArgs {
     #[arg(long = "for", value_name = "DURATION", default_value = "30s", value_parser = process_arg::parse_duration)]
     pub(super) duration: Duration,
 
-    /// Keep the dump in this file too
-    #[arg(short, long, value_name = "FILE")]
-    pub(super) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) form: FormArgs,
 
-    /// Then open a report of it in a browser, or print the path of the report
-    #[arg(long)]
-    pub(super) open: bool,
-
-    /// The process, a pid, a name or a socket's path: without the plugin, it is attached to and detached from
+    /// The process (a pid, a name, container:NAME or a socket's path): without the plugin, it is attached to and detached from
     /// afterwards; not needed while only one host runs. Then allocator=NAME, to sample and show only that allocator, as
     /// `memprof activate` and `memprof dump` do; sampler=memprof or sampler=allocator, to choose who samples
     #[arg(value_names = ["TARGET", "KEY=VALUE"], num_args = 0.., add = completion::target_completer())]
@@ -83,6 +81,11 @@ fn check_argument(argument: &str) -> anyhow::Result<()> {
 }
 
 impl RecordArgs {
+    /// Whether `--output` is for the dump: a format of the report is for the report.
+    pub(super) fn keeps_dump(&self) -> bool {
+        self.form.format.is_none()
+    }
+
     /// Process that the arguments name.
     ///
     /// # Errors

@@ -39,6 +39,14 @@ impl StartConfig {
     }
 }
 
+/// Parses the option --sample-interval to its log2.
+pub(super) fn parse_interval(text: &str) -> Result<u8, String> {
+    let lg = parse_size(text)
+        .and_then(log2)
+        .filter(|lg| (10..=24).contains(lg));
+    lg.ok_or_else(|| "expected a power of two from 1KiB to 16MiB, e.g. 64KiB".to_owned())
+}
+
 /// log2 of a power of two. `None` for other numbers.
 fn log2(bytes: u64) -> Option<u8> {
     let is_power = bytes.is_power_of_two();
@@ -50,6 +58,17 @@ fn log2(bytes: u64) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn interval_is_a_power_of_two() {
+        let check = |text, expected| assert_eq!(parse_interval(text).ok(), expected, "{text}");
+        check("64KiB", Some(16));
+        check("1024", Some(10));
+        check("16MiB", Some(24));
+        check("100KiB", None);
+        check("512", None);
+        check("1GiB", None);
+    }
 
     #[test]
     fn start_is_read_from_config() {

@@ -60,6 +60,9 @@ pub(crate) struct RunArgs {
     /// One sample per 2^N allocated bytes.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(10..=24))]
     pub(crate) lg_sample: Option<u8>,
+    /// One sample per this many allocated bytes, a power of two, for example 64KiB.
+    #[arg(long, value_name = "SIZE", conflicts_with = "lg_sample", value_parser = config::parse_interval)]
+    pub(crate) sample_interval: Option<u8>,
     /// Directory of the control socket. Other commands find it if `MEMPROF_SOCKET_DIR` names it.
     #[arg(long, value_name = "DIR")]
     pub(crate) socket_dir: Option<PathBuf>,
@@ -104,7 +107,7 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
     let config = config_path(run.config.as_deref())?;
     let start = config.as_deref().map(StartConfig::read).unwrap_or_default();
     let is_active = run.active || start.is_active;
-    let mut lg_sample = run.lg_sample.or(start.lg_sample);
+    let mut lg_sample = run.lg_sample.or(run.sample_interval).or(start.lg_sample);
 
     let mut command = Command::new(&program.path);
     command

@@ -318,6 +318,37 @@ fn process_without_writable_directory_sends_its_dump() {
     check(&["unshare", "--mount", "--net"]);
 }
 
+/// Where a process may write in its own root directory, as in a container, nothing stays there.
+#[test]
+fn record_leaves_nothing_in_another_root() {
+    assert!(
+        geteuid().is_root(),
+        "this test changes a root directory, and needs root"
+    );
+    let root = tempfile::tempdir().unwrap();
+    for directory in ["tmp", "var/lib", "run"] {
+        fs::create_dir_all(root.path().join(directory)).unwrap();
+    }
+    let script = "my @held; chroot $ARGV[0] or die; chdir '/'; print STDERR \"ready\\n\"; \
+                  while (1) { push @held, 'x' x 100000; shift @held if @held > 300; select(undef, undef, undef, 0.001) }";
+    let mut perl = Command::new("env");
+    // Its own defaults, as in a container: /tmp and /var/lib.
+    for variable in ["XDG_STATE_HOME", "XDG_RUNTIME_DIR", "MEMPROF_SOCKET_DIR"] {
+        perl.args(["-u", variable]);
+    }
+    perl.args(["perl", "-e", script]).arg(root.path());
+    let host = Host::spawn(perl, tempfile::tempdir().unwrap());
+    host.wait_for_log("ready");
+    let before = names_below(root.path());
+    let pid = host.pid().to_string();
+    let mut record = Command::new(dist("bin/memprof"));
+    record
+        .args(["record", &pid, "--for", "1s"])
+        .env_remove("XDG_RUNTIME_DIR");
+    Run::of(&mut record).exits(0);
+    assert_eq!(names_below(root.path()), before);
+}
+
 #[test]
 fn low_thread_limit_is_raised_for_the_attachment() {
     if !geteuid().is_root() {

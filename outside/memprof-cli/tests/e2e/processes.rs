@@ -125,6 +125,9 @@ fn every_process_is_loaded_attachable_or_refused() {
     assert_eq!(row["uid"], geteuid().as_raw());
     assert_eq!(row["command"], format!("{} serve", dynamic.display()));
     assert!(row["rss"].as_u64().unwrap() > 100_000, "{row}");
+    assert!(row["growth_bytes_per_s"].is_i64(), "{row}");
+    assert_eq!(row["allocators"], serde_json::json!(["glibc"]));
+    assert_eq!(row["can"][0], "record");
     let row = could_not.row(&listing).unwrap();
     let words = "is linked statically: nothing in it can load a library";
     assert_eq!(
@@ -157,17 +160,24 @@ fn every_process_is_loaded_attachable_or_refused() {
         let line = lines.find(|line| line.split_whitespace().next() == Some(&pid.to_string()));
         line.unwrap_or_else(|| panic!("{pid}: {table}"))
     };
-    assert!(table.starts_with("    PID         RSS  NAME "), "{table}");
-    assert!(
-        line(host.pid()).ends_with("B  c_host           loaded"),
-        "{table}"
-    );
-    assert!(
-        line(could_be.pid).ends_with("B  target           attachable"),
-        "{table}"
-    );
-    let verdict = format!("B  target           refused: {words}");
-    assert!(line(could_not.pid).ends_with(&verdict), "{table}");
+    let heads: Vec<_> = table.lines().next().unwrap().split_whitespace().collect();
+    let expected = "PID USER RSS GROWTH LANGUAGE ALLOCATOR STATE COMMAND";
+    assert_eq!(heads.join(" "), expected);
+    for (pid, other, state, command) in [
+        (host.pid(), "jemalloc", "loaded", "c_host"),
+        (could_be.pid, "glibc", "attachable", "target serve"),
+        (
+            could_not.pid,
+            "(works: leaks, holders, ledger)",
+            words,
+            "target serve",
+        ),
+    ] {
+        let line = line(pid);
+        for part in [other, state, command] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+    }
     // Without --all, only hosts.
     let listing = memprof(&host.socket_dir(), &["ps", "--json"])
         .exits(0)

@@ -96,8 +96,8 @@ impl AllocatorSigns {
 
 /// Allocator that serves `malloc`.
 enum MallocServer<'a> {
-    /// The C library, or an unknown one.
-    Libc,
+    /// The C library, by its file if that is true, or an unknown one.
+    Libc(bool),
     /// The program or a library, by its path.
     File(&'a str),
 }
@@ -110,6 +110,10 @@ pub(super) struct UnsupportedHeaps {
     pub(super) parts: Vec<Unsearched>,
     /// Warning about memory in which there may be pools.
     pub(super) warning: Option<String>,
+    /// Bytes of anonymous memory that neither heaps nor stacks explain.
+    pub(super) foreign: u64,
+    /// Whether the C library of a dynamic program serves its `malloc`.
+    pub(super) is_of_libc: bool,
 }
 
 /// Finds the allocators whose heaps were not walked. `walked` are the names of those that were.
@@ -122,11 +126,14 @@ pub(super) fn find_unsupported(
     let foreign = foreign_bytes(view, threads, heap);
     let has_jemalloc = walked.contains(&"jemalloc");
     let jemalloc = (!has_jemalloc).then(|| jemalloc_file(view)).flatten();
+    let jemalloc_is_absent = jemalloc.is_none();
     let jemalloc =
         jemalloc.map(|file| format!("memprof cannot read the heap of the jemalloc in {file}"));
     // An allocator that has no memory serves nothing: another one serves it.
     let is_used = foreign >= MIN_FOREIGN_BYTES || walked.is_empty();
-    let server = match malloc_server(view) {
+    let served_by = malloc_server(view);
+    let is_of_libc = matches!(served_by, MallocServer::Libc(true));
+    let server = match served_by {
         MallocServer::File(path) if is_used && !(has_jemalloc && is_jemalloc(view, path)) => {
             Some(path)
         }
@@ -175,6 +182,8 @@ pub(super) fn find_unsupported(
         refusal,
         parts,
         warning,
+        foreign,
+        is_of_libc: is_of_libc && jemalloc_is_absent,
     }
 }
 
@@ -191,7 +200,7 @@ fn malloc_server(view: &SnapshotMemory) -> MallocServer<'_> {
     let path = server.and_then(|base| view.region(base));
     match path.map(|region| region.name.as_str()) {
         Some(path) if !is_c_library(path) => MallocServer::File(path),
-        _ => MallocServer::Libc,
+        path => MallocServer::Libc(path.is_some()),
     }
 }
 

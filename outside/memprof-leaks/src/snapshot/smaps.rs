@@ -11,6 +11,8 @@ pub(crate) struct MappingUsage {
     pub(crate) range: Range<u64>,
     /// Resident bytes.
     pub(crate) resident: u64,
+    /// Bytes of these in huge pages of hugetlbfs, which RSS does not contain.
+    pub(crate) huge_tlb: u64,
     /// Bytes that are swapped out.
     pub(crate) swapped: u64,
     /// Bytes of private memory that is no unchanged page of a file.
@@ -56,7 +58,10 @@ pub(crate) fn parse_smaps(smaps: &[u8]) -> Vec<MappingUsage> {
         match name {
             "Rss" => last.resident += parse_kib(value),
             // Not a part of Rss.
-            "Shared_Hugetlb" | "Private_Hugetlb" => last.resident += parse_kib(value),
+            "Shared_Hugetlb" | "Private_Hugetlb" => {
+                last.resident += parse_kib(value);
+                last.huge_tlb += parse_kib(value);
+            }
             "Swap" => last.swapped = parse_kib(value),
             "Anonymous" => last.anonymous = parse_kib(value),
             "AnonHugePages" => last.huge = parse_kib(value),
@@ -145,6 +150,7 @@ VmFlags: rd wr io pf
         let heap = MappingUsage {
             range: 0x55d0_c0a0_0000..0x55d1_00a0_0000,
             resident: 1 << 30,
+            huge_tlb: 0,
             swapped: 4096,
             anonymous: 1 << 30,
             huge: 1 << 29,

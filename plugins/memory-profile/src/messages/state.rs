@@ -2,11 +2,11 @@
 
 use memprof_core::Profiler;
 use memprof_host::adapters::attachment;
-use memprof_messages::{DoctorReport, EmptyReply, Severity};
+use memprof_messages::{DoctorReport, EmptyReply, Severity, findings_text};
 use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
 
 use crate::reply::{reply_failure, reply_success, to_failure};
-use crate::text::{abilities_text, findings_text, status_text};
+use crate::text::{abilities_text, status_text};
 
 /// Handles `status`: replies with the state of profiling and the messages that each allocator supports.
 pub(super) fn status(

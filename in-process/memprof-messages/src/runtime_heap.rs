@@ -1,19 +1,43 @@
 //! Memory that a language runtime allocates itself, so that no allocator's profile shows it.
 
-use super::facts::RuntimeHeap;
-use super::{Facts, new_finding};
-use memprof_messages::{Finding, Severity};
+use std::ffi::CStr;
+
+use crate::{Finding, Severity};
+
+/// A language runtime or library whose objects do not come from malloc.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RuntimeHeap {
+    /// pymalloc.
+    Python,
+    /// The Zend memory manager.
+    Php,
+    /// JavaScript's objects.
+    V8,
+    /// Java's objects.
+    Jvm,
+    /// Ruby's object slots.
+    Ruby,
+    /// The carriers of Erlang's allocators.
+    Erlang,
+    /// The objects of `LuaJIT`'s scripts.
+    LuaJit,
+    /// The Apache Portable Runtime, of httpd and Subversion.
+    Apr,
+    /// The buffer pool of MariaDB and MySQL.
+    InnoDb,
+}
 
 /// Properties of the process by which a runtime is recognized.
-pub(super) struct RuntimeSigns<'a> {
+#[expect(missing_debug_implementations, reason = "it holds functions")]
+pub struct RuntimeSigns<'a> {
     /// Whether the program or a library exports a symbol.
-    pub(super) is_exported: &'a dyn Fn(&std::ffi::CStr) -> bool,
+    pub is_exported: &'a dyn Fn(&CStr) -> bool,
     /// File names of the loaded objects.
-    pub(super) files: &'a [String],
+    pub files: &'a [String],
     /// Value of an environment variable.
-    pub(super) variable: &'a dyn Fn(&str) -> Option<String>,
+    pub variable: &'a dyn Fn(&str) -> Option<String>,
     /// Arguments of the program.
-    pub(super) arguments: &'a [String],
+    pub arguments: &'a [String],
 }
 
 /// All known runtimes.
@@ -30,7 +54,7 @@ const ALL: [RuntimeHeap; 9] = [
 ];
 
 /// Finds the runtimes that are present and not configured to use malloc.
-pub(super) fn find_runtime_heaps(signs: &RuntimeSigns<'_>) -> Vec<RuntimeHeap> {
+pub fn find_runtime_heaps(signs: &RuntimeSigns<'_>) -> Vec<RuntimeHeap> {
     let has_file = |start: &str| signs.files.iter().any(|file| file.starts_with(start));
     let is_configured = |name: &str, values: &[&str]| {
         (signs.variable)(name).is_some_and(|value| values.contains(&value.as_str()))
@@ -61,17 +85,20 @@ pub(super) fn find_runtime_heaps(signs: &RuntimeSigns<'_>) -> Vec<RuntimeHeap> {
     ALL.into_iter().filter(is_present).collect()
 }
 
-/// Adds a finding for each runtime whose objects a heap profile does not show.
-pub(super) fn report_runtime_heaps(facts: &Facts, findings: &mut Vec<Finding>) {
-    for heap in &facts.runtime_heaps {
-        let (message, remedy) = heap.message_and_remedy();
-        findings.push(new_finding("own_heap", Severity::Warning, message, remedy));
-    }
-}
-
 impl RuntimeHeap {
+    /// Finding that heap profiles do not show the runtime's objects, and what does.
+    pub fn to_finding(self) -> Finding {
+        let (message, remedy) = self.message_and_remedy();
+        Finding {
+            kind: "own_heap".into(),
+            severity: Severity::Warning.into(),
+            message: message.to_owned(),
+            remedy: remedy.to_owned(),
+        }
+    }
+
     /// Message and remedy of the finding: which memory heap profiles do not show, and how to show it.
-    const fn message_and_remedy(self) -> (&'static str, &'static str) {
+    pub const fn message_and_remedy(self) -> (&'static str, &'static str) {
         match self {
             Self::Python => (
                 "Python keeps objects of up to 512 bytes in arenas of its own (pymalloc), which no \

@@ -1,0 +1,182 @@
+//! Containers that processes are in, by the names of their cgroups and by what Docker and Podman store.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+/// Digits of an id, as `docker ps` shows them.
+const SHORT_ID: usize = 12;
+/// Least length of a prefix of an id.
+const MIN_PREFIX: usize = 4;
+
+/// Container that a process is in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Container {
+    /// Hexadecimal id, or the name of a container without one.
+    id: String,
+    has_id: bool,
+}
+
+impl Container {
+    /// Container of a process; `None` if it is in none that its cgroup names.
+    pub(crate) fn for_pid(pid: u32) -> Option<Self> {
+        let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        Self::parse(&cgroups)
+    }
+
+    /// Container by the text of /proc/PID/cgroup: the innermost one.
+    fn parse(cgroups: &str) -> Option<Self> {
+        let paths = cgroups
+            .lines()
+            .filter_map(|line| line.splitn(3, ':').nth(2));
+        let mut found = paths.filter_map(|path| {
+            let mut parts = path.rsplit('/').peekable();
+            while let Some(part) = parts.next() {
+                let parent = parts.peek().copied().unwrap_or_default();
+                if let Some(container) = Self::from_part(part, parent) {
+                    return Some(container);
+                }
+            }
+            None
+        });
+        found.next()
+    }
+
+    /// Container by one directory of a cgroup's path.
+    fn from_part(part: &str, parent: &str) -> Option<Self> {
+        let scope = part.strip_suffix(".scope");
+        // docker-ID.scope, cri-containerd-ID.scope, crio-ID.scope, libpod-ID.scope; or the id alone.
+        let id = scope.unwrap_or(part).rsplit('-').next().unwrap_or_default();
+        let is_id = id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if is_id && !part.starts_with("libpod-conmon") {
+            let id = id.to_owned();
+            return Some(Self { id, has_id: true });
+        }
+        let name = scope
+            .and_then(|scope| scope.strip_prefix("machine-"))
+            .or_else(|| part.strip_prefix("lxc.payload."))
+            .or_else(|| (parent == "lxc").then_some(part))?;
+        let id = name.replace("\\x2d", "-");
+        Some(Self { id, has_id: false })
+    }
+
+    /// Name if it is known, else the short id.
+    pub(crate) fn name(&self) -> String {
+        let name = self.has_id.then(|| stored_name(&self.id)).flatten();
+        name.unwrap_or_else(|| match self.has_id {
+            true => self.id[..SHORT_ID].to_owned(),
+            false => self.id.clone(),
+        })
+    }
+
+    /// Whether a name that a user typed is that of the container of process `pid`: its name, the start of its id, or its
+    /// host name, which Kubernetes sets to the pod's name.
+    fn is_called(&self, pid: u32, text: &str) -> bool {
+        let is_prefix = self.has_id && text.len() >= MIN_PREFIX && self.id.starts_with(text);
+        let host = || fs::read_to_string(format!("/proc/{pid}/root/etc/hostname"));
+        is_prefix || self.name() == text || host().is_ok_and(|host| host.trim() == text)
+    }
+}
+
+/// Name of a container by its id, as Docker and Podman store it for root.
+fn stored_name(id: &str) -> Option<String> {
+    let read = |path: &str| serde_json::from_slice::<Value>(&fs::read(path).ok()?).ok();
+    let docker = || {
+        let config = read(&format!("/var/lib/docker/containers/{id}/config.v2.json"))?;
+        Some(config["Name"].as_str()?.trim_start_matches('/').to_owned())
+    };
+    let podman = || {
+        let all = read("/var/lib/containers/storage/overlay-containers/containers.json")?;
+        let mut all = all.as_array()?.iter();
+        let container = all.find(|container| container["id"] == id)?;
+        Some(container["names"][0].as_str()?.to_owned())
+    };
+    docker().or_else(podman)
+}
+
+/// Finds the process that `NAME` or `NAME/PID` names, after `container:`: the only one of the container, or the one with
+/// that pid there or here.
+///
+/// # Errors
+/// No container has the name, or it has several processes.
+pub(crate) fn find_process(text: &str) -> Result<u32, String> {
+    let (name, wanted) = match text.rsplit_once('/') {
+        Some((name, pid)) => (name, pid.parse::<u32>().ok()),
+        None => (text, None),
+    };
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_in = |pid: &u32| Container::for_pid(*pid).is_some_and(|one| one.is_called(*pid, name));
+    let mut found: Vec<u32> = pids.filter(is_in).collect();
+    found.sort_unstable();
+    if found.is_empty() {
+        return Err(format!(
+            "no container has the name or id {name}; `memprof ps --all` lists them"
+        ));
+    }
+    if let Some(wanted) = wanted {
+        found.retain(|pid| *pid == wanted || own_pid(*pid) == Some(wanted));
+    }
+    match *found {
+        [pid] => Ok(pid),
+        [] => Err(format!("no process of container {name} has that pid")),
+        _ => {
+            let names = found.iter().map(|pid| {
+                let command =
+                    fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("comm"));
+                let command = command.unwrap_or_default();
+                format!("container:{name}/{pid} ({})", command.trim())
+            });
+            let names = names.collect::<Vec<_>>().join(", ");
+            Err(format!(
+                "the container has several processes, choose one: {names}"
+            ))
+        }
+    }
+}
+
+/// Pid of a process in its innermost pid namespace.
+fn own_pid(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_ascii_whitespace().next_back()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn container_is_named_by_its_cgroup() {
+        let id = "0123456789abcdef".repeat(4);
+        let check = |cgroups: &str, expected: Option<&str>| {
+            let found = Container::parse(&cgroups.replace("ID", &id));
+            assert_eq!(
+                found.map(|one| one.name()).as_deref(),
+                expected,
+                "{cgroups}"
+            );
+        };
+        let short = Some("0123456789ab");
+        check("0::/system.slice/docker-ID.scope", short);
+        check("12:memory:/docker/ID\n0::/", short);
+        check(
+            "0::/kubepods.slice/pod7.slice/cri-containerd-ID.scope",
+            short,
+        );
+        check("0::/kubepods/besteffort/pod7-a-b/ID", short);
+        check("0::/machine.slice/libpod-ID.scope/container", short);
+        check("0::/system.slice/docker-ID.scope/init.scope", short);
+        check("0::/machine.slice/libpod-conmon-ID.scope", None);
+        check("0::/machine.slice/machine-my\\x2dbox.scope", Some("my-box"));
+        check("0::/lxc.payload.web/system.slice/ssh.service", Some("web"));
+        check("1:name=systemd:/lxc/web", Some("web"));
+        check("0::/user.slice/user-0.slice/session-1.scope", None);
+        check("0::/system.slice/docker.service", None);
+        check("0::/", None);
+        check("", None);
+    }
+}

@@ -1,0 +1,118 @@
+//! Empty directories that the plugin leaves in a process's own root directory, as in a container: nothing else removes them
+//! there. What the process chose as a path is resolved so that no link leads outside of its root.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use memprof_host::client::Client;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, openat, openat2, unlinkat};
+
+/// Name of the directories above those of single programs.
+const MEMPROF: &str = "memprof";
+
+/// Root directory of a process that is not memprof's, with the directories that the plugin makes there.
+#[derive(Debug)]
+pub(crate) struct Leftovers {
+    root: OwnedFd,
+    directories: Vec<PathBuf>,
+}
+
+impl Leftovers {
+    /// Finds the directories, before the plugin is detached. `None` in memprof's own root.
+    pub(crate) fn for_process(pid: u32, client: &mut Client) -> Option<Self> {
+        let path = format!("/proc/{pid}/root");
+        let [own, target] = ["/", &path].map(|path| {
+            let metadata = fs::metadata(path).ok()?;
+            Some((metadata.dev(), metadata.ino()))
+        });
+        if own == target {
+            return None;
+        }
+        // The link itself belongs to the kernel.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = openat(CWD, path, flags, Mode::empty()).ok()?;
+        let user = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+        let mut directories: Vec<PathBuf> = Vec::new();
+        if let Ok(status) = client.status() {
+            let dump_dir = Path::new(&status.dump_dir);
+            let is_memprofs = |path: &Path| {
+                path == dump_dir || path.file_name().is_some_and(|name| name == MEMPROF)
+            };
+            let above = dump_dir.ancestors();
+            let made = above.filter(|path| is_memprofs(path));
+            directories.extend(made.map(Path::to_owned));
+        }
+        directories.extend([
+            PathBuf::from(format!("/tmp/memprof-{user}")),
+            PathBuf::from("/run/memprof"),
+        ]);
+        Some(Self { root, directories })
+    }
+
+    /// Removes the directories that are empty.
+    pub(crate) fn remove(&self) {
+        for directory in &self.directories {
+            self.unlink(directory, AtFlags::REMOVEDIR);
+        }
+    }
+
+    /// Removes a file below the root.
+    pub(crate) fn remove_file(&self, path: &Path) {
+        self.unlink(path, AtFlags::empty());
+    }
+
+    /// Removes what is at a path below the root. It stays if it is not empty, or may not be removed: it harms nothing.
+    fn unlink(&self, path: &Path, flags: AtFlags) {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return;
+        };
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        if let Ok(parent) = openat2(&self.root, parent, directory, Mode::empty(), resolve) {
+            let _ = unlinkat(&parent, name, flags);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn only_empty_directories_below_the_root_are_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let path = |name: &str| place.path().join(name);
+        for name in [
+            "root/tmp/memprof-0",
+            "root/var/lib/memprof/web",
+            "outside/memprof-0",
+        ] {
+            fs::create_dir_all(path(name)).unwrap();
+        }
+        fs::write(path("root/var/lib/memprof/web/kept.heap"), "").unwrap();
+        symlink(path("outside"), path("root/link")).unwrap();
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let leftovers = Leftovers {
+            root: openat(CWD, path("root"), flags, Mode::empty()).unwrap(),
+            directories: [
+                "/var/lib/memprof/web",
+                "/tmp/memprof-0",
+                "/link/memprof-0",
+                "/none/x",
+            ]
+            .map(PathBuf::from)
+            .into(),
+        };
+        leftovers.remove();
+        assert!(!path("root/tmp/memprof-0").exists());
+        assert!(path("root/var/lib/memprof/web").exists());
+        assert!(path("outside/memprof-0").exists());
+        leftovers.remove_file(Path::new("/var/lib/memprof/web/kept.heap"));
+        leftovers.remove();
+        assert!(!path("root/var/lib/memprof/web").exists());
+    }
+}

@@ -1,0 +1,187 @@
+//! `memprof doctor`: what stands in the way of a heap profile. A process without the plugin is examined from outside.
+
+use std::ffi::CStr;
+use std::fs;
+
+use memprof_messages::{
+    DoctorReport, Finding, RuntimeHeap, RuntimeSigns, Severity, find_runtime_heaps, findings_text,
+};
+use memprof_ptrace::frame_memory::loaded_libraries;
+use memprof_ptrace::library_image::LibraryImage;
+use memprof_ptrace::maps::mappings;
+use memprof_ptrace::memory::Memory;
+use memprof_ptrace::{ExaminedProcess, Purpose, Refusal, examine, examine_for};
+use serde::Serialize;
+
+use crate::analysis_summary::describe_process;
+use crate::exit::{Outcome, UNAVAILABLE};
+use crate::message::{self, MessageArgs};
+use crate::output;
+use crate::program_kind::ProgramKinds;
+use crate::reply::send_request;
+use crate::subject::{Subject, find_subject};
+
+/// Output of `memprof doctor --json` on a process without the plugin.
+#[derive(Serialize)]
+struct OutsideDiagnosis {
+    status: &'static str,
+    text: String,
+    pid: u32,
+    /// Whether the plugin is active in it.
+    has_plugin: bool,
+    #[serde(flatten)]
+    report: DoctorReport,
+    /// Allocators that the process maps or is linked with.
+    allocators: Vec<&'static str>,
+    language: Option<&'static str>,
+    /// Command to type next.
+    next: String,
+}
+
+/// Runs `memprof doctor`.
+pub(crate) fn run(args: &MessageArgs) -> Outcome {
+    let mut client = match find_subject(Some(&args.to), args.target())? {
+        Subject::Host(client) => client,
+        Subject::Process(pid) => return diagnose_outside(pid, args.to.json),
+    };
+    let arguments = message::join_args(args.key_values());
+    let reply = send_request(&mut client, "doctor", &arguments)?;
+    message::print_reply(&reply, args.to.json)
+}
+
+/// Diagnoses a process without the plugin. The exit code is 4 if it cannot be profiled.
+fn diagnose_outside(pid: u32, json: bool) -> Outcome {
+    let examined = examine(pid);
+    let mut findings = Vec::new();
+    if let Err(refusal) = &examined {
+        findings.push(refusal_finding(pid, refusal));
+    }
+    let heaps = runtime_heaps(pid);
+    findings.extend(heaps.iter().map(|heap| {
+        let finding = heap.to_finding();
+        let remedy = finding.remedy.replace("PID", &pid.to_string());
+        Finding { remedy, ..finding }
+    }));
+    findings.extend(examined.as_ref().ok().and_then(process_notice));
+    let has_plugin = examined.as_ref().is_ok_and(|process| process.has_plugin);
+    let kind = ProgramKinds::default().kind_for_pid(pid);
+    let next = next_command(pid, examined.is_ok());
+    let allocators = match &*kind.allocators {
+        [] => "no allocator that memprof knows by name".to_owned(),
+        names => names.join(", "),
+    };
+    let can = match &examined {
+        Ok(_) => "it can be attached to",
+        Err(_) => "it cannot be attached to",
+    };
+    let text = format!(
+        "{}: {}; {}{allocators}; {can}\n{}\nnext: {next}",
+        describe_process(pid),
+        match has_plugin {
+            true => "the plugin is in it, but inactive",
+            false => "without the plugin",
+        },
+        kind.language
+            .map_or_else(String::new, |language| format!("{language}; ")),
+        findings_text(&findings)
+    );
+    let is_refused = examined.is_err();
+    let diagnosis = OutsideDiagnosis {
+        status: if is_refused { "error" } else { "ok" },
+        text,
+        pid,
+        has_plugin,
+        report: DoctorReport {
+            healthy: findings.is_empty(),
+            findings,
+        },
+        allocators: kind.allocators,
+        language: kind.language,
+        next,
+    };
+    match json {
+        true => output::print(&serde_json::to_string(&diagnosis)?),
+        false => output::print(&diagnosis.text),
+    }
+    Ok(if is_refused { UNAVAILABLE } else { 0 }.into())
+}
+
+/// Command to type next about a process without the plugin.
+pub(crate) fn next_command(pid: u32, can_attach: bool) -> String {
+    match (can_attach, examine_for(Purpose::Read, pid).is_ok()) {
+        (true, _) => format!("memprof record {pid}"),
+        (false, true) => format!("memprof holders {pid}"),
+        (false, false) => "memprof ps --all".to_owned(),
+    }
+}
+
+/// Finding that the plugin cannot be loaded.
+fn refusal_finding(pid: u32, refusal: &Refusal) -> Finding {
+    let remedy = memprof_attach::remedy(pid, refusal);
+    let remedy = remedy.unwrap_or_else(|| "nothing helps while it runs".to_owned());
+    let remedy = match examine_for(Purpose::Read, pid) {
+        Ok(_) => format!(
+            "{remedy}; `memprof leaks --prove {pid}` and `memprof holders {pid}` need no plugin"
+        ),
+        Err(_) => remedy,
+    };
+    Finding {
+        kind: "not_attachable".into(),
+        severity: Severity::Error.into(),
+        message: format!("no profile can be taken: the process {refusal}"),
+        remedy,
+    }
+}
+
+/// Notice of what attaching will check, if it may still refuse.
+fn process_notice(process: &ExaminedProcess) -> Option<Finding> {
+    process.has_filter().then(|| Finding {
+        kind: "seccomp_filter".into(),
+        severity: Severity::Notice.into(),
+        message: "a seccomp filter limits its system calls; attaching reads the filter, and refuses if it could kill the process"
+            .to_owned(),
+        remedy: "nothing to do".to_owned(),
+    })
+}
+
+/// Finds the runtimes of a process whose objects come from no allocator; none if it may not be inspected.
+fn runtime_heaps(pid: u32) -> Vec<RuntimeHeap> {
+    let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let words = |bytes: Vec<u8>| -> Vec<String> {
+        let words = bytes.split(|byte| *byte == 0);
+        words
+            .map(|word| String::from_utf8_lossy(word).into_owned())
+            .collect()
+    };
+    let maps = read("maps");
+    let Ok(memory) = Memory::open_by_child(pid) else {
+        return Vec::new();
+    };
+    let loaded = loaded_libraries(&memory, &maps).unwrap_or_default();
+    let programs = mappings(&maps).filter(|mapping| mapping.inode != 0 && mapping.offset == 0);
+    let program = programs.map(|mapping| mapping.range.start).next();
+    let images: Vec<_> = program
+        .into_iter()
+        .chain(loaded)
+        .filter_map(|base| LibraryImage::read(&memory, base).ok())
+        .collect();
+    let is_exported = |name: &CStr| {
+        let name = name.to_str().unwrap_or_default();
+        images.iter().any(|image| image.symbol(name).is_some())
+    };
+    let files: Vec<_> = mappings(&maps)
+        .filter(|mapping| mapping.is_executable())
+        .map(|mapping| String::from_utf8_lossy(mapping.file_name()).into_owned())
+        .collect();
+    let variables = words(read("environ"));
+    let variable = |name: &str| {
+        let mut variables = variables.iter();
+        variables.find_map(|word| Some(word.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
+    };
+    find_runtime_heaps(&RuntimeSigns {
+        is_exported: &is_exported,
+        files: &files,
+        variable: &variable,
+        arguments: &words(read("cmdline")),
+    })
+}

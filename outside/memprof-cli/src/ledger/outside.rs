@@ -1,0 +1,88 @@
+//! Ledger of a process without the plugin.
+
+use memprof_leaks::mapped_parts;
+use memprof_messages::{Ledger, LedgerPart, LedgerRow, ledger_text};
+use memprof_ptrace::examine;
+use serde::Serialize;
+
+use super::page::ledger_page;
+use super::{parts, walk, walk_process};
+use crate::analysis_summary::describe_process;
+use crate::doctor::next_command;
+use crate::exit::{FAILED, Outcome, UNREACHABLE, with_exit_code};
+use crate::refusal_error::refusal_error;
+use crate::result_output::ResultOutput;
+
+/// Output of `memprof ledger --json` on a process without the plugin.
+#[derive(Serialize)]
+struct OutsideLedger {
+    status: &'static str,
+    text: String,
+    pid: u32,
+    #[serde(flatten)]
+    ledger: Ledger,
+    /// Command to type next.
+    next: String,
+}
+
+/// Runs `memprof ledger` on a process without the plugin.
+pub(super) fn run(pid: u32, form: &ResultOutput<'_>) -> Outcome {
+    let ledger = build(pid)?;
+    let next = next_command(pid, examine(pid).is_ok());
+    let text = format!("{}next: {next}", ledger_text(&ledger));
+    let output = OutsideLedger {
+        status: "ok",
+        text,
+        pid,
+        ledger,
+        next,
+    };
+    form.write(&output, &output.text, || {
+        ledger_page(&describe_process(pid), &output.ledger)
+    })?;
+    Ok(0.into())
+}
+
+/// Builds the ledger from the process's mappings, and from a walk of its heaps where that is possible.
+///
+/// # Errors
+/// The process has ended, or its mappings may not be read.
+fn build(pid: u32) -> anyhow::Result<Ledger> {
+    let mut ledger = Ledger {
+        rss_bytes: 0,
+        rows: Vec::new(),
+        allocators: Vec::new(),
+        cgroup: None,
+        verdicts: Vec::new(),
+        smaps: None,
+        walk: None,
+        parts: Vec::new(),
+    };
+    let Err(reason) = walk_process(pid, &mut ledger) else {
+        return Ok(ledger);
+    };
+    let found = mapped_parts(pid, None).map_err(|error| match examine(pid) {
+        Err(refusal) => refusal_error(pid, &refusal.into()),
+        Ok(_) => with_exit_code(FAILED, format!("{pid}: {error}")),
+    })?;
+    let ended = || with_exit_code(UNREACHABLE, format!("{pid} has ended"));
+    let resident = walk::ResidentMemory::read(pid).ok_or_else(ended)?;
+    let (rows, found) = parts::rows_without_walk(resident.anonymous, &found);
+    let others = [
+        (LedgerPart::File, resident.file),
+        (LedgerPart::Shared, resident.shared),
+    ];
+    let others = others.map(|(part, bytes)| LedgerRow {
+        name: part.into(),
+        bytes,
+    });
+    ledger.rss_bytes = resident.anonymous + resident.file + resident.shared;
+    ledger.rows = [rows, others.into()].concat();
+    ledger.parts = found;
+    let outside = ledger.rows[1].bytes;
+    let found = walk::outside_malloc_finding(outside, 0, ledger.rss_bytes);
+    ledger.verdicts.extend(found);
+    parts::improve_finding(&mut ledger, pid);
+    ledger.verdicts.push(parts::not_walked_finding(&reason));
+    Ok(ledger)
+}

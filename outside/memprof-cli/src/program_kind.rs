@@ -1,0 +1,248 @@
+//! Language and allocators of a process, by the names of the files that it maps and by its program's symbols. Nothing of the
+//! process's memory is read, nor is it stopped.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+
+use memchr::memmem::find;
+use memprof_ptrace::mapped_file::{MountKey, Mounts};
+use memprof_ptrace::maps::{Mapping, mappings};
+use object::elf::FileHeader64;
+use object::read::elf::{FileHeader, SectionHeader};
+use object::{Endianness, ReadCache, ReadRef};
+
+/// Language and allocators of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ProgramKind {
+    /// `None` if no sign of one was found, as in C.
+    pub(crate) language: Option<&'static str>,
+    /// Allocators besides the C library's, or that one.
+    pub(crate) allocators: Vec<&'static str>,
+}
+
+/// Starts of the names of files that only programs of a language map, the interpreters first.
+const LANGUAGE_FILES: [(&str, &str); 19] = [
+    ("libjvm.so", "Java"),
+    ("libpython", "Python"),
+    ("python", "Python"),
+    ("node", "JavaScript"),
+    ("libnode.so", "JavaScript"),
+    ("bun", "JavaScript"),
+    ("deno", "JavaScript"),
+    ("libruby", "Ruby"),
+    ("ruby", "Ruby"),
+    ("libphp", "PHP"),
+    ("php", "PHP"),
+    ("libperl.so", "Perl"),
+    ("perl", "Perl"),
+    ("beam.smp", "Erlang"),
+    ("libcoreclr.so", ".NET"),
+    ("libluajit", "Lua"),
+    ("luajit", "Lua"),
+    ("liblua", "Lua"),
+    ("lua", "Lua"),
+];
+
+/// Starts of the names of allocators' libraries.
+const ALLOCATOR_FILES: [(&str, &str); 9] = [
+    ("libjemalloc", "jemalloc"),
+    ("libtcmalloc", "tcmalloc"),
+    ("libmimalloc", "mimalloc"),
+    ("libsnmalloc", "snmalloc"),
+    ("librpmalloc", "rpmalloc"),
+    ("libhoard", "Hoard"),
+    ("libtbbmalloc", "oneTBB"),
+    ("libscudo", "Scudo"),
+    ("ld-musl-", "musl"),
+];
+
+/// Functions of allocators, as in a table of symbols: between zero bytes.
+const ALLOCATOR_SYMBOLS: [(&str, &str); 8] = [
+    ("\0_rjem_mallocx\0", "jemalloc"),
+    ("\0je_mallocx\0", "jemalloc"),
+    ("\0mallocx\0", "jemalloc"),
+    ("\0mi_malloc\0", "mimalloc"),
+    ("\0tc_malloc\0", "tcmalloc"),
+    ("\0sn_rust_alloc\0", "snmalloc"),
+    ("\0rpmalloc\0", "rpmalloc"),
+    ("\0scudo_malloc\0", "Scudo"),
+];
+
+/// Most bytes of a table of names that are read.
+const NAMES_LIMIT: u64 = 64 << 20;
+
+/// Finds kinds; remembers programs, of which many processes have the same.
+#[derive(Debug, Default)]
+pub(crate) struct ProgramKinds {
+    programs: HashMap<(u64, u64), ProgramKind>,
+}
+
+impl ProgramKinds {
+    /// Kind of a process; nothing is known of one that may not be inspected.
+    pub(crate) fn kind_for_pid(&mut self, pid: u32) -> ProgramKind {
+        let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+        self.kind_for_maps(pid, &maps)
+    }
+
+    /// Like [`kind_for_pid`](Self::kind_for_pid), for a process whose maps were read.
+    pub(crate) fn kind_for_maps(&mut self, pid: u32, maps: &[u8]) -> ProgramKind {
+        if maps.is_empty() {
+            return ProgramKind::default();
+        }
+        let mut kind = mapped_kind(maps);
+        if kind.language.is_none() || kind.allocators.is_empty() {
+            let program = self.program(pid);
+            kind.language = kind.language.or(program.language);
+            kind.allocators.extend(&program.allocators);
+        }
+        if kind.language.is_none() && has_file(maps, "libstdc++.so") {
+            kind.language = Some("C++");
+        }
+        if kind.allocators.is_empty() && (has_file(maps, "libc.so.6") || has_file(maps, "libc-2."))
+        {
+            kind.allocators.push("glibc");
+        }
+        kind.allocators.dedup();
+        kind
+    }
+
+    /// Kind of a process's program, by its file alone.
+    fn program(&mut self, pid: u32) -> ProgramKind {
+        let path = format!("/proc/{pid}/exe");
+        let Ok(metadata) = fs::metadata(&path) else {
+            return ProgramKind::default();
+        };
+        let key = (metadata.dev(), metadata.ino());
+        if let Some(known) = self.programs.get(&key) {
+            return known.clone();
+        }
+        let device = format!(
+            "{:x}:{:x}",
+            rustix::fs::major(metadata.dev()),
+            rustix::fs::minor(metadata.dev())
+        );
+        // A page of a file on FUSE may never arrive.
+        let kind = match Mounts::for_pid(pid).is_fuse(MountKey::Device(device.as_bytes())) {
+            true => ProgramKind::default(),
+            false => File::open(&path).map_or_else(
+                |_| ProgramKind::default(),
+                |file| file_kind(&ReadCache::new(file)),
+            ),
+        };
+        self.programs.insert(key, kind.clone());
+        kind
+    }
+}
+
+/// Kind by the names of mapped code.
+fn mapped_kind(maps: &[u8]) -> ProgramKind {
+    let code: Vec<_> = mappings(maps).filter(Mapping::is_executable).collect();
+    let is_mapped = |start: &str| code.iter().any(|file| is_named(file.file_name(), start));
+    let language = LANGUAGE_FILES.iter().find(|(start, _)| is_mapped(start));
+    let allocators = ALLOCATOR_FILES.iter().filter(|(start, _)| is_mapped(start));
+    ProgramKind {
+        language: language.map(|(_, language)| *language),
+        allocators: allocators.map(|(_, name)| *name).collect(),
+    }
+}
+
+/// Whether a file's name is `start`, with a version or a suffix: `python3.11` and `libjemalloc.so.2`, but not `nodejs-tool`.
+fn is_named(name: &[u8], start: &str) -> bool {
+    let rest = name.strip_prefix(start.as_bytes());
+    rest.is_some_and(|rest| {
+        start.starts_with("lib")
+            || start.ends_with('-')
+            || rest
+                .iter()
+                .all(|byte| byte.is_ascii_digit() || b".-".contains(byte))
+            || rest.starts_with(b"-fpm")
+            || rest == b"js"
+    })
+}
+
+fn has_file(maps: &[u8], start: &str) -> bool {
+    mappings(maps).any(|mapping| mapping.file_name().starts_with(start.as_bytes()))
+}
+
+/// Kind by a program's sections and symbols; nothing is known of one that cannot be parsed.
+fn file_kind<'data>(data: impl ReadRef<'data>) -> ProgramKind {
+    read_kind(data).unwrap_or_default()
+}
+
+fn read_kind<'data>(data: impl ReadRef<'data>) -> object::Result<ProgramKind> {
+    let header = FileHeader64::<Endianness>::parse(data)?;
+    let endian = header.endian()?;
+    let sections = header.sections(endian, data)?;
+    let mut kind = ProgramKind::default();
+    for section in sections.iter() {
+        let name = sections.section_name(endian, section)?;
+        let is_readable = section.sh_size(endian) <= NAMES_LIMIT;
+        match name {
+            b".go.buildinfo" => kind.language = Some("Go"),
+            b".comment" if is_readable => {
+                let compilers = section.data(endian, data)?;
+                if kind.language.is_none() && find(compilers, b"rustc version ").is_some() {
+                    kind.language = Some("Rust");
+                }
+            }
+            b".strtab" | b".dynstr" if is_readable => {
+                let names = section.data(endian, data)?;
+                let has = |symbol: &str| find(names, symbol.as_bytes()).is_some();
+                // A program in C may contain a library in Rust.
+                if name == b".strtab" && kind.language == Some("Rust") && !has("lang_start") {
+                    kind.language = None;
+                }
+                let found = ALLOCATOR_SYMBOLS.iter().filter(|(symbol, _)| has(symbol));
+                kind.allocators
+                    .extend(found.map(|(_, allocator)| *allocator));
+            }
+            _ => {}
+        }
+    }
+    kind.allocators.sort_unstable();
+    kind.allocators.dedup();
+    Ok(kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runtimes_and_allocators_are_named_by_their_files() {
+        let check = |path: &str, language: Option<&str>, allocators: &[&str]| {
+            let maps = format!("7f0000-7f2000 r-xp 00000000 fe:01 7 {path}\n");
+            let kind = mapped_kind(maps.as_bytes());
+            assert_eq!(
+                (kind.language, &*kind.allocators),
+                (language, allocators),
+                "{path}"
+            );
+        };
+        check("/usr/lib/jvm/lib/server/libjvm.so", Some("Java"), &[]);
+        check(
+            "/root/.pyenv/versions/3.11.7/bin/python3.11",
+            Some("Python"),
+            &[],
+        );
+        check("/usr/bin/node", Some("JavaScript"), &[]);
+        check("/usr/bin/nodejs", Some("JavaScript"), &[]);
+        check("/usr/bin/node_exporter", None, &[]);
+        check("/usr/sbin/php-fpm8.2", Some("PHP"), &[]);
+        check("/usr/bin/perl", Some("Perl"), &[]);
+        check("/usr/bin/lua5.4", Some("Lua"), &[]);
+        check("/usr/bin/bundle", None, &[]);
+        check("/usr/lib/libjemalloc.so.2", None, &["jemalloc"]);
+        check("/usr/lib/libtcmalloc_minimal.so.4", None, &["tcmalloc"]);
+        check("/lib/ld-musl-x86_64.so.1", None, &["musl"]);
+        check("/srv/web", None, &[]);
+    }
+
+    #[test]
+    fn own_program_is_rust_with_glibc() {
+        let kind = ProgramKinds::default().kind_for_pid(std::process::id());
+        assert_eq!(kind.language, Some("Rust"));
+        assert_eq!(kind.allocators, ["glibc"]);
+    }
+}

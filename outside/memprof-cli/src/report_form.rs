@@ -1,0 +1,215 @@
+//! Form and destination of a report, which several commands write.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use memprof_report::{Error, Format, Granularity, Input, Options, Sources};
+
+use crate::{browser, output};
+
+// Form and destination of a report, of every command that shows one. No doc comment: clap would add it to the help of each.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct FormArgs {
+    /// Output format [default: text]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) format: Option<FormatArg>,
+
+    /// Split functions into source lines
+    #[arg(long)]
+    pub(crate) lines: bool,
+
+    /// Show this many functions, or nodes of a tree [default: all; 80 in a graph]
+    #[arg(long, value_name = "N")]
+    pub(crate) top: Option<usize>,
+
+    /// Write it to this file, whole or not at all [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+
+    /// Open the HTML page in a browser, or print its path
+    #[arg(long)]
+    pub(crate) open: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum FormatArg {
+    /// Table of functions: flat and cumulative
+    Text,
+    /// Call tree
+    Tree,
+    /// Callers and callees of the functions in --focus
+    Peek,
+    /// One line per stack, for flamegraph tools
+    Collapsed,
+    /// Interactive SVG
+    Flamegraph,
+    /// One offline page: flamegraph, table, search
+    Html,
+    /// Call graph for graphviz
+    Dot,
+    /// Call graph drawn by graphviz
+    Svg,
+    /// Gzipped profile.proto for `go tool pprof`
+    Pprof,
+    /// Symbolized dump, which jeprof opens without the binary
+    Jeprof,
+    /// Totals, mappings and functions for scripts
+    Json,
+}
+
+impl FormArgs {
+    /// Format of the report: HTML with `--open`, text by default.
+    pub(crate) fn format(&self) -> Result<Format, Error> {
+        match (self.format, self.open) {
+            (None | Some(FormatArg::Html), true) => Ok(Format::Html),
+            (Some(_), true) => Err(Error::Usage("--open shows html, no other --format".into())),
+            (format, false) => Ok(format.map_or(Format::Text, Into::into)),
+        }
+    }
+
+    /// Options of a report in this form.
+    pub(crate) fn to_options(&self) -> Result<Options, Error> {
+        Ok(Options {
+            format: self.format()?,
+            granularity: match self.lines {
+                true => Granularity::Lines,
+                false => Granularity::Functions,
+            },
+            top: self.top,
+            ..Options::default()
+        })
+    }
+
+    /// Makes `write` fill the output, and opens it if it is to be opened. Prints the notes that `write` returns.
+    pub(crate) fn deliver(
+        &self,
+        write: impl FnOnce(&mut dyn Write) -> Result<Vec<String>, Error>,
+    ) -> anyhow::Result<()> {
+        let (page, notes) = match &self.output {
+            Some(path) if path == Path::new("-") && self.open => {
+                let (page, notes) = browser::write_page(|out| Ok(write(out)?))?;
+                output::copy_to_output(&mut open_input(&page)?, path)?;
+                print_notes(Ok(notes))?;
+                return browser::open_or_print_to_stderr(&page);
+            }
+            Some(path) if path == Path::new("-") => return print_notes(write_to_stdout(write)),
+            Some(path) => (
+                path.clone(),
+                output::publish_file(path, |out| Ok(write(out)?))?,
+            ),
+            None if self.open => browser::write_page(|out| Ok(write(out)?))?,
+            None => return print_notes(write_to_stdout(write)),
+        };
+        print_notes(Ok(notes))?;
+        match self.open {
+            true => browser::open_or_print(&page),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Writes a page of a live process's dump, with `name` as the dump's name; returns the page's path.
+pub(crate) fn write_live_page(file: &Path, name: &str, pid: u32) -> anyhow::Result<PathBuf> {
+    let options = Options {
+        format: Format::Html,
+        ..Options::default()
+    };
+    let mut bytes = open_input(file)?;
+    let write = write_live(&mut *bytes, name, pid, &options);
+    let (page, notes) = browser::write_page(|out| Ok(write(out)?))?;
+    print_notes(Ok(notes))?;
+    Ok(page)
+}
+
+/// Writes a report of a live process's dump in the given form, and notes to standard error. `name` is that of the dump in
+/// errors; `top` is the number of rows of a text unless the form has one.
+pub(crate) fn show_live_report(
+    file: &Path,
+    name: &str,
+    pid: u32,
+    form: &FormArgs,
+    top: Option<usize>,
+) -> anyhow::Result<()> {
+    let mut options = form.to_options()?;
+    if options.format == Format::Text {
+        options.top = options.top.or(top);
+    }
+    let mut bytes = open_input(file)?;
+    form.deliver(write_live(&mut *bytes, name, pid, &options))
+}
+
+/// Function that writes a report of a live process's dump.
+fn write_live<'a>(
+    bytes: &'a mut dyn BufRead,
+    name: &'a str,
+    pid: u32,
+    options: &'a Options,
+) -> impl FnOnce(&mut dyn Write) -> Result<Vec<String>, Error> {
+    move |out| {
+        let sources = Sources::for_process(Some(pid));
+        let input = Input { name, bytes };
+        memprof_report::report(input, None, Some(&sources), options, &show_progress, out)
+    }
+}
+
+/// Writes a report to standard output, and returns its notes; no notes if the reader went away.
+fn write_to_stdout(
+    write: impl FnOnce(&mut dyn Write) -> Result<Vec<String>, Error>,
+) -> anyhow::Result<Vec<String>> {
+    let notes = output::write_to_stdout(|out| Ok(write(out)?))?;
+    Ok(notes.unwrap_or_default())
+}
+
+/// Clears the progress line, and prints the notes of a report on stderr. An error is passed on.
+fn print_notes(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
+    output::clear_progress();
+    for note in notes? {
+        output::note(&note);
+    }
+    Ok(())
+}
+
+/// Opens a profile; `-` is standard input.
+pub(crate) fn open_input(path: &Path) -> Result<Box<dyn BufRead>, Error> {
+    if path == Path::new("-") {
+        return Ok(Box::new(io::stdin().lock()));
+    }
+    let failed = |source| Error::Io {
+        act: format!("open {}", path.display()),
+        source,
+    };
+    let file = File::open(path).map_err(failed)?;
+    if file.metadata().map_err(failed)?.is_dir() {
+        return Err(failed(io::ErrorKind::IsADirectory.into()));
+    }
+    Ok(Box::new(BufReader::with_capacity(256 << 10, file)))
+}
+
+/// Shows the progress of symbolizing on a terminal.
+pub(crate) fn show_progress(done: usize, of: usize) {
+    if done == of {
+        output::clear_progress();
+    } else {
+        output::show_progress(&format!("symbolizing: {done} of {of} files"));
+    }
+}
+
+impl From<FormatArg> for Format {
+    fn from(format: FormatArg) -> Self {
+        match format {
+            FormatArg::Text => Self::Text,
+            FormatArg::Tree => Self::Tree,
+            FormatArg::Peek => Self::Peek,
+            FormatArg::Collapsed => Self::Collapsed,
+            FormatArg::Flamegraph => Self::Flamegraph,
+            FormatArg::Html => Self::Html,
+            FormatArg::Dot => Self::Dot,
+            FormatArg::Svg => Self::Svg,
+            FormatArg::Pprof => Self::Pprof,
+            FormatArg::Jeprof => Self::Jeprof,
+            FormatArg::Json => Self::Json,
+        }
+    }
+}
