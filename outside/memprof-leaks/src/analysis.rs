@@ -74,6 +74,8 @@ pub struct AnalysisReport {
     pub objects: u64,
     /// Bytes that were scanned for pointers.
     pub searched: u64,
+    /// Reads of the last snapshot's memory in the search for leaks: the cost of a scan that is the same on each machine.
+    pub reads: u64,
     /// Memory, heaps and kernel objects that were not searched.
     pub unsearched: Vec<Unsearched>,
     /// Reasons why the result may be incomplete.

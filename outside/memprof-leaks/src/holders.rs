@@ -5,6 +5,7 @@
 //! reaches is not assigned to any later holder. Otherwise a stale word on a stack would hide the owner of
 //! everything that it reaches.
 
+mod compact_paths;
 mod dominators;
 mod external;
 mod graph;
@@ -28,6 +29,7 @@ use self::kinds::HeapObjectKinds;
 use self::pointer_scanner::PointerScanner;
 pub use self::samples::{HeldSamples, ObjectTotals, SampledGroup};
 use crate::analysis::{AnalysisOptions, AnalysisReport, AnalyzedSnapshot, OnPhase, Phase};
+use crate::budget::MemoryBudget;
 use crate::error::Error;
 use crate::names::NameResolver;
 use crate::objects::ObjectIndex;
@@ -165,10 +167,15 @@ fn find_holders(
         Detail::None | Detail::Object(_) => None,
     };
     budget.reserve(sampled.as_ref().map_or(0, samples::SampledObjects::memory))?;
-    budget.require_bytes(report.objects * BYTES_PER_OBJECT)?;
     let mut names = NameResolver::new(&analyzed.view);
-    let kinds = HeapObjectKinds::read(&object_index, &mut names);
     let scanner = PointerScanner::new(analyzed, &object_index);
+    report.searched = scanner.searched_bytes();
+    let required = budget.require_bytes(report.objects * BYTES_PER_OBJECT);
+    if required.is_err() && matches!(detail, Detail::None) {
+        return find_groups_only(analyzed, report, &scanner, &mut names, budget);
+    }
+    required?;
+    let kinds = HeapObjectKinds::read(&object_index, &mut names);
     let holders = ExternalHolders::find(analyzed, &scanner, &mut names, &mut budget)?;
     budget.require_bytes(report.objects * BYTES_PER_OBJECT)?;
     let (method, tree) = match PointerGraph::read(&scanner, budget.remaining()) {
@@ -181,7 +188,6 @@ fn find_holders(
             shortest_paths::find_shortest_path_tree(&scanner, &holders.roots),
         ),
     };
-    report.searched = scanner.searched_bytes();
     analyzed.snapshot.require_headroom()?;
     let max_bytes = budget
         .remaining()
@@ -191,9 +197,7 @@ fn find_holders(
         group_of,
         is_complete,
     } = group_by_kind(&tree, &object_index, &kinds, &holders, max_bytes);
-    if !is_complete {
-        report.add_warning("some objects are counted with what holds them: to show them takes more memory (--max-memory)".to_owned());
-    }
+    warn_of_incomplete(is_complete, report);
     let object = match detail {
         Detail::Object(address) => Some(address),
         Detail::None | Detail::Samples => None,
@@ -217,6 +221,41 @@ fn find_holders(
         object,
         samples,
     })
+}
+
+/// Finds the groups alone, by shortest paths, in little memory for each object.
+///
+/// # Errors
+/// `Memory`: the budget is too small even for that.
+fn find_groups_only(
+    analyzed: &AnalyzedSnapshot<'_>,
+    report: &mut AnalysisReport,
+    scanner: &PointerScanner<'_>,
+    names: &mut NameResolver<'_>,
+    mut budget: MemoryBudget,
+) -> Result<FoundHolders, Error> {
+    budget.reserve(compact_paths::memory_size(report.objects))?;
+    let holders = ExternalHolders::find(analyzed, scanner, names, &mut budget)?;
+    let found = compact_paths::find_groups(scanner, &holders, names, budget.remaining());
+    let (groups, is_complete) = found.ok_or(Error::Memory {
+        needed: budget.limit() + report.objects * BYTES_PER_OBJECT,
+        limit: budget.limit(),
+    })?;
+    analyzed.snapshot.require_headroom()?;
+    warn_of_incomplete(is_complete, report);
+    Ok(FoundHolders {
+        method: Method::ShortestPath,
+        groups,
+        object: None,
+        samples: None,
+    })
+}
+
+/// Warns unless each object is in a group of its kind.
+fn warn_of_incomplete(is_complete: bool, report: &mut AnalysisReport) {
+    if !is_complete {
+        report.add_warning("some objects are counted with what holds them: to show them takes more memory (--max-memory)".to_owned());
+    }
 }
 
 /// Path from the node at `position` in the tree to its outermost holder, the node first. Also counts the objects

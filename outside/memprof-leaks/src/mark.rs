@@ -1,6 +1,9 @@
 //! Mark phase: marks objects that can be reached from the roots, by words that point to an object's start or
 //! into it, also with tag bits in the lowest bits.
 
+mod pointer_table;
+mod sweep;
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -25,6 +28,8 @@ const LARGE_OBJECT_SIZE: u64 = 1 << 20;
 /// Bytes that are read at once if objects are near each other: the nodes of a list were mostly allocated in a
 /// row.
 const READ_AHEAD_BYTES: u64 = 16 << 10;
+/// Most sweeps of a search: one may find no room for what it needs, because of leaked objects.
+const MAX_SWEEPS: usize = 8;
 /// Bytes that a thread reads between two checks of the machine's available memory.
 const HEADROOM_CHECK_BYTES: usize = 64 << 20;
 
@@ -42,6 +47,8 @@ const BLOCK_OVERLAP: usize = WORD - 1;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MarkStats {
     pub(crate) bytes: usize,
+    /// Reads of the snapshot's memory.
+    pub(crate) reads: usize,
     /// Bytes outside the heap that could not be read.
     pub(crate) unread: usize,
 }
@@ -52,11 +59,12 @@ struct Marker<'a> {
     view: &'a SnapshotMemory,
     objects: &'a Objects,
     bytes: AtomicUsize,
+    reads: AtomicUsize,
     unread: AtomicUsize,
     is_short_of_memory: AtomicBool,
 }
 
-/// Marks all objects that the roots reach. Uses up to eight threads.
+/// Marks all objects that the roots reach. Uses up to eight threads, and up to `max_bytes` for the objects' pointers.
 ///
 /// # Errors
 /// `Headroom`: the process writes so much that its copy takes too much memory.
@@ -65,12 +73,14 @@ pub(crate) fn mark_reachable(
     view: &SnapshotMemory,
     objects: &Objects,
     roots: &Roots,
+    max_bytes: u64,
 ) -> Result<MarkStats, Error> {
     let marker = Marker {
         snapshot,
         view,
         objects,
         bytes: AtomicUsize::new(0),
+        reads: AtomicUsize::new(0),
         unread: AtomicUsize::new(0),
         is_short_of_memory: AtomicBool::new(false),
     };
@@ -80,21 +90,31 @@ pub(crate) fn mark_reachable(
         marker.mark_words(&thread.words, &mut found);
     }
     found.extend(marker.mark_ranges(&roots.ranges));
+    marker.require_memory()?;
+    let mut table = marker.sweep(max_bytes);
+    let mut sweeps = 1;
     // Small batches, as a list gives, are scanned in this thread: starting threads would cost more.
     let mut alone = MarkWorker::new(&marker);
     loop {
         while !found.is_empty() {
             marker.require_memory()?;
             found.sort_unstable();
-            if found.len() <= OBJECTS_PER_BATCH {
-                marker.mark_batch(&found, &mut alone);
+            let pieces = sweep::objects_per_batch(found.len(), table.as_ref());
+            if found.len() <= pieces {
+                marker.follow(table.as_ref(), &found, &mut alone);
                 found.clear();
                 found.append(&mut alone.found);
             } else {
-                found = marker.run_parallel(&found, OBJECTS_PER_BATCH, |starts, worker| {
-                    marker.mark_batch(starts, worker)
+                found = marker.run_parallel(&found, pieces, |starts, worker| {
+                    marker.follow(table.as_ref(), starts, worker)
                 });
             }
+        }
+        if let Some(postponing) = table.take_if(|table| table.postpones_unread()) {
+            let is_last = sweeps == MAX_SWEEPS;
+            table = marker.sweep_again(postponing, max_bytes, is_last);
+            sweeps += 1;
+            marker.require_memory()?;
         }
         found.extend(objects.marked_unscanned().take(MAX_QUEUED));
         if found.is_empty() {
@@ -104,6 +124,7 @@ pub(crate) fn mark_reachable(
     marker.require_memory()?;
     Ok(MarkStats {
         bytes: marker.bytes.into_inner(),
+        reads: marker.reads.into_inner(),
         unread: marker.unread.into_inner(),
     })
 }
@@ -238,6 +259,12 @@ impl<'a> MarkWorker<'a> {
         }
     }
 
+    /// Queues marked objects, as many as there is room for.
+    fn queue(&mut self, starts: &[u64]) {
+        let room = MAX_QUEUED.saturating_sub(self.found.len());
+        self.found.extend(starts.iter().take(room));
+    }
+
     /// Reads a range of at most a block. Returns its position in `block`, shortened if the memory
     /// cannot be read completely.
     fn read(&mut self, range: &Range<u64>) -> Range<usize> {
@@ -253,6 +280,7 @@ impl<'a> MarkWorker<'a> {
         }
         let is_cached = self.cached.start <= range.start && range.end <= self.cached.end;
         if !is_cached {
+            self.marker.reads.fetch_add(1, Ordering::Relaxed);
             let around = self.extended_range(range);
             let length = (around.end - around.start) as usize;
             let read = self

@@ -8,10 +8,9 @@ mod span;
 
 use std::ops::Range;
 
-use atomic_bitmap::AtomicBitmap;
 pub(crate) use object_index::ObjectIndex;
 pub(crate) use span::{GC_HEAD_SIZE, Span};
-use span::{is_set, ones};
+use span::{Mark, is_set, ones};
 
 use crate::address_filter::AddressFilter;
 use crate::snapshot_memory::CachedReader;
@@ -31,6 +30,16 @@ impl Object {
     pub(crate) fn size(&self) -> u64 {
         self.range.end - self.range.start
     }
+}
+
+/// Position of a used object in the bitmaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ObjectPosition {
+    pub(crate) span: usize,
+    /// Word of the span's bitmaps in which it begins.
+    pub(crate) word: usize,
+    /// Number of used objects that begin before it in that word.
+    pub(crate) index_in_word: u32,
 }
 
 /// All objects of a process.
@@ -73,11 +82,8 @@ impl Objects {
     /// Used object that contains an address, or ends there in front of the next object's header, as the index of its
     /// span and its bit. `None` if there is none.
     fn locate(&self, address: u64) -> Option<(usize, u64)> {
-        let at = self.spans.partition_point(|span| span.range.end <= address);
-        let span = self
-            .spans
-            .get(at)
-            .filter(|span| span.range.start <= address)?;
+        let at = self.span_index(address)?;
+        let span = &self.spans[at];
         let bit = (address - span.range.start) >> span.shift;
         let start = span.start_before(bit)?;
         if !is_set(&span.used, start) {
@@ -110,7 +116,10 @@ impl Objects {
     pub(crate) fn mark(&self, address: u64) -> Option<u64> {
         self.record_pointer_to_start(address);
         let (span, bit) = self.used_object(address)?;
-        if span.reached.has(bit) || span.is_in_gc_head(bit, address) || !span.reached.set(bit) {
+        if span.has_mark(Mark::Reached, bit)
+            || span.is_in_gc_head(bit, address)
+            || !span.set_mark(Mark::Reached, bit)
+        {
             return None;
         }
         Some(span.address(bit))
@@ -127,6 +136,15 @@ impl Objects {
             .iter()
             .take_while(|span| span.range.start <= address);
         spans.for_each(|span| span.record_pointer_to_start(address));
+    }
+
+    /// Whether [`note_pointer_to_start`](Self::note_pointer_to_start) would record a pointer that is not recorded yet.
+    fn is_unrecorded_start(&self, address: u64) -> bool {
+        let at = self.spans.partition_point(|span| span.range.end < address);
+        let mut spans = self.spans[at..]
+            .iter()
+            .take_while(|span| span.range.start <= address);
+        self.has_headerless && spans.any(|span| span.is_unrecorded_start(address))
     }
 
     /// Marks unreachable objects that are arrays without elements, `new T[0]` in C++: the only pointer is to their end,
@@ -151,7 +169,7 @@ impl Objects {
     /// Clears the mark of the object that begins at `start`.
     pub(crate) fn unmark(&self, start: u64) {
         if let Some((span, bit)) = self.used_object(start) {
-            span.reached.clear(bit);
+            span.clear_mark(Mark::Reached, bit);
         }
     }
 
@@ -164,7 +182,7 @@ impl Objects {
     /// Marks an object as scanned, and returns its range. `None` if no used object is at `start`.
     pub(crate) fn mark_scanned(&self, start: u64) -> Option<Range<u64>> {
         let (span, bit) = self.used_object(start)?;
-        span.scanned.set(bit);
+        span.set_mark(Mark::Scanned, bit);
         Some(span.address(bit)..span.end(bit))
     }
 
@@ -172,26 +190,143 @@ impl Objects {
     pub(crate) fn marked_unscanned(&self) -> impl Iterator<Item = u64> {
         self.spans.iter().flat_map(|span| {
             (0..span.starts.len()).flat_map(move |index| {
-                let bits = span.reached.word(index) & !span.scanned.word(index);
+                let bits =
+                    span.mark_word(Mark::Reached, index) & !span.mark_word(Mark::Scanned, index);
                 ones(bits).map(move |bit| span.address(index as u64 * 64 + bit))
             })
         })
     }
 
+    /// Number of words of each span's bitmaps.
+    pub(crate) fn word_counts(&self) -> impl Iterator<Item = usize> {
+        self.spans.iter().map(|span| span.starts.len())
+    }
+
+    /// Used objects that begin in some words of a span's bitmaps, by address.
+    pub(crate) fn used_in(
+        &self,
+        span: usize,
+        words: Range<usize>,
+    ) -> impl Iterator<Item = (ObjectPosition, Object)> {
+        let own = &self.spans[span];
+        words.flat_map(move |word| {
+            ones(own.used[word]).zip(0..).map(move |(bit, index)| {
+                let position = ObjectPosition {
+                    span,
+                    word,
+                    index_in_word: index,
+                };
+                (position, own.object(word as u64 * 64 + bit))
+            })
+        })
+    }
+
+    /// Marks the used object that begins at `start` as scanned, and returns its position. `None` if it was marked so
+    /// before.
+    #[inline]
+    pub(crate) fn begin_scan(&self, start: u64) -> Option<ObjectPosition> {
+        let span = self.span_index(start)?;
+        let own = &self.spans[span];
+        let bit = (start - own.range.start) >> own.shift;
+        if !own.set_mark(Mark::Scanned, bit) {
+            return None;
+        }
+        let word = (bit / 64) as usize;
+        let below = own.used[word] & ((1 << (bit % 64)) - 1);
+        Some(ObjectPosition {
+            span,
+            word,
+            index_in_word: below.count_ones(),
+        })
+    }
+
+    /// Clears the mark of [`begin_scan`](Self::begin_scan), so that the object is pending again.
+    pub(crate) fn end_scan(&self, start: u64) {
+        if let Some((span, bit)) = self.used_object(start) {
+            span.clear_mark(Mark::Scanned, bit);
+        }
+    }
+
+    /// Index of the span that contains an address. `None` if there is none.
+    #[inline]
+    fn span_index(&self, address: u64) -> Option<usize> {
+        let at = self.spans.partition_point(|span| span.range.end <= address);
+        (self.spans.get(at)?.range.start <= address).then_some(at)
+    }
+
+    /// Marks what a word of [`link`](Self::link) with that shift stands for. Returns the object's start, `None` if it
+    /// was marked before.
+    #[inline]
+    pub(crate) fn mark_link(&self, link: u64, shift: u32) -> Option<u64> {
+        if shift == 0 {
+            return self.mark(link);
+        }
+        // It is the start of a used object.
+        let span = &self.spans[self.span_index(link)?];
+        let bit = (link - span.range.start) >> span.shift;
+        (!span.has_mark(Mark::Reached, bit) && span.set_mark(Mark::Reached, bit)).then_some(link)
+    }
+
+    /// Whether a word marks by more than the object to which it points: its exact value must be kept.
+    fn has_exact_links(&self) -> bool {
+        self.has_headerless || self.spans.iter().any(Span::has_gc_heads)
+    }
+
+    /// log2 of the unit of the words that [`link`](Self::link) returns; 0 if these are the words themselves.
+    pub(crate) fn link_shift(&self) -> u32 {
+        let shifts = self.spans.iter().map(Span::start_shift);
+        match self.has_exact_links() {
+            true => 0,
+            false => shifts.min().unwrap_or(0),
+        }
+    }
+
+    /// Word that marks what `word` marks, at any later time: the start of the object to which it points, or the word
+    /// itself if `shift` is 0. `None` if it marks nothing that is not marked yet.
+    #[inline]
+    pub(crate) fn link(&self, word: u64, shift: u32) -> Option<u64> {
+        let found = self.used_object(word);
+        let unmarked = found.filter(|(span, bit)| !span.has_mark(Mark::Reached, *bit));
+        match shift {
+            0 => (unmarked.is_some() || self.is_unrecorded_start(word)).then_some(word),
+            _ => unmarked.map(|(span, bit)| span.address(bit)),
+        }
+    }
+
+    /// Whether an object is marked, and whether it is marked as scanned.
+    pub(crate) fn marks(&self, start: u64) -> (bool, bool) {
+        self.used_object(start)
+            .map_or((false, false), |(span, bit)| {
+                (
+                    span.has_mark(Mark::Reached, bit),
+                    span.has_mark(Mark::Scanned, bit),
+                )
+            })
+    }
+
+    /// Number of used objects that are not marked.
+    pub(crate) fn unreachable_count(&self) -> u64 {
+        let unmarked = self.spans.iter().flat_map(|span| {
+            let words = span.used.iter().enumerate();
+            words.map(|(index, used)| used & !span.mark_word(Mark::Reached, index))
+        });
+        unmarked.map(|word| u64::from(word.count_ones())).sum()
+    }
+
     /// Used objects that are not marked, by address.
     pub(crate) fn unreachable(&self) -> impl Iterator<Item = Object> {
-        self.spans
-            .iter()
-            .flat_map(|span| span.select(|index| span.used[index] & !span.reached.word(index)))
+        self.spans.iter().flat_map(|span| {
+            span.select(|index| span.used[index] & !span.mark_word(Mark::Reached, index))
+        })
     }
 
     /// Drops the reachable objects. Keeps only the data by which unreachable ones are found again.
     pub(crate) fn retain_unreachable(mut self) -> Self {
         for span in &mut self.spans {
-            for (index, used) in span.used.iter_mut().enumerate() {
-                *used &= !span.reached.word(index);
+            for index in 0..span.used.len() {
+                span.used[index] &= !span.mark_word(Mark::Reached, index);
             }
-            (span.reached, span.scanned) = (AtomicBitmap::empty(), AtomicBitmap::empty());
+            span.clear_marks();
             span.clear_pointed();
             span.clear_gc_heads();
         }
@@ -218,8 +353,8 @@ impl Objects {
             .iter()
             .filter_map(|address| self.used_object(*address))
         {
-            span.reached.set(bit);
-            span.scanned.set(bit);
+            span.set_mark(Mark::Reached, bit);
+            span.set_mark(Mark::Scanned, bit);
         }
     }
 

@@ -41,8 +41,8 @@ const CLONE_TIMEOUT: Duration = Duration::from_secs(2);
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time between two attempts to lock or to reap.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Most executable mappings in which the instructions for remote calls are searched.
-const MAX_CODE_MAPPINGS: usize = 64;
+/// Most bytes of code in which the instructions for remote calls are searched, if no C library has them.
+const MAX_CODE_BYTES: u64 = 1 << 30;
 
 /// Process that can be copied.
 #[derive(Debug)]
@@ -101,10 +101,14 @@ impl CopyTarget {
         let code = || mappings(&maps).filter(|each| each.is_executable() && each.inode != 0);
         // The C library is searched first, because a program may have more libraries than are searched. Its
         // name proves nothing; the instructions do.
+        let mut unread = MAX_CODE_BYTES;
         let gadgets = code()
             .filter(|each| is_c_library(each.path))
             .chain(code())
-            .take(MAX_CODE_MAPPINGS)
+            .take_while(|each| {
+                unread = unread.saturating_sub(each.range.end - each.range.start);
+                unread > 0
+            })
             .find_map(|each| Gadgets::find(&memory, &each.range));
         memory.read_directly()?;
         let gadgets = gadgets.ok_or(Error::NoThread(

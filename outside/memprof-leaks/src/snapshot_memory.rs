@@ -16,6 +16,8 @@ use crate::unsearched::Unsearched;
 
 /// Bytes that are read at a time.
 pub(crate) const BLOCK_SIZE: usize = 256 << 10;
+/// Bytes of a block that is not near the one before: two pages, for a word may reach into the second.
+const MIN_BLOCK_SIZE: usize = 2 * PAGE_SIZE as usize;
 /// Most bytes of files on disks that are searched beyond the resident pages of their mappings.
 const MAX_DISK_BYTES: u64 = 1 << 30;
 
@@ -247,13 +249,15 @@ impl SnapshotMemory {
     }
 }
 
-/// Reader of words that are near each other: keeps the last block.
+/// Reader of words that are near each other: keeps the last block. Blocks grow while each is read behind the one before.
 #[derive(Debug)]
 pub(crate) struct CachedReader<'a> {
     view: &'a SnapshotMemory,
     start: u64,
     block: Vec<u8>,
     length: usize,
+    /// Bytes that were last read.
+    requested: usize,
 }
 
 impl<'a> CachedReader<'a> {
@@ -263,6 +267,7 @@ impl<'a> CachedReader<'a> {
             start: 0,
             block: vec![0; BLOCK_SIZE],
             length: 0,
+            requested: 0,
         }
     }
 
@@ -279,8 +284,14 @@ impl<'a> CachedReader<'a> {
     pub(crate) fn word(&mut self, address: u64) -> Option<u64> {
         let end = self.start + self.length as u64;
         if address < self.start || address.checked_add(8)? > end {
-            self.start = address & !(PAGE_SIZE - 1);
-            self.length = self.view.read(self.start, &mut self.block);
+            let start = address & !(PAGE_SIZE - 1);
+            let is_behind = start.wrapping_sub(self.start) <= 2 * BLOCK_SIZE as u64;
+            self.requested = match is_behind {
+                true => (self.requested * 2).clamp(MIN_BLOCK_SIZE, BLOCK_SIZE),
+                false => MIN_BLOCK_SIZE,
+            };
+            self.start = start;
+            self.length = self.view.read(start, &mut self.block[..self.requested]);
         }
         self.cached_word((address - self.start) as usize)
     }

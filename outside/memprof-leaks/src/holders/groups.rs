@@ -56,6 +56,113 @@ pub(super) struct HolderGroups {
 /// Kind of a group that is a holder or the process.
 const NO_KIND: u32 = NO_NODE;
 
+/// Groups to which objects are added one after the other, each after the one that holds it.
+pub(super) struct GroupBuilder {
+    groups: Vec<HolderGroup>,
+    /// Kind of each group's objects.
+    kinds: Vec<u32>,
+    /// Groups by the group above, the kind, and whether the objects are shared.
+    below: HashMap<(u32, u32, bool), u32>,
+    limit: u64,
+    is_complete: bool,
+}
+
+impl GroupBuilder {
+    /// Groups of the process and, from number 1 on, of these holders. Up to `max_groups` more are made.
+    pub(super) fn new(holders: impl Iterator<Item = Holder>, max_groups: u64) -> Self {
+        let holders = holders.map(|holder| new_group(GroupKind::Holder(holder), 0, false));
+        let process = new_group(GroupKind::Process, 0, false);
+        let groups: Vec<_> = std::iter::once(process).chain(holders).collect();
+        Self {
+            kinds: vec![NO_KIND; groups.len()],
+            limit: groups.len() as u64 + max_groups,
+            groups,
+            below: HashMap::new(),
+            is_complete: true,
+        }
+    }
+
+    /// Adds an object, held by one in the group `above`. Returns the number of its group.
+    pub(super) fn add(
+        &mut self,
+        above: u32,
+        (kind, kind_of_group): (u32, &HeapObjectKind),
+        is_shared: bool,
+        size: u64,
+    ) -> u32 {
+        let known = self.below.get(&(above, kind, is_shared)).copied();
+        let group = known.unwrap_or_else(|| {
+            let group = self.group_below(above, (kind, kind_of_group), is_shared);
+            self.below.insert((above, kind, is_shared), group);
+            group
+        });
+        let own = &mut self.groups[group as usize];
+        own.objects += 1;
+        own.bytes += size;
+        group
+    }
+
+    /// Group of objects of a kind that are held by one in the group `above`: one that contains it, if objects of the
+    /// kind hold each other; else a new one, or `above` if there is no room.
+    fn group_below(
+        &mut self,
+        above: u32,
+        (kind, kind_of_group): (u32, &HeapObjectKind),
+        is_shared: bool,
+    ) -> u32 {
+        let mut ancestor = above;
+        while ancestor != 0 && self.kinds[ancestor as usize] != kind {
+            ancestor = self.groups[ancestor as usize].parent as u32;
+        }
+        if ancestor != 0 {
+            return ancestor;
+        }
+        if self.groups.len() as u64 >= self.limit {
+            self.is_complete = false;
+            return above;
+        }
+        let group_kind = GroupKind::Objects(kind_of_group.clone());
+        self.groups
+            .push(new_group(group_kind, above as usize, is_shared));
+        self.kinds.push(kind);
+        self.groups.len() as u32 - 1
+    }
+
+    /// Sums up what each group holds. Returns the groups, and whether each object is in one of its kind.
+    pub(super) fn finish(mut self) -> (Vec<HolderGroup>, bool) {
+        let groups = &mut self.groups;
+        for index in (0..groups.len()).rev() {
+            groups[index].held_objects += groups[index].objects;
+            groups[index].held_bytes += groups[index].bytes;
+            if index > 0 {
+                let (objects, bytes) = (groups[index].held_objects, groups[index].held_bytes);
+                let parent = groups[index].parent;
+                groups[parent].held_objects += objects;
+                groups[parent].held_bytes += bytes;
+            }
+        }
+        (self.groups, self.is_complete)
+    }
+}
+
+/// Group without objects.
+fn new_group(kind: GroupKind, parent: usize, is_shared: bool) -> HolderGroup {
+    HolderGroup {
+        kind,
+        parent,
+        is_shared,
+        objects: 0,
+        bytes: 0,
+        held_objects: 0,
+        held_bytes: 0,
+    }
+}
+
+/// Most groups of objects in `max_bytes` of memory.
+pub(super) fn max_groups(max_bytes: u64) -> u64 {
+    MAX_GROUPS.min(max_bytes / BYTES_PER_GROUP)
+}
+
 /// Groups the nodes of a tree by kind and holder. The groups may use up to `max_bytes`; if that is too little, the
 /// result says that it is incomplete.
 pub(super) fn group_by_kind(
@@ -65,71 +172,28 @@ pub(super) fn group_by_kind(
     holders: &ExternalHolders,
     max_bytes: u64,
 ) -> HolderGroups {
-    let limit = holders.all.len() as u64 + MAX_GROUPS.min(max_bytes / BYTES_PER_GROUP);
-    let mut is_complete = true;
-    let new = |group_kind, parent, is_shared| HolderGroup {
-        kind: group_kind,
-        parent,
-        is_shared,
-        objects: 0,
-        bytes: 0,
-        held_objects: 0,
-        held_bytes: 0,
-    };
-    let mut groups = vec![new(GroupKind::Process, 0, false)];
-    let mut kind_of = vec![NO_KIND];
-    let mut below: HashMap<(u32, u32, bool), u32> = HashMap::new();
+    let count = object_index.count();
     let mut group_of = vec![0; tree.nodes.len()];
+    let mut found = Vec::new();
     for (index, node) in tree.nodes.iter().enumerate().skip(1) {
-        if let Some(holder) = node.checked_sub(object_index.count()) {
-            group_of[index] = groups.len() as u32;
-            let holder = holders.all[holder as usize].clone();
-            groups.push(new(GroupKind::Holder(holder), 0, false));
-            kind_of.push(NO_KIND);
+        if let Some(holder) = node.checked_sub(count) {
+            found.push(holders.all[holder as usize].clone());
+            group_of[index] = found.len() as u32;
         }
     }
+    let unused = (holders.all.len() - found.len()) as u64;
+    let mut builder = GroupBuilder::new(found.into_iter(), unused + max_groups(max_bytes));
     for position in 1..tree.nodes.len() {
-        let (node, above) = (
-            tree.nodes[position],
-            group_of[tree.parents[position] as usize],
-        );
-        if node >= object_index.count() {
+        let node = tree.nodes[position];
+        if node >= count {
             continue;
         }
+        let above = group_of[tree.parents[position] as usize];
         let is_shared = tree.shared.binary_search(&(position as u32)).is_ok();
-        let kind = kinds.kind(node);
-        let group = *below.entry((above, kind, is_shared)).or_insert_with(|| {
-            let mut ancestor = above;
-            while ancestor != 0 && kind_of[ancestor as usize] != kind {
-                ancestor = groups[ancestor as usize].parent as u32;
-            }
-            if ancestor != 0 {
-                return ancestor;
-            }
-            if groups.len() as u64 >= limit {
-                is_complete = false;
-                return above;
-            }
-            let group_kind = GroupKind::Objects(kinds.all[kind as usize].clone());
-            groups.push(new(group_kind, above as usize, is_shared));
-            kind_of.push(kind);
-            groups.len() as u32 - 1
-        });
-        group_of[position] = group;
-        let group = &mut groups[group as usize];
-        group.objects += 1;
-        group.bytes += object_index.object(node).size();
+        let size = object_index.object(node).size();
+        group_of[position] = builder.add(above, kinds.kind_of(node), is_shared, size);
     }
-    for index in (0..groups.len()).rev() {
-        groups[index].held_objects += groups[index].objects;
-        groups[index].held_bytes += groups[index].bytes;
-        if index > 0 {
-            let (objects, bytes) = (groups[index].held_objects, groups[index].held_bytes);
-            let parent = groups[index].parent;
-            groups[parent].held_objects += objects;
-            groups[parent].held_bytes += bytes;
-        }
-    }
+    let (groups, is_complete) = builder.finish();
     HolderGroups {
         groups,
         group_of,

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use crate::names::{DICT_TYPE, NameResolver};
-use crate::objects::ObjectIndex;
+use crate::objects::{Object, ObjectIndex};
 
 /// Size in bytes up to which each size is a kind. Larger objects have one kind per power of two.
 const MAX_EXACT_SIZE: u64 = 1024;
@@ -21,9 +21,36 @@ pub enum HeapObjectKind {
     Size(u64),
 }
 
+/// Kinds of objects, numbered.
+#[derive(Debug, Default)]
+pub(super) struct KindNumbers {
+    all: Vec<HeapObjectKind>,
+    numbers: HashMap<HeapObjectKind, u32>,
+}
+
+impl KindNumbers {
+    /// Number of an object's kind, by its first words and its size.
+    pub(super) fn number(&mut self, object: &Object, names: &mut NameResolver<'_>) -> u32 {
+        let kind = match names.class_name(object) {
+            Some(class) => HeapObjectKind::Class(class),
+            None => HeapObjectKind::for_size(object.size()),
+        };
+        let next = self.all.len() as u32;
+        *self.numbers.entry(kind).or_insert_with_key(|kind| {
+            self.all.push(kind.clone());
+            next
+        })
+    }
+
+    /// Kind with a number.
+    pub(super) fn kind(&self, number: u32) -> &HeapObjectKind {
+        &self.all[number as usize]
+    }
+}
+
 /// Kinds of all objects.
 pub(super) struct HeapObjectKinds {
-    pub(super) all: Vec<HeapObjectKind>,
+    all: Vec<HeapObjectKind>,
     /// Index of each object's kind, by the object's number.
     by_object: Vec<u32>,
 }
@@ -31,22 +58,14 @@ pub(super) struct HeapObjectKinds {
 impl HeapObjectKinds {
     /// Reads the kinds of all objects from the snapshot.
     pub(super) fn read(object_index: &ObjectIndex<'_>, names: &mut NameResolver<'_>) -> Self {
-        let mut numbers_of: HashMap<HeapObjectKind, u32> = HashMap::new();
-        let mut all = Vec::new();
-        let by_object = object_index.all().map(|object| {
-            let kind = match names.class_name(&object) {
-                Some(class) => HeapObjectKind::Class(class),
-                None => HeapObjectKind::for_size(object.size()),
-            };
-            let next = all.len() as u32;
-            *numbers_of.entry(kind).or_insert_with_key(|kind| {
-                all.push(kind.clone());
-                next
-            })
-        });
+        let mut known = KindNumbers::default();
+        let by_object = object_index
+            .all()
+            .map(|object| known.number(&object, names));
         let by_object = by_object.collect();
+        let KindNumbers { all, numbers } = known;
         let mut kinds = Self { by_object, all };
-        if let Some(dict) = numbers_of.get(&HeapObjectKind::Class(DICT_TYPE.into())) {
+        if let Some(dict) = numbers.get(&HeapObjectKind::Class(DICT_TYPE.into())) {
             kinds.assign_attribute_kinds(*dict, object_index, names);
         }
         kinds
@@ -92,8 +111,14 @@ impl HeapObjectKinds {
         self.by_object[number as usize] = kind;
     }
 
+    /// Kind of the object with that number, and its index in `all`.
+    pub(super) fn kind_of(&self, number: u32) -> (u32, &HeapObjectKind) {
+        let kind = self.kind(number);
+        (kind, &self.all[kind as usize])
+    }
+
     /// Index in `all` of the kind of the object with that number.
-    pub(super) fn kind(&self, number: u32) -> u32 {
+    fn kind(&self, number: u32) -> u32 {
         self.by_object[number as usize]
     }
 }

@@ -11,6 +11,13 @@ const WHOLE_SHIFT: u32 = 63;
 /// Bytes of a `PyGC_Head`, two pointers of Python's collector in front of an object.
 pub(crate) const GC_HEAD_SIZE: u64 = 16;
 
+/// Mark of an object in a search.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Mark {
+    Reached,
+    Scanned,
+}
+
 /// Adjacent objects, each of which ends where the next one begins, and their bitmaps.
 #[derive(Debug)]
 pub(crate) struct Span {
@@ -21,8 +28,8 @@ pub(crate) struct Span {
     pub(super) shift: u32,
     pub(super) starts: Vec<u64>,
     pub(super) used: Vec<u64>,
-    pub(super) reached: AtomicBitmap,
-    pub(super) scanned: AtomicBitmap,
+    /// For each word of `starts` one of [`Mark::Reached`] and one of [`Mark::Scanned`]: a search reads both.
+    marks: AtomicBitmap,
     /// Addresses of starts to which words point, if objects have no headers; else empty.
     pointed: AtomicBitmap,
     /// Objects with a `PyGC_Head` in their first [`GC_HEAD_SIZE`] bytes, and objects with one in the next.
@@ -62,8 +69,7 @@ impl Span {
             shift,
             starts: vec![0; words],
             used: vec![0; words],
-            reached: AtomicBitmap::new(words),
-            scanned: AtomicBitmap::new(words),
+            marks: AtomicBitmap::new(2 * words),
             pointed: match is_headerless(header, shift) {
                 true => AtomicBitmap::new(words),
                 false => AtomicBitmap::empty(),
@@ -103,8 +109,7 @@ impl Span {
         self.starts.truncate(words);
         self.used.truncate(words);
         self.summary.truncate(words.div_ceil(64));
-        self.reached = AtomicBitmap::new(words);
-        self.scanned = AtomicBitmap::new(words);
+        self.marks = AtomicBitmap::new(2 * words);
     }
 
     /// Used objects, by address.
@@ -127,6 +132,33 @@ impl Span {
         if is_used {
             self.used[word] |= mask;
         }
+    }
+
+    /// Marks of the objects that begin in a word of `starts`.
+    pub(super) fn mark_word(&self, mark: Mark, word: usize) -> u64 {
+        self.marks.word(2 * word + mark as usize)
+    }
+
+    /// Whether the object that begins at a bit has a mark.
+    #[inline]
+    pub(super) fn has_mark(&self, mark: Mark, bit: u64) -> bool {
+        self.marks.has(mark_bit(mark, bit))
+    }
+
+    /// Marks the object that begins at a bit. Returns whether it had no such mark before.
+    #[inline]
+    pub(super) fn set_mark(&self, mark: Mark, bit: u64) -> bool {
+        self.marks.set(mark_bit(mark, bit))
+    }
+
+    /// Clears a mark of the object that begins at a bit.
+    pub(super) fn clear_mark(&self, mark: Mark, bit: u64) {
+        self.marks.clear(mark_bit(mark, bit));
+    }
+
+    /// Forgets all marks and releases the memory for them. None may be set later.
+    pub(super) fn clear_marks(&mut self) {
+        self.marks = AtomicBitmap::empty();
     }
 
     /// Records a `PyGC_Head` at an address, in the object that begins at a bit. Ignores it if it is not at one of
@@ -165,6 +197,16 @@ impl Span {
         self.gc_heads = OnceLock::new();
     }
 
+    /// Whether some object has a `PyGC_Head`.
+    pub(super) fn has_gc_heads(&self) -> bool {
+        self.gc_heads.get().is_some()
+    }
+
+    /// log2 of a number of bytes of which the starts of all objects are multiples.
+    pub(super) fn start_shift(&self) -> u32 {
+        self.shift.min(self.range.start.trailing_zeros())
+    }
+
     /// Whether each object begins right where the one before ends.
     pub(super) fn is_headerless(&self) -> bool {
         is_headerless(self.header, self.shift)
@@ -183,6 +225,12 @@ impl Span {
         {
             self.pointed.set(bit);
         }
+    }
+
+    /// Whether an address is one of which pointers are recorded, and none was.
+    pub(super) fn is_unrecorded_start(&self, address: u64) -> bool {
+        self.start_bit(address)
+            .is_some_and(|bit| !self.pointed.has(bit))
     }
 
     /// Whether a pointer to that address was recorded.
@@ -276,6 +324,11 @@ impl Span {
             .get((bit / 64) as usize)
             .is_some_and(|word| word >> (bit % 64) & 1 != 0)
     }
+}
+
+/// Bit of a mark in the bitmap of all marks.
+fn mark_bit(mark: Mark, bit: u64) -> u64 {
+    (2 * (bit / 64) + mark as u64) * 64 + bit % 64
 }
 
 /// Whether objects with that header and shift begin where the one before ends. Not if the span is one object.

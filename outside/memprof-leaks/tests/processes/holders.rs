@@ -108,7 +108,7 @@ fn holders_with_little_memory_are_shortest_paths() {
 fn holders_beyond_max_memory_are_refused() {
     let mut target = sessions();
     let options = AnalysisOptions {
-        max_memory: Some(20 << 20),
+        max_memory: Some(17 << 20),
         ..LONG_PAUSE
     };
     let error = holders(target.pid, Detail::None, options, &|_| {}).unwrap_err();

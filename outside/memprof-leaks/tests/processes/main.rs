@@ -8,6 +8,7 @@ mod hostile;
 mod leaks;
 mod moves;
 mod refusals;
+mod scattered;
 mod snapshots;
 #[expect(dead_code, reason = "what memprof-ptrace's tests need besides")]
 #[path = "../../../memprof-ptrace/tests/processes/target.rs"]

@@ -1,0 +1,324 @@
+//! Pointers of a heap's objects in a few bytes each, so that following them needs no read of the snapshot.
+//!
+//! A part of a span has one sequence of numbers of variable length (LEB128), the objects in the order of their
+//! addresses, and an offset for each word of the span's bitmap. The numbers of an object are the distances of its
+//! targets, of which the last has a flag.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::objects::{ObjectPosition, Objects};
+
+/// Words of a span's bitmap in a part: 4 MiB of a heap with 16 bytes per bit.
+const WORDS_PER_PART: usize = 4096;
+/// Flag of an object's last number.
+const LAST: u64 = 1;
+/// First number of an object whose pointers are not in the table. A distance is never 0.
+const UNREAD: u64 = 0;
+/// Number of an object without pointers, and the last one after [`UNREAD`].
+const NONE: u64 = LAST;
+
+/// Words of the bitmap of one span.
+#[derive(Clone, Debug)]
+pub(super) struct SpanPart {
+    pub(super) span: usize,
+    pub(super) words: Range<usize>,
+}
+
+/// Pointers of the objects of all spans, as far as they fit into a limit of memory.
+#[derive(Debug)]
+pub(super) struct PointerTable {
+    /// Index in `parts` of each span's first part.
+    first: Vec<usize>,
+    parts: Vec<OnceLock<EncodedPart>>,
+    /// log2 of the unit of the distances, in bytes.
+    shift: u32,
+    /// Bytes that the table may still use.
+    remaining: AtomicU64,
+    /// Whether objects that are not in the table stay pending, instead of being read.
+    postpones_unread: bool,
+}
+
+/// Encoded pointers of a part.
+#[derive(Debug)]
+struct EncodedPart {
+    /// Offset in `numbers` of the first object that begins in each word.
+    offsets: Box<[u32]>,
+    numbers: Box<[u8]>,
+}
+
+/// Encoder of the pointers of a part, in the order of the objects' addresses. Its buffers are used again.
+#[derive(Debug, Default)]
+pub(super) struct PartEncoder {
+    offsets: Vec<u32>,
+    numbers: Vec<u8>,
+    /// Last number of the current object, which is not encoded yet.
+    pending: Option<u64>,
+    shift: u32,
+}
+
+impl PointerTable {
+    /// Empty table that may use `max_bytes`, and the parts that can be added.
+    pub(super) fn new(objects: &Objects, max_bytes: u64) -> (Self, Vec<SpanPart>) {
+        let (mut first, mut all) = (Vec::new(), Vec::new());
+        for (span, words) in objects.word_counts().enumerate() {
+            first.push(all.len());
+            all.extend((0..words).step_by(WORDS_PER_PART).map(|start| SpanPart {
+                span,
+                words: start..words.min(start + WORDS_PER_PART),
+            }));
+        }
+        let own = all.len() * (size_of::<OnceLock<EncodedPart>>() + size_of::<SpanPart>());
+        let table = Self {
+            first,
+            parts: all.iter().map(|_| OnceLock::new()).collect(),
+            shift: objects.link_shift(),
+            remaining: AtomicU64::new(max_bytes.saturating_sub(own as u64)),
+            postpones_unread: false,
+        };
+        (table, all)
+    }
+
+    /// Whether the limit is reached, so that no part can be added.
+    pub(super) fn is_full(&self) -> bool {
+        self.remaining.load(Ordering::Relaxed) == 0
+    }
+
+    /// Lets objects that are not in the table wait for another sweep, if it is full.
+    pub(super) fn postpone_unread(&mut self) {
+        self.postpones_unread = self.is_full();
+    }
+
+    /// Lets objects that are not in the table be read.
+    pub(super) fn read_unread(&mut self) {
+        self.postpones_unread = false;
+    }
+
+    /// Whether objects that are not in the table wait for another sweep.
+    pub(super) fn postpones_unread(&self) -> bool {
+        self.postpones_unread
+    }
+
+    /// log2 of the unit of the distances, in bytes.
+    pub(super) fn shift(&self) -> u32 {
+        self.shift
+    }
+
+    /// Adds a part. Does nothing if it does not fit: then its objects are unread.
+    pub(super) fn add(&self, part: &SpanPart, encoder: &mut PartEncoder) {
+        encoder.begin_word(part.words.len() - 1);
+        let size = (encoder.numbers.len() + encoder.offsets.len() * size_of::<u32>()) as u64;
+        let reserve = |left: u64| Some(left.saturating_sub(size));
+        let before = self
+            .remaining
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve);
+        if before.is_ok_and(|left| left >= size) {
+            let index = self.first[part.span] + part.words.start / WORDS_PER_PART;
+            // Each part is encoded once.
+            let _ = self.parts[index].set(EncodedPart {
+                offsets: encoder.offsets.as_slice().into(),
+                numbers: encoder.numbers.as_slice().into(),
+            });
+        }
+        encoder.clear();
+    }
+
+    /// Words that an object has for the objects to which it points. `None` if they are not in the table.
+    pub(super) fn links(
+        &self,
+        start: u64,
+        position: ObjectPosition,
+    ) -> Option<impl Iterator<Item = u64>> {
+        let index = self.first[position.span] + position.word / WORDS_PER_PART;
+        let part = self.parts[index].get()?;
+        let offset = part.offsets[position.word % WORDS_PER_PART];
+        let mut numbers = part.numbers[offset as usize..].iter();
+        for _ in 0..position.index_in_word {
+            while decode(&mut numbers) & LAST == 0 {}
+        }
+        let mut next = Some(decode(&mut numbers)).filter(|number| *number != UNREAD);
+        next?;
+        let (base, shift) = (base(start, self.shift), self.shift);
+        Some(std::iter::from_fn(move || {
+            let number = next.take()?;
+            if number & LAST == 0 {
+                next = Some(decode(&mut numbers));
+            }
+            let distance = (number >> 2).cast_signed() ^ -((number >> 1 & 1).cast_signed());
+            let link = base.wrapping_add((distance << shift).cast_unsigned());
+            (number != NONE).then_some(link)
+        }))
+    }
+
+    /// Encoder for a part of this table.
+    pub(super) fn encoder(&self) -> PartEncoder {
+        PartEncoder {
+            shift: self.shift,
+            ..PartEncoder::default()
+        }
+    }
+}
+
+impl PartEncoder {
+    /// log2 of the unit of the distances, in bytes.
+    pub(super) fn shift(&self) -> u32 {
+        self.shift
+    }
+
+    /// Begins the objects that begin in a word of the part, by its index.
+    pub(super) fn begin_word(&mut self, index: usize) {
+        while self.offsets.len() <= index {
+            self.offsets.push(self.numbers.len() as u32);
+        }
+    }
+
+    /// Adds an object without pointers.
+    pub(super) fn add_empty(&mut self) {
+        encode(NONE, &mut self.numbers);
+    }
+
+    /// Adds an object whose pointers are to be read later.
+    pub(super) fn add_unread(&mut self) {
+        encode(UNREAD, &mut self.numbers);
+        encode(NONE, &mut self.numbers);
+    }
+
+    /// Adds a word of the object at `start`, unless it equals the one before.
+    #[inline]
+    pub(super) fn add_link(&mut self, start: u64, link: u64) {
+        let distance = link.wrapping_sub(base(start, self.shift)).cast_signed() >> self.shift;
+        let number = ((distance << 1) ^ (distance >> 63)).cast_unsigned() << 1;
+        if number == UNREAD || self.pending == Some(number) {
+            return;
+        }
+        if let Some(before) = self.pending.replace(number) {
+            encode(before, &mut self.numbers);
+        }
+    }
+
+    /// Ends an object whose links were added.
+    pub(super) fn end_object(&mut self) {
+        let last = self.pending.take().unwrap_or_default();
+        encode(last | LAST, &mut self.numbers);
+    }
+
+    /// Forgets the part, but keeps the buffers.
+    pub(super) fn clear(&mut self) {
+        self.offsets.clear();
+        self.numbers.clear();
+    }
+}
+
+/// Address from which the distances of an object are counted. A word for the object itself has the distance 0,
+/// which is not encoded; where words are kept as they are, pointers to its own start count, and those to the byte
+/// after it do not.
+fn base(start: u64, shift: u32) -> u64 {
+    start + u64::from(shift == 0)
+}
+
+/// Appends a number in groups of 7 bits, the lowest first; all but the last byte have the highest bit.
+fn encode(mut number: u64, bytes: &mut Vec<u8>) {
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+}
+
+/// Reads a number of [`encode`].
+#[inline]
+fn decode(bytes: &mut std::slice::Iter<'_, u8>) -> u64 {
+    let (mut number, mut shift) = (0, 0);
+    for byte in bytes.by_ref() {
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            break;
+        }
+        shift += 7;
+    }
+    number
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::Span;
+
+    #[test]
+    fn links_of_each_object_are_found_again() {
+        let mut span = Span::new(0x1010..0x80_1010, 16, 8);
+        for index in 0..0x4_0000 {
+            span.add_object(0x1010 + index * 0x20, index % 3 != 0);
+        }
+        let far = 0x7f00_0000_0010..0x7f00_0000_1008;
+        let objects = Objects::new(vec![span, Span::single_object(far.clone())]);
+        let links = |start: u64| -> Vec<u64> {
+            let next = 0x1010 + (start.wrapping_mul(0x9e37_79b9) & 0x7f_ffe0);
+            match start / 0x20 % 4 {
+                0 => vec![],
+                1 => vec![next],
+                2 => vec![far.start, next, 0x1010],
+                _ => vec![next, next, start, far.start],
+            }
+        };
+        let check = |max_bytes, is_complete: bool| {
+            let (table, parts) = PointerTable::new(&objects, max_bytes);
+            let mut encoder = table.encoder();
+            for part in &parts {
+                for (position, object) in objects.used_in(part.span, part.words.clone()) {
+                    encoder.begin_word(position.word - part.words.start);
+                    for link in links(object.range.start) {
+                        encoder.add_link(object.range.start, link);
+                    }
+                    encoder.end_object();
+                }
+                table.add(part, &mut encoder);
+            }
+            let mut missing = 0;
+            for (position, object) in parts
+                .iter()
+                .flat_map(|part| objects.used_in(part.span, part.words.clone()))
+            {
+                let start = object.range.start;
+                let Some(found) = table.links(start, position) else {
+                    missing += 1;
+                    continue;
+                };
+                let mut expected = links(start);
+                expected.dedup();
+                expected.retain(|link| *link != start);
+                assert!(found.eq(expected), "{start:#x}");
+            }
+            assert_eq!(missing == 0, is_complete);
+            assert!(missing < objects.count() as usize);
+        };
+        check(u64::MAX, true);
+        // The first of two parts fits.
+        check(700_000, false);
+    }
+
+    #[test]
+    fn unread_objects_are_missing_between_others() {
+        let mut span = Span::new(0x1010..0x2010, 16, 8);
+        for start in [0x1010, 0x1030, 0x1050] {
+            span.add_object(start, true);
+        }
+        let objects = Objects::new(vec![span]);
+        let (table, parts) = PointerTable::new(&objects, u64::MAX);
+        let mut encoder = table.encoder();
+        encoder.begin_word(0);
+        encoder.add_unread();
+        encoder.add_empty();
+        encoder.add_link(0x1050, 0x1010);
+        encoder.end_object();
+        table.add(&parts[0], &mut encoder);
+        let links = |start: u64| {
+            let links = table.links(start, objects.begin_scan(start).unwrap());
+            links.map(Iterator::collect::<Vec<_>>)
+        };
+        assert_eq!(links(0x1010), None);
+        assert_eq!(links(0x1030), Some(vec![]));
+        assert_eq!(links(0x1050), Some(vec![0x1010]));
+    }
+}

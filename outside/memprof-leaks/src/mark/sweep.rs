@@ -1,0 +1,187 @@
+//! Sweep: reads all objects once, in the order of their addresses, and keeps the pointers of those that are not
+//! reached yet. A list whose objects lie anywhere in the heap would else need a read of the snapshot for each.
+
+use super::pointer_table::{PartEncoder, PointerTable, SpanPart};
+use super::{MAX_GAP, MAX_QUEUED, MarkWorker, Marker, OBJECTS_PER_BATCH, WORD, WORD_STEP};
+use crate::objects::{Object, ObjectPosition};
+use crate::snapshot_memory::BLOCK_SIZE;
+
+/// Number of unmarked objects from which a sweep is worth its tables.
+const MIN_SWEPT_OBJECTS: u64 = 1 << 14;
+/// Bytes for the queues of a search and the buffers of its threads.
+const QUEUE_BYTES: u64 = 8 << 20;
+/// Number of reached objects without known pointers from which another sweep is faster than reading each.
+const MIN_POSTPONED: usize = 1 << 16;
+/// Most objects whose pointers are followed at a time, so that the rest can be divided among the threads.
+const MAX_FOLLOWED: usize = 1 << 16;
+
+impl Marker<'_> {
+    /// Reads the pointers of all objects into a table of at most `max_bytes`. `None` if there are so few that reading
+    /// each when it is reached is faster.
+    pub(super) fn sweep(&self, max_bytes: u64) -> Option<PointerTable> {
+        if self.objects.unreachable_count() < MIN_SWEPT_OBJECTS {
+            return None;
+        }
+        let (mut table, parts) =
+            PointerTable::new(self.objects, max_bytes.saturating_sub(QUEUE_BYTES));
+        // Objects that are found are marked, so that they are among the pending ones.
+        self.run_parallel(&parts, 1, |parts, worker| {
+            let mut encoder = table.encoder();
+            for part in parts {
+                if !table.is_full() {
+                    self.sweep_part(part, worker, &mut encoder);
+                    table.add(part, &mut encoder);
+                }
+                worker.found.clear();
+            }
+        });
+        table.postpone_unread();
+        Some(table)
+    }
+
+    /// Sweeps again if the table lacked many objects that were reached: most of the others are scanned, so there is room
+    /// for more. Else, or if this is the last chance, those that it lacks are read one by one.
+    pub(super) fn sweep_again(
+        &self,
+        mut table: PointerTable,
+        max_bytes: u64,
+        is_last: bool,
+    ) -> Option<PointerTable> {
+        if is_last || self.objects.marked_unscanned().take(MIN_POSTPONED).count() < MIN_POSTPONED {
+            table.read_unread();
+            return Some(table);
+        }
+        drop(table);
+        self.sweep(max_bytes)
+    }
+
+    /// Reads the objects of a part. Marks the targets of those that are marked already.
+    fn sweep_part(&self, part: &SpanPart, worker: &mut MarkWorker<'_>, encoder: &mut PartEncoder) {
+        let objects: Vec<_> = self
+            .objects
+            .used_in(part.span, part.words.clone())
+            .collect();
+        let is_small = |object: &Object| object.size() <= BLOCK_SIZE as u64;
+        let mut rest = objects.as_slice();
+        while let Some(((position, first), others)) = rest.split_first() {
+            if !is_small(first) {
+                encoder.begin_word(position.word - part.words.start);
+                encoder.add_unread();
+                rest = others;
+                continue;
+            }
+            let mut end = first.range.end;
+            let near = others.iter().take_while(|(_, object)| {
+                let is_near = object.range.start.saturating_sub(end) <= MAX_GAP
+                    && object.range.end - first.range.start <= BLOCK_SIZE as u64;
+                end = object.range.end;
+                is_near
+            });
+            let count = 1 + near.count();
+            let (near, others) = rest.split_at(count);
+            self.sweep_near(near, part, worker, encoder);
+            rest = others;
+        }
+    }
+
+    /// Reads objects that are near each other at once, like [`sweep_part`](Self::sweep_part).
+    fn sweep_near(
+        &self,
+        near: &[(ObjectPosition, Object)],
+        part: &SpanPart,
+        worker: &mut MarkWorker<'_>,
+        encoder: &mut PartEncoder,
+    ) {
+        let [(_, first), ..] = near else { return };
+        let base = first.range.start;
+        let end = near.last().map_or(base, |(_, last)| last.range.end);
+        let bytes = worker.read(&(base..end));
+        let is_whole = bytes.len() as u64 == end - base;
+        for (position, object) in near {
+            encoder.begin_word(position.word - part.words.start);
+            let start = object.range.start;
+            let (is_marked, is_scanned) = self.objects.marks(start);
+            let offset = bytes.start + (start - base) as usize;
+            let own = offset..offset + object.size() as usize;
+            if is_scanned {
+                encoder.add_empty();
+            } else if !is_whole {
+                // Later objects may be readable.
+                encoder.add_unread();
+            } else if is_marked {
+                self.objects.mark_scanned(start);
+                worker.mark_block_words(own, WORD_STEP);
+                encoder.add_empty();
+            } else {
+                self.encode(start, &worker.block[own], encoder);
+            }
+        }
+    }
+
+    /// Encodes the words of an object that point to unmarked objects.
+    fn encode(&self, start: u64, bytes: &[u8], encoder: &mut PartEncoder) {
+        for first in (0..WORD).step_by(WORD_STEP) {
+            for word in bytes.get(first..).unwrap_or_default().chunks_exact(WORD) {
+                let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+                if self.objects.may_contain(word)
+                    && let Some(link) = self.objects.link(word, encoder.shift())
+                {
+                    encoder.add_link(start, link);
+                }
+            }
+        }
+        encoder.end_object();
+    }
+
+    /// Marks the objects that the objects at `starts` reach, by their pointers in the table. Objects that are not in
+    /// it are read. Appends those that are left after some time to the worker's `found`.
+    pub(super) fn follow(
+        &self,
+        table: Option<&PointerTable>,
+        starts: &[u64],
+        worker: &mut MarkWorker<'_>,
+    ) {
+        let Some(table) = table else {
+            self.mark_batch(starts, worker);
+            return;
+        };
+        let mut open = starts.to_vec();
+        let mut unread = Vec::new();
+        for _ in 0..MAX_FOLLOWED.max(starts.len()) {
+            let Some(start) = open.pop() else { break };
+            let Some(position) = self.objects.begin_scan(start) else {
+                continue;
+            };
+            match table.links(start, position) {
+                Some(links) => {
+                    for link in links {
+                        if let Some(found) = self.objects.mark_link(link, table.shift())
+                            // Further ones are found later by their marks.
+                            && open.len() < MAX_QUEUED
+                        {
+                            open.push(found);
+                        }
+                    }
+                }
+                None if table.postpones_unread() => self.objects.end_scan(start),
+                None => unread.push(start),
+            }
+            if unread.len() >= OBJECTS_PER_BATCH {
+                unread.sort_unstable();
+                self.mark_batch(&unread, worker);
+                unread.clear();
+            }
+        }
+        unread.sort_unstable();
+        self.mark_batch(&unread, worker);
+        worker.queue(&open);
+    }
+}
+
+/// Number of objects that a thread follows at a time: each of a few may reach many, if their pointers are known.
+pub(super) fn objects_per_batch(found: usize, table: Option<&PointerTable>) -> usize {
+    match table {
+        Some(_) => (found / 16).clamp(1, OBJECTS_PER_BATCH),
+        None => OBJECTS_PER_BATCH,
+    }
+}
