@@ -52,8 +52,7 @@ struct UnwindInfo {
 }
 
 impl CallStacks {
-    /// Reads the unwind information that the last walks lacked, and the current mappings of code. Call it before
-    /// each round of [`unwind`](Self::unwind).
+    /// Reads the current mappings of code, and the unwind information that the last walks lacked.
     pub(crate) fn refresh(&mut self, memory: &Memory, maps: &[u8]) {
         let mut object: Option<MappedObject> = None;
         self.code.clear();
@@ -68,6 +67,11 @@ impl CallStacks {
                 self.code.push((mapping.range, object));
             }
         }
+        self.read_missing(memory);
+    }
+
+    /// Reads the unwind information that the last walks lacked. Call it while no thread is stopped.
+    pub(crate) fn read_missing(&mut self, memory: &Memory) {
         for object in std::mem::take(&mut self.missing) {
             let information = UnwindInfo::read(memory, object.base).ok();
             self.information.insert(object, information);

@@ -5,6 +5,7 @@
 //! So none of the functions on the thread's stack may belong to them, except those that started the thread. Locks of
 //! the program itself are harmless: no remote call waits for them.
 
+use std::collections::HashMap;
 use std::fs;
 use std::ops::Range;
 
@@ -80,6 +81,16 @@ impl ProgramCodeMap {
                 )
             })
             .collect();
+    }
+
+    /// Whether no code is known, because it was never refreshed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.code.is_empty()
+    }
+
+    /// Reads the unwind information that the last walks lacked.
+    pub(crate) fn read_missing(&mut self, memory: &Memory) {
+        self.stacks.read_missing(memory);
     }
 
     /// Checks whether a thread that was stopped while running may make remote calls.
@@ -213,11 +224,13 @@ fn find_allocators(memory: &Memory, maps: &[u8], entry: u64) -> Option<Vec<File>
         Some(())
     };
     consider(program)?;
+    let first_mappings = mappings(maps).filter(is_first_mapping);
+    let mut images: HashMap<u64, Mapping<'_>> = first_mappings
+        .map(|mapping| (mapping.range.start, mapping))
+        .collect();
     for base in others {
         // The vDSO belongs to no file.
-        if let Some(mapping) =
-            mappings(maps).find(|mapping| mapping.range.start == base && is_first_mapping(mapping))
-        {
+        if let Some(mapping) = images.remove(&base) {
             consider(mapping)?;
         }
     }

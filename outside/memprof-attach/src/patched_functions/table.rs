@@ -4,7 +4,7 @@
 use std::io;
 use std::mem::offset_of;
 
-use memprof_ptrace::maps::mappings;
+use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
 use memprof_sampler::{EntryRow, EntryTable, TABLE_MARK, TABLE_SIZE, trampoline_offset};
 
@@ -130,19 +130,16 @@ pub(crate) fn find_table(memory: &Memory, maps: &[u8]) -> Option<u64> {
 /// Addresses at which a table may lie, before anonymous code. Its own mapping may begin earlier: the kernel merges it with
 /// one that the program maps below it.
 fn table_candidates(maps: &[u8]) -> impl Iterator<Item = u64> {
-    let is_table = |base: u64, code: u64| {
-        mappings(maps).any(|mapping| {
-            let is_data = mapping.inode == 0 && mapping.access == *b"rw-p";
-            is_data && mapping.range.contains(&base) && mapping.range.end == code
-        })
-    };
-    mappings(maps)
-        .filter(|mapping| mapping.inode == 0 && mapping.access == *b"r-xp")
-        .filter_map(move |mapping| {
-            let code = mapping.range.start;
-            let base = code.checked_sub(TABLE_SIZE as u64)?;
-            is_table(base, code).then_some(base)
-        })
+    let mut before: Option<Mapping<'_>> = None;
+    mappings(maps).filter_map(move |mapping| {
+        let is_code = mapping.inode == 0 && mapping.access == *b"r-xp";
+        let code = mapping.range.start;
+        let base = code.checked_sub(TABLE_SIZE as u64)?;
+        let data = before.replace(mapping)?;
+        let is_data = data.inode == 0 && data.access == *b"rw-p";
+        let is_table = is_data && data.range.contains(&base) && data.range.end == code;
+        (is_code && is_table).then_some(base)
+    })
 }
 
 /// Reads the entries of the table at `base`. `InvalidData` if a jump cannot reach its trampoline.
@@ -184,18 +181,24 @@ pub(crate) fn find_table_space(maps: &[u8], function: u64) -> Option<u64> {
     const MIN_ADDRESS: u64 = 0x10_0000;
     const MAX_DISTANCE: u64 = 1 << 30;
     const PAGE_SIZE: u64 = 4096;
-    let file = mappings(maps).find(|mapping| mapping.range.contains(&function))?;
-    let of_file = mappings(maps).filter(|mapping| mapping.path == file.path);
+    let all: Vec<_> = mappings(maps).collect();
+    let file = all
+        .iter()
+        .find(|mapping| mapping.range.contains(&function))?;
+    let of_file = all.iter().filter(|mapping| mapping.path == file.path);
     let start = of_file.map(|mapping| mapping.range.start).min()?;
     let is_free = |base: &u64| {
         let (from, to) = (base - PAGE_SIZE, base + TABLE_AND_CODE_SIZE + PAGE_SIZE);
-        !mappings(maps).any(|mapping| mapping.range.start < to && from < mapping.range.end)
+        let next = all.partition_point(|mapping| mapping.range.end <= from);
+        all.get(next).is_none_or(|next| next.range.start >= to)
     };
     // Several distances: a command that was killed too early leaves a table without a mark.
     let far = (0..32).map(|step| (16 << 20) - step * (64 << 10));
     let distances = far.chain([1 << 20, 1 << 17]);
     let below = distances.filter_map(|distance| start.checked_sub(distance));
-    let gaps = mappings(maps).filter(|mapping| mapping.range.start.abs_diff(start) < MAX_DISTANCE);
+    let gaps = all
+        .iter()
+        .filter(|mapping| mapping.range.start.abs_diff(start) < MAX_DISTANCE);
     let ends = gaps.map(|mapping| {
         mapping
             .range
