@@ -151,11 +151,11 @@ pub(crate) fn weighted_sums(
             }
         }
     }
-    let found: f64 = sums.by_stack.values().map(|[bytes, _]| bytes).sum();
+    let found = sum(sums.by_stack.values().map(|[bytes, _]| *bytes));
     let weighted = profiles
         .iter()
         .map(|profile| profile.inuse_bytes as f64 * weights.weight(profile));
-    let expected: f64 = weighted.sum();
+    let expected = sum(weighted);
     // Rounding may contribute half a byte per profile.
     if (found - expected).abs() > 0.5 + profiles.len() as f64 / 2.0 {
         query.notes.add(format!(
@@ -167,6 +167,11 @@ pub(crate) fn weighted_sums(
     let first = intervals.next();
     sums.sample_interval = first.filter(|first| intervals.all(|other| other == *first));
     Ok(sums)
+}
+
+/// Sum of numbers. That of none is 0, where [`Iterator::sum`] returns -0.
+fn sum(numbers: impl Iterator<Item = f64>) -> f64 {
+    numbers.fold(0.0, std::ops::Add::add)
 }
 
 /// Adds the samples of a batch, times their weights, to `sums`: bytes and objects by stack id.
