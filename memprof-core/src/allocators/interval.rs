@@ -52,6 +52,17 @@ impl SampleInterval {
         is_valid.then_some(Self(bytes))
     }
 
+    /// Interval at which tables that lost samples at an interval of `bytes` would have held all of them.
+    pub(crate) fn sufficient(bytes: u64, samples: u64, lost: u64) -> Self {
+        let kept = samples.saturating_sub(lost).max(1);
+        let bytes = bytes.saturating_mul(samples.div_ceil(kept).max(2));
+        Self(
+            bytes
+                .clamp(1 << LG_SAMPLE.start(), 1 << LG_SAMPLE.end())
+                .next_power_of_two(),
+        )
+    }
+
     /// The interval in bytes.
     pub fn bytes(self) -> u64 {
         self.0
@@ -68,6 +79,19 @@ mod tests {
             let error = SampleInterval::from_lg(lg_sample).unwrap_err();
             assert_eq!(error.kind, ErrorKind::InvalidArgument, "{lg_sample}");
         }
+    }
+
+    #[test]
+    fn sufficient_interval_follows_the_lost_share() {
+        let check = |bytes, samples, lost, expected: u64| {
+            let interval = SampleInterval::sufficient(bytes, samples, lost);
+            assert_eq!(interval.bytes(), expected);
+            assert!(SampleInterval::from_bytes(expected).is_some());
+        };
+        check(1 << 10, 400_000, 270_000, 4 << 10);
+        check(512 << 10, 9, 2, 1 << 20);
+        check(4 << 20, 100, 100, 16 << 20);
+        check(0, 10, 5, 1 << 10);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::take_dump::{self, DumpOrigin, InMemoryDump};
 use super::thread_exclusion::exclude_this_thread;
 use super::unprofiled_memory::{UnprofiledMemory, builtin_samplers, unprofiled_warnings};
 use super::{Profiler, format_rfc3339, statistics};
+use crate::allocators::interval::SampleInterval;
 use crate::dumps::headroom;
 use crate::dumps::hidden_file;
 use crate::dumps::name::{DumpCause, DumpName};
@@ -24,7 +25,7 @@ use crate::system::seccomp;
 use crate::watching::memory_reading::read_rss;
 use memprof_messages::{
     AllocatorKind, Dump, DumpReport, EarlyEndReason, LabelSetStats, ProfileKind, SamplerStatus,
-    UnseenFrees, size_text,
+    UnseenFrees, format_size, size_text,
 };
 
 /// Allocators to dump together, and the circumstances of the dump.
@@ -85,8 +86,11 @@ impl Profiler {
                     let samplers = round
                         .backends
                         .iter()
-                        .filter_map(|each| each.sampler_status());
-                    warnings.extend(samplers.flat_map(|sampler| sampler_warnings(&sampler)));
+                        .filter_map(|each| Some((each.sampler_status()?, each.sample_interval())));
+                    warnings.extend(
+                        samplers
+                            .flat_map(|(sampler, interval)| sampler_warnings(&sampler, interval)),
+                    );
                     warnings.splice(0..0, dumps.iter().flat_map(unseen_call_warnings));
                     warnings.extend(dumps.iter().filter_map(early_end_warning));
                     let sets = labels::label_set_stats().filter(|_| !labels.is_empty());
@@ -235,12 +239,17 @@ fn label_set_warning(sets: LabelSetStats) -> Option<String> {
 }
 
 /// Warnings that the profile of memprof's sampler shows too little.
-fn sampler_warnings(sampler: &SamplerStatus) -> impl Iterator<Item = String> + use<> {
+fn sampler_warnings(
+    sampler: &SamplerStatus,
+    interval: Option<u64>,
+) -> impl Iterator<Item = String> + use<> {
     let SamplerStatus { samples, lost, .. } = *sampler;
     let lost = (lost > 0).then(|| {
+        let interval = SampleInterval::sufficient(interval.unwrap_or_default(), samples, lost);
+        let interval = format_size(interval.bytes());
         format!(
             "{lost} of {samples} samples were lost, because memprof's tables were full of stacks whose memory lives, \
-             so values are too low: `reset sample_interval=4MiB` samples more coarsely"
+             so values are too low: `reset sample_interval={interval}` samples more coarsely"
         )
     });
     lost.into_iter()

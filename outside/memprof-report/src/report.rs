@@ -170,12 +170,29 @@ fn other_program_warning(profile: &Profile, base: &Profile) -> Option<String> {
 /// them.
 fn lost_samples_note(profile: &Profile) -> Option<String> {
     let (lost, samples) = (profile.origin.lost_samples?, profile.origin.samples?);
+    let remedy = match profile.interval {
+        Some(interval) => format!(
+            "sample_interval={}",
+            sufficient_interval(interval, samples, lost)
+        ),
+        None => "a larger sample_interval".to_owned(),
+    };
     (lost > 0).then(|| {
         format!(
-            "{lost} of {samples} samples were lost, because memprof's tables were full: sample more \
-             coarsely (sample_interval=4MiB)"
+            "{lost} of {samples} samples were lost, because memprof's tables were full: sample more coarsely ({remedy})"
         )
     })
+}
+
+/// Interval at which the tables would have held all samples: a power of two, as the option takes it, with its unit.
+fn sufficient_interval(interval: u64, samples: u64, lost: u64) -> String {
+    let kept = samples.saturating_sub(lost).max(1);
+    let factor = samples.div_ceil(kept).max(2);
+    let bytes = interval.saturating_mul(factor).clamp(1 << 10, 16 << 20);
+    match bytes.next_power_of_two() {
+        bytes if bytes < 1 << 20 => format!("{}KiB", bytes >> 10),
+        bytes => format!("{}MiB", bytes >> 20),
+    }
 }
 
 /// Returns a note on the bytes in the row for unattributed memory. `None` if there are none, or the profile is not of
@@ -346,4 +363,22 @@ fn normalize(base: &mut Profile, profile: &Profile, sample_type: SampleType) -> 
         *value = (*value as f64 * new / old).round() as i64;
     }
     base.totals().map(|_| ()).ok_or_else(overflow)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sufficient_interval;
+
+    #[test]
+    fn advised_interval_follows_the_lost_share() {
+        let check = |interval, samples, lost, expected: &str| {
+            assert_eq!(sufficient_interval(interval, samples, lost), expected);
+        };
+        check(1 << 10, 400_000, 270_000, "4KiB");
+        check(512 << 10, 9, 2, "1MiB");
+        check(1 << 10, 140_000, 9_000, "2KiB");
+        check(4 << 20, 100, 99, "16MiB");
+        check(1, 10, 10, "1KiB");
+        check(3 << 10, 10, 5, "8KiB");
+    }
 }

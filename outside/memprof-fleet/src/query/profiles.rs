@@ -189,7 +189,7 @@ const SHORTFALLS: [Shortfall; 5] = [
         text: "lost samples, because memprof's tables were full: their values are too low, and may fall while memory \
                grows",
         format_size: |counts| format!("{} of {}", counts.lost, counts.samples),
-        remedy: "sample more coarsely (`memprof activate sample_interval=4MiB`)",
+        remedy: "sample more coarsely there; `memprof dump` names an interval at which the tables suffice",
     },
 ];
 

@@ -77,7 +77,7 @@ fn sampling_start_is_in_every_format() {
     let comments = "# sampler: ours\n# sampling since: 2026-11-21T11:13:00Z\n# samples: 9\n\
                     # lost samples: 2\n# memprof-image: /opt/plugin.so\n";
     let lost = "2 of 9 samples were lost, because memprof's tables were full: sample more coarsely \
-                (sample_interval=4MiB)";
+                (sample_interval=1KiB)";
     let dump = format!("{DUMP}{comments}");
     let check = |format: Format, expected: &str| {
         let options = Options {
