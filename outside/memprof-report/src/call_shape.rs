@@ -106,6 +106,9 @@ fn argument_origins(code: &[u8], start: u64, return_address: u64) -> Option<[Arg
                 instruction.op1_kind(),
                 OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64
             );
+        if !may_write_argument(&instruction) {
+            continue;
+        }
         for register in written_registers(&mut info, &instruction) {
             let index = match register {
                 Register::RDI => 0,
@@ -119,6 +122,20 @@ fn argument_origins(code: &[u8], start: u64, return_address: u64) -> Option<[Arg
         }
     }
     None
+}
+
+/// Whether an instruction can write the register of one of the first two arguments: it names one, or is a string
+/// instruction, which moves both. To ask that is far cheaper than to list all that it writes.
+fn may_write_argument(instruction: &Instruction) -> bool {
+    let is_argument = |register: Register| {
+        let full = register.full_register();
+        full == Register::RDI || full == Register::RSI
+    };
+    instruction.is_string_instruction()
+        || (0..instruction.op_count()).any(|operand| {
+            instruction.op_kind(operand) == OpKind::Register
+                && is_argument(instruction.op_register(operand))
+        })
 }
 
 /// Full registers that an instruction writes.

@@ -1,7 +1,5 @@
 //! Reads the shapes of calls near the leaf of stacks from a file's code.
 
-use std::collections::HashSet;
-
 use addr2line::gimli::{
     BaseAddresses, EhFrame, EhFrameHdr, EndianSlice, RunTimeEndian, UnwindSection,
 };
@@ -14,12 +12,15 @@ use crate::stacks::{AddressId, StackId, Stacks};
 /// Frames at the leaf in which a wrapper of malloc is searched for; a stack may start in the allocator itself.
 const LEAF_FRAMES: usize = 6;
 
-/// Returns the addresses near the leaf of a stack.
-pub(super) fn leaf_addresses(stacks: &Stacks) -> HashSet<AddressId> {
-    let stacks = (0..stacks.len()).map(|index| stacks.frames(StackId(index as u32)));
-    stacks
-        .flat_map(|frames| frames.iter().take(LEAF_FRAMES).copied())
-        .collect()
+/// Returns for each address, by its id, whether it is near the leaf of a stack.
+pub(super) fn leaf_addresses(stacks: &Stacks) -> Vec<bool> {
+    let mut is_near_leaf = vec![false; stacks.addresses().len()];
+    for index in 0..stacks.len() as u32 {
+        for id in stacks.frames(StackId(index)).iter().take(LEAF_FRAMES) {
+            is_near_leaf[id.0 as usize] = true;
+        }
+    }
+    is_near_leaf
 }
 
 /// Returns the shapes of calls in a file, as far as it has x86-64 code and unwinding rules, which say where functions

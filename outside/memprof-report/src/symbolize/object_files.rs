@@ -115,7 +115,7 @@ pub(super) fn group_by_file<'a>(
                 address: call,
                 offset: mapping.normalize(call),
                 id,
-                is_near_leaf: leaves.contains(&id),
+                is_near_leaf: leaves[id.0 as usize],
             });
         }
     }
