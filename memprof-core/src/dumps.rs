@@ -2,6 +2,7 @@
 //! directory.
 
 pub(crate) mod checksum;
+pub(crate) mod escape;
 pub(crate) mod headroom;
 pub(crate) mod heap;
 pub(crate) mod hidden_file;

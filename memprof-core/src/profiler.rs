@@ -53,10 +53,11 @@ use crate::allocators::printout::JemallocReaders;
 use crate::allocators::unprofilable::Unprofilable;
 use crate::dumps::store::{OpenedDump, Store};
 use crate::error::{Error, ErrorKind, Result};
+use crate::sampler::languages::{language_status, prepare_languages};
 use crate::sampler::{self, Backend};
 use crate::unwinder::UnwinderSettings;
 use memprof_messages::SamplerChoice;
-use memprof_messages::{KeptDump, ProfilerStatus, Profiling};
+use memprof_messages::{KeptDump, LanguagesChoice, ProfilerStatus, Profiling};
 
 /// Hint for a profile that lacks memory allocated before profiling began; continues a sentence about that
 /// memory.
@@ -124,6 +125,9 @@ impl Profiler {
         profiler.select_default_sampler();
         if profiler.allocators.is_active() {
             profiler.switch.mark_active_before_memprof(now);
+            let backends = profiler.allocators.all();
+            let is_sampled = backends.iter().any(|each| each.sampler_status().is_some());
+            prepare_languages(LanguagesChoice::default(), is_sampled);
         }
         if let Err(error) = profiler.dump_slot.dumper.start() {
             log::warn!("{error}; the first dump tries again");
@@ -167,6 +171,7 @@ impl Profiler {
             ages_s: self.switch.age_width(),
             labels: self.switch.label_keys(),
             label_sets: labels::label_set_stats(),
+            languages: language_status(),
         }
     }
 

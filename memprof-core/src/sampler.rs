@@ -10,6 +10,9 @@ mod fork;
 mod interception;
 #[cfg(target_arch = "x86_64")]
 mod jemalloc_hooks;
+#[cfg_attr(target_arch = "x86_64", path = "sampler/languages.rs")]
+#[cfg_attr(not(target_arch = "x86_64"), path = "sampler/no_languages.rs")]
+pub(crate) mod languages;
 #[cfg(target_arch = "x86_64")]
 mod loaded_libraries;
 #[cfg_attr(target_arch = "x86_64", path = "sampler/own_sampler.rs")]

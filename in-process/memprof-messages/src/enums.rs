@@ -48,6 +48,16 @@ named_enums! {
         Allocator = "allocator",
     }
 
+    /// Whether stacks name the functions of an interpreter's program.
+    #[derive(Default)]
+    LanguagesChoice {
+        /// Those of each interpreter whose structures are known.
+        #[default]
+        Auto = "auto",
+        /// No: stacks are those of the interpreter.
+        Off = "off",
+    }
+
     /// Sampler of allocations, as requested.
     #[derive(Default)]
     SamplerChoice {

@@ -30,8 +30,8 @@ pub use doctor::{DoctorReport, Finding, Severity, findings_text};
 pub use dump::{Dump, DumpList, DumpReport, EarlyEnds, KeptDump, UnseenFrees};
 pub use dump_id::DumpId;
 pub use enums::{
-    AllocatorKind, EarlyEndReason, InterceptionKind, OnOff, ProfileKind, Profiling, Provider,
-    SamplerChoice, TriggerKind, UnwinderChoice,
+    AllocatorKind, EarlyEndReason, InterceptionKind, LanguagesChoice, OnOff, ProfileKind,
+    Profiling, Provider, SamplerChoice, TriggerKind, UnwinderChoice,
 };
 pub use errno_remedy::{Operation, errno_remedy};
 pub use ledger::{
@@ -53,8 +53,8 @@ pub use stats::{
 };
 pub use status::{
     ActivationResult, AllocatorStatus, GdumpResult, GdumpStatus, JemallocOptions, LabelSetStats,
-    ProfilerStatus, SamplerStatus, SlotCounts, UnwinderStatus, WalkerStatus, WatchStatus,
-    release_version,
+    LanguageStatus, ProfilerStatus, SamplerStatus, SlotCounts, UnwinderStatus, WalkerStatus,
+    WatchStatus, release_version,
 };
 pub use table::{MESSAGES, PLUGIN, message};
 pub use usage::USAGES;

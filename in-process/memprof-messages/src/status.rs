@@ -51,6 +51,31 @@ pub struct ProfilerStatus {
     pub labels: Vec<String>,
     /// Label sets that were recorded; absent before the first activation with labels.
     pub label_sets: Option<LabelSetStats>,
+    /// Interpreters whose programs' functions samples name, or the reason why not; those found by the last `activate`.
+    #[serde(default)]
+    pub languages: Vec<LanguageStatus>,
+}
+
+/// An interpreter in the process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LanguageStatus {
+    /// Name of the language: `python`.
+    pub language: String,
+    /// Version, as far as it is known: `3.11.2`.
+    pub version: String,
+    /// File that has the interpreter.
+    pub runtime: String,
+    /// Stacks of memprof's sampler in which its frames were looked for, since the start of the process.
+    pub samples: u64,
+    /// Those of `samples` with frames of the program.
+    pub with_frames: u64,
+    /// Those of `with_frames` whose frames end in one that could not be read.
+    pub ended_early: u64,
+    /// Distinct functions and lines in these frames, of at most 32,768.
+    pub names: u32,
+    /// Reason why stacks have the interpreter's functions only.
+    pub off_because: Option<String>,
 }
 
 /// Distinct label sets of the samples.

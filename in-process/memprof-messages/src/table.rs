@@ -5,7 +5,8 @@ use crate::ArgumentType::{Examples, Integer, NamedOneOf, OneOf};
 use crate::Effect::{Mutating, ReadOnly};
 use crate::ReplyLatency::{Immediate, Long};
 use crate::{
-    AllocatorKind, ArgumentSpec, MessageSpec, ProfileKind, ReplyType, SamplerChoice, UnwinderChoice,
+    AllocatorKind, ArgumentSpec, LanguagesChoice, MessageSpec, ProfileKind, ReplyType,
+    SamplerChoice, UnwinderChoice,
 };
 
 /// Name of the plugin that accepts these messages.
@@ -62,6 +63,12 @@ pub const MESSAGES: &[MessageSpec] = &[
                 OneOf(SamplerChoice::NAMES),
                 "who takes the samples: the allocator or memprof (ours); auto uses memprof if the allocator cannot",
             ),
+            ArgumentSpec::new(
+                "languages",
+                OneOf(LanguagesChoice::NAMES),
+                "whose functions stacks name: with auto those of a Python program, with off the interpreter's",
+            )
+            .default("auto"),
             ArgumentSpec::new(
                 "ages",
                 Examples(&["1m", "10s", "off"]),

@@ -4,6 +4,7 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use memprof_languages::{NameMemory, NativeStack, set_name_memory};
 use memprof_unwind::{
     PseudoFrames, Registers, SavedRegisters, WORKSPACE_FRAMES, Workspace, walk_this_thread,
 };
@@ -15,6 +16,7 @@ use crate::filter::Filter;
 use crate::fork_sentinel::ForkSentinel;
 use crate::gate::Gate;
 use crate::live_table::{ClaimedCell, LiveTable, Sample};
+use crate::mapping;
 use crate::own_code::own_code;
 use crate::patching_guard;
 use crate::probes;
@@ -97,6 +99,22 @@ pub fn start(interval: u64) -> Result<(), SamplerError> {
     } else {
         Err(SamplerError::NoMemory)
     }
+}
+
+/// Maps the table of the names of the program's functions, for the process.
+///
+/// # Errors
+/// `NoMemory`: the kernel has no memory for it.
+pub fn map_names() -> Result<(), SamplerError> {
+    static MAPPED: AtomicBool = AtomicBool::new(false);
+    if MAPPED.load(Relaxed) {
+        return Ok(());
+    }
+    let memory = mapping::map_zeros::<NameMemory>(1).ok_or(SamplerError::NoMemory)?;
+    // SAFETY: the mapping has room for one table, of which zeros are a valid value, and is never unmapped.
+    set_name_memory(unsafe { &*memory });
+    MAPPED.store(true, Relaxed);
+    Ok(())
 }
 
 /// Stops sampling. Samples so far are kept, and are removed as their blocks are freed.
@@ -267,16 +285,23 @@ pub(crate) fn record_sample(block: usize, size: usize) {
     let (start, saved) = caller_registers();
     // SAFETY: registers of this function, whose frame stays during the walk.
     let (count, walk_end) = unsafe { walk_this_thread(start, saved, &mut workspace) };
-    let buffer = workspace.frames();
-    let walked = buffer.get(..count).unwrap_or_default();
-    // SAFETY: the walk wrote the first `count` frames.
-    let walked = unsafe { &*(&raw const *walked as *const [usize]) };
+    // SAFETY: this walk wrote `count` frames.
+    let (walked, stack_pointers, scratch) = unsafe { workspace.walked(count) };
     let own = own_code();
     let is_own = |frame: &&usize| own.contains(*frame);
     let start = walked.iter().take_while(is_own).count();
+    let last = walked.last().copied().unwrap_or(0);
+    let native = NativeStack {
+        frames: walked.get(start..).unwrap_or_default(),
+        stack_pointers: stack_pointers.skip(start),
+    };
+    let (start, count) = match memprof_languages::merge(native, scratch) {
+        Some(merged) => (0, workspace.set_frames_from_scratch(merged)),
+        None => (start, count),
+    };
+    let buffer = workspace.frames();
     let tail = PseudoFrames::for_this_thread();
     let end = count.min(start + tail.frames_left(MAX_FRAMES));
-    let last = walked.last().copied().unwrap_or(0);
     early_ends::count_if_early(walk_end, end < count, last);
     let end = tail.append_to(buffer, end);
     let frames = buffer.get(start..end).unwrap_or_default();

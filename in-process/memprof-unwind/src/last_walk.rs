@@ -66,12 +66,49 @@ impl LastWalk {
 
 /// One frame of a walk: its stack pointer and the position of its rule.
 #[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
 pub(crate) struct WalkStep(u64);
+
+/// Stack pointers of the frames of a walk, from the innermost one outwards.
+#[derive(Clone, Copy, Debug)]
+pub struct StackPointers<'a> {
+    words: &'a [usize],
+    /// Bits of a word below its stack pointer, which is aligned.
+    shift: u32,
+}
+
+impl<'a> StackPointers<'a> {
+    /// Takes the bits of the steps of a walk.
+    pub(crate) fn from_steps(words: &'a [usize]) -> Self {
+        let shift = RuleIndex::BITS - ALIGNMENT_BITS;
+        Self { words, shift }
+    }
+
+    /// Takes the stack pointers themselves.
+    pub fn from_words(words: &'a [usize]) -> Self {
+        Self { words, shift: 0 }
+    }
+
+    /// Without those of the first `count` frames.
+    pub fn skip(self, count: usize) -> Self {
+        let words = self.words.get(count..).unwrap_or_default();
+        Self { words, ..self }
+    }
+
+    /// Returns the stack pointer of a frame. `None` if the walk had fewer frames, or did not save it.
+    pub fn get(self, index: usize) -> Option<usize> {
+        let word = self.words.get(index)?;
+        Some(word >> self.shift & !((1 << ALIGNMENT_BITS) - 1))
+    }
+}
+
+/// Low bits of a stack pointer that are 0.
+const ALIGNMENT_BITS: u32 = 3;
 
 impl WalkStep {
     #[inline(always)]
     fn new(sp: usize, slot: RuleIndex) -> Self {
-        Self((sp as u64 >> 3) << RuleIndex::BITS | u64::from(slot.bits()))
+        Self((sp as u64 >> ALIGNMENT_BITS) << RuleIndex::BITS | u64::from(slot.bits()))
     }
 
     #[inline(always)]
@@ -81,12 +118,12 @@ impl WalkStep {
 
     /// Returns whether the frame lies below `sp`, so that it has been left since.
     fn is_below(self, sp: usize) -> bool {
-        self.0 >> RuleIndex::BITS < sp as u64 >> 3
+        self.0 >> RuleIndex::BITS < sp as u64 >> ALIGNMENT_BITS
     }
 
     /// Returns whether the frame has this stack pointer.
     fn is_at(self, sp: usize) -> bool {
-        self.0 >> RuleIndex::BITS == sp as u64 >> 3
+        self.0 >> RuleIndex::BITS == sp as u64 >> ALIGNMENT_BITS
     }
 }
 

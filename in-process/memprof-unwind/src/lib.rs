@@ -45,6 +45,7 @@ pub use label::{
     LabelContext, LabelIter, LabelSetCounts, MAX_CONTEXTS, MAX_KEYS, MAX_SETS, OTHER,
     for_each_label_set, label_set_counts, set_labels,
 };
+pub use last_walk::StackPointers;
 pub use object::{FindObject, FoundObject};
 pub use pseudo_frames::{
     PseudoFrames, set_alloc_time, set_code_generation, without_code_generation,
@@ -57,4 +58,4 @@ pub use thread_walk::{
     clear_rules, clear_stack_cache, object_start, prepare, rules_read_count, walk_this_thread,
 };
 pub use walk::{Frame, Registers, RuleSource, StackReader, WalkEnd, as_frames, walk};
-pub use workspace::{WORKSPACE_FRAMES, Workspace};
+pub use workspace::{SCRATCH_WORDS, WORKSPACE_FRAMES, Workspace};

@@ -4,19 +4,23 @@
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
+use core::ops::Range;
 use core::sync::atomic::{
     AtomicBool,
     Ordering::{Acquire, Relaxed, Release},
 };
 
 use crate::complex_frames::ComplexFrames;
-use crate::last_walk::{MAX_STEPS, WalkStep};
+use crate::last_walk::{MAX_STEPS, StackPointers, WalkStep};
 use crate::spare_stack::SpareStack;
 use crate::thread::Thread;
 use crate::walk::Frame;
 
 /// Frames per workspace.
 pub const WORKSPACE_FRAMES: usize = 144;
+
+/// Words of memory that a workspace has for the work on a walked stack.
+pub const SCRATCH_WORDS: usize = 448;
 
 /// Most walks at the same time, of threads and of signal handlers that interrupted one. Further
 /// ones fail.
@@ -42,6 +46,7 @@ struct WorkspaceMemory {
     steps: [MaybeUninit<WalkStep>; MAX_STEPS],
     complex: ComplexFrames,
     stack: SpareStack,
+    scratch: [usize; SCRATCH_WORDS],
 }
 
 /// Buffers of one walk, except for its frames.
@@ -100,6 +105,37 @@ impl Workspace {
         &mut self.memory().frames
     }
 
+    /// The first `count` frames of the walk that was made here, with the stack pointers of its frames, and memory for
+    /// the work on them.
+    ///
+    /// # Safety
+    /// A walk wrote `count` frames since the workspace was acquired.
+    #[inline(always)]
+    pub unsafe fn walked(&mut self, count: usize) -> (&[usize], StackPointers<'_>, &mut [usize]) {
+        let memory = self.memory();
+        let frames = memory.frames.get(..count).unwrap_or_default();
+        let steps = memory.steps.get(..count.min(MAX_STEPS)).unwrap_or_default();
+        // SAFETY: the caller guarantees that a walk wrote these frames.
+        let frames = unsafe { &*(&raw const *frames as *const [usize]) };
+        // SAFETY: a walk writes a step, which is one word, for each of its first frames; all others are zeros.
+        let steps = unsafe { &*(&raw const *steps as *const [usize]) };
+        (
+            frames,
+            StackPointers::from_steps(steps),
+            &mut memory.scratch,
+        )
+    }
+
+    /// Replaces the frames by words of the scratch memory of [`walked`](Self::walked). Returns their number.
+    pub fn set_frames_from_scratch(&mut self, words: Range<usize>) -> usize {
+        let memory = self.memory();
+        let words = memory.scratch.get(words).unwrap_or_default();
+        for (frame, word) in memory.frames.iter_mut().zip(words) {
+            frame.write(*word);
+        }
+        words.len().min(WORKSPACE_FRAMES)
+    }
+
     /// Buffers for frames and for the rest of a walk.
     #[inline(always)]
     pub(crate) fn frames_and_buffers(
@@ -131,6 +167,7 @@ impl WorkspaceCell {
                 steps: [const { MaybeUninit::zeroed() }; MAX_STEPS],
                 complex: ComplexFrames::new(),
                 stack: SpareStack::new(),
+                scratch: [0; SCRATCH_WORDS],
             }),
         }
     }

@@ -178,6 +178,47 @@ impl RetainedObject {
     }
 }
 
+/// Dynamic symbols of one object, with their sizes. The object is never unloaded.
+#[derive(Debug)]
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct ExportedSymbols<'a> {
+    object: &'a LoadedObject,
+    retained: RetainedObject,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<'a> ExportedSymbols<'a> {
+    /// Keeps the object loaded until the process ends. `None` if it is being unloaded.
+    pub(crate) fn new(object: &'a LoadedObject) -> Option<Self> {
+        let retained = RetainedObject::keep_loaded(object)?;
+        Some(Self { object, retained })
+    }
+
+    /// Address in memory and size of a symbol, both within one segment of the object. `None` if the object defines no
+    /// symbol of this name.
+    pub(crate) fn find(&self, name: &CStr) -> Option<(usize, usize)> {
+        /// dlfcn.h: `dladdr1` returns the entry of the symbol table.
+        const RTLD_DL_SYMENT: libc::c_int = 1;
+        let address = self.retained.symbol_address(name)?;
+        let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+        let mut entry: *mut c_void = std::ptr::null_mut();
+        let pointer = std::ptr::with_exposed_provenance(address);
+        // SAFETY: dladdr1(3) takes any address, and writes to both.
+        let found =
+            unsafe { libc::dladdr1(pointer, info.as_mut_ptr(), &raw mut entry, RTLD_DL_SYMENT) };
+        if found == 0 || entry.is_null() {
+            return None;
+        }
+        // SAFETY: dladdr1(3): it points to the symbol's entry, in an object that stays loaded.
+        let size = unsafe { (*entry.cast::<libc::Elf64_Sym>()).st_size } as usize;
+        let end = address.checked_add(size)?;
+        let mut segments = self.object.segments.iter();
+        let is_within =
+            segments.any(|segment| segment.range.start <= address && end <= segment.range.end);
+        is_within.then_some((address, size))
+    }
+}
+
 impl Drop for RetainedObject {
     fn drop(&mut self) {
         // SAFETY: dlclose(3) gets the handle that `keep_loaded` opened; RTLD_NODELETE remains in force.

@@ -13,10 +13,11 @@ use super::{Profiler, error_text_with_remedy, for_each_backend};
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::unprofilable::Unprofilable;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sampler::languages::prepare_languages;
 use crate::sampler::{Backend, SamplerSelection};
 use crate::unwinder::PeriodicTask;
 use memprof_messages::{
-    ActivationResult, AllocatorKind, ProfileKind, SamplerChoice, UnwinderChoice,
+    ActivationResult, AllocatorKind, LanguagesChoice, ProfileKind, SamplerChoice, UnwinderChoice,
 };
 
 /// Duration of an activation that is too expensive to be left on, unless another one is requested.
@@ -39,6 +40,8 @@ pub struct ActivateOptions {
     pub ages: Option<AgeBucketWidth>,
     /// Labels of the allocating threads to record with samples. `None`: not recorded.
     pub labels: Option<LabelKeys>,
+    /// Whether stacks name the functions of an interpreter's program.
+    pub languages: LanguagesChoice,
 }
 
 /// Result of an activation.
@@ -93,6 +96,7 @@ impl Profiler {
             sampler,
             ages,
             labels,
+            languages,
         } = options;
         self.refresh_interception();
         self.allocators.refresh(&self.settings);
@@ -126,6 +130,8 @@ impl Profiler {
             }
         })?;
         switch.set_ages(ages);
+        let is_sampled = backends.iter().any(|each| each.sampler_status().is_some());
+        prepare_languages(languages, is_sampled);
         warnings.extend(for_each_backend(&backends, |each| each.activate(interval))?);
         switch.set_periodic_task(self.start_periodic_task()?);
         switch.mark_active(unseen_bytes);

@@ -1,12 +1,12 @@
 //! Labels of samples: which labels of the allocating threads are recorded, and how dumps list them.
 
-use std::fmt::Write;
 use std::str::FromStr;
 use std::sync::Mutex;
 
 use memprof_messages::LabelSetStats;
 use memprof_own::LockFreeOnce;
 
+use crate::dumps::escape::escape_word;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 use crate::system::seccomp;
@@ -257,7 +257,7 @@ pub(super) fn header_lines() -> Vec<String> {
         let mut line = format!("# label: {id}");
         for (key, value) in labels {
             if let Some(key) = known.get(usize::from(key)) {
-                line += &format!(" {key}={}", escape_value(value));
+                line += &format!(" {key}={}", escape_word(value.iter().copied()));
             }
         }
         lines.push(line);
@@ -277,20 +277,6 @@ pub(super) fn label_set_stats() -> Option<LabelSetStats> {
         most: MAX_SETS as u64,
         others,
         bytes: bytes as u64,
-    })
-}
-
-/// Writes each byte that is not printable, is a blank or is `%` as `%` with two hexadecimal digits, so that a
-/// value is one word of a line of text.
-fn escape_value(value: &[u8]) -> String {
-    value.iter().fold(String::new(), |mut text, byte| {
-        match byte {
-            b'!'..=b'~' if *byte != b'%' => text.push(char::from(*byte)),
-            _ => {
-                let _cannot_fail = write!(text, "%{byte:02x}");
-            }
-        }
-        text
     })
 }
 
@@ -343,14 +329,5 @@ mod tests {
             "{refused}"
         );
         assert_eq!(assign_key_number("h", &known).unwrap(), 7);
-    }
-
-    #[test]
-    fn escaped_value_is_one_word() {
-        assert_eq!(escape_value(b"/x?a=b"), "/x?a=b");
-        assert_eq!(
-            escape_value("a b%\n\x1b\0ä".as_bytes()),
-            "a%20b%25%0a%1b%00%c3%a4"
-        );
     }
 }

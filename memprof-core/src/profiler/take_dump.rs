@@ -17,7 +17,7 @@ use crate::dumps::store::Store;
 use crate::dumps::trigger::Trigger;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
-use crate::sampler::Backend;
+use crate::sampler::{Backend, languages};
 use crate::system::seccomp;
 use crate::unwinder;
 use memprof_messages::{Dump, UnseenFrees};
@@ -137,6 +137,7 @@ fn write_profile(
     let maps = render_maps(&objects)?;
     // After the mappings: what is unloaded in between is in both.
     let changed_code = join_comments(&unwinder::comment_lines(summary.own_sampler.is_some()));
+    let languages = join_comments(&languages::comment_lines());
     let comments = comment_text(backend.identity(), name, origin, &objects, &maps);
     // A reader that counts other values knows that the dump is damaged.
     let sums = format!(
@@ -149,7 +150,9 @@ fn write_profile(
         .map(sampler_comments)
         .unwrap_or_default();
     let announced = checksum::CHECKSUM_ANNOUNCEMENT;
-    let text = format!("{MAPPED_LIBRARIES}{announced}{maps}{comments}{changed_code}{sampler_text}");
+    let text = format!(
+        "{MAPPED_LIBRARIES}{announced}{maps}{comments}{changed_code}{languages}{sampler_text}"
+    );
     Ok(WrittenProfile {
         summary,
         tail: [text, sums],

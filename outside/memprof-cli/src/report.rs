@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use memprof_report::{
-    Error, Filter, Input, Label, Limits, Options, OriginRules, SampleType, Sources, compile_pattern,
+    Error, Filter, Format, Input, Label, Limits, Options, OriginRules, SampleType, Sources, StackFrames,
+    compile_pattern,
 };
 
 use crate::live_profile::{is_file, take_profile};
@@ -82,6 +83,10 @@ pub(crate) struct ReportArgs {
     #[arg(long, conflicts_with_all = ["own", "plumbing"])]
     flat: bool,
 
+    /// Keep C functions in the stacks of a Python program, for --flat and whole stacks; in a pprof file, only these
+    #[arg(long)]
+    native: bool,
+
     /// Explain why functions of this name are the program's own, plumbing or a library's, and which option changes it
     #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["format", "flat", "base", "by", "ages", "open"])]
     why: Option<String>,
@@ -152,6 +157,11 @@ impl ReportArgs {
             by_cum: self.cum,
             normalize: self.normalize,
             force: self.force,
+            stack_frames: match (self.native, self.form.format()?) {
+                (false, _) => StackFrames::Program,
+                (true, Format::Pprof) => StackFrames::Native,
+                (true, _) => StackFrames::All,
+            },
             origin_rules: OriginRules {
                 flat: self.flat,
                 own: self.own.as_deref().map(compile_pattern).transpose()?,

@@ -23,11 +23,13 @@ use regex::Regex;
 
 use self::evidence::ProfileEvidence;
 use self::function_evidence::{FunctionEvidence, SourceEvidence};
+use self::glob::matches_glob;
 use self::mapped_file::MappedFile;
 pub(crate) use self::mapped_file::library_stem;
 pub(crate) use self::reason::{OriginReason, Verdict};
+use self::rules::SCRIPTS;
 use crate::allocator_frames::is_allocator_function;
-use crate::names::{Frame, StringId};
+use crate::names::{Frame, Names, StringId};
 use crate::stacks::{AddressId, StackId};
 use crate::symbolized_profile::SymbolizedProfile;
 
@@ -120,6 +122,13 @@ impl CodeOrigins {
             let verdicts = names.frames(id).iter().map(|frame| {
                 let key = (frame.function, frame.linkage, frame.file, mapping);
                 *known.entry(key).or_insert_with(|| {
+                    if names.is_managed(id) {
+                        let verdict = script_verdict(frame, names, origin_rules);
+                        has_own_functions |= verdict.origin == CodeOrigin::Program;
+                        origins.verdicts.push(verdict);
+                        origins.is_allocator.push(false);
+                        return origins.verdicts.len() as u32 - 1;
+                    }
                     let source = frame.file.map_or(SourceEvidence::Unknown, |path| {
                         let path_evidence = || SourceEvidence::new(names.strings.get(path));
                         *sources.entry(path).or_insert_with(path_evidence)
@@ -208,6 +217,27 @@ impl CodeOrigins {
     ) -> impl ExactSizeIterator<Item = Verdict> + '_ {
         let indexes = self.by_address[address.0 as usize].iter();
         indexes.map(|index| self.verdicts[*index as usize])
+    }
+}
+
+/// Returns whether a file is in a directory of a language's library or packages.
+pub(crate) fn is_script_library(path: &str) -> bool {
+    SCRIPTS
+        .iter()
+        .any(|(_, pattern)| matches_glob(pattern, path))
+}
+
+/// Decides on a function of an interpreted program: by the user's patterns, then by its file.
+fn script_verdict(frame: &Frame, names: &Names, origin_rules: &OriginRules) -> Verdict {
+    let function = names.strings.get(frame.function);
+    if let Some(verdict) = origin_rules.pattern_verdict(function) {
+        return verdict;
+    }
+    let path = frame.file.map_or("", |file| names.strings.get(file));
+    let mut rules = SCRIPTS.iter();
+    match rules.find(|(_, pattern)| matches_glob(pattern, path)) {
+        Some((origin, pattern)) => Verdict::new(*origin, OriginReason::ScriptLibrary(pattern)),
+        None => Verdict::new(CodeOrigin::Program, OriginReason::Script),
     }
 }
 

@@ -9,6 +9,7 @@ use crate::closures::{OuterFrame, is_closure, mentions_closure, qualified_closur
 use crate::code_origin::{CodeOrigin, CodeOrigins, OriginRules};
 use crate::comparison::Comparison;
 use crate::confidence::Confidence;
+use crate::managed::Place;
 use crate::names::{Frame, Names, StringId, Strings};
 use crate::overloads::{FunctionNames, Overloads};
 use crate::profile::SampleType;
@@ -47,6 +48,8 @@ pub struct Folded {
     pub stacks: Vec<FoldedStack>,
     /// Whether only the frames of the highest code origin in each stack are visible.
     pub(crate) is_origin_filtered: bool,
+    /// Places of the functions of interpreted programs.
+    pub(crate) places: HashMap<StringId, Place>,
 }
 
 impl Folded {
@@ -104,11 +107,13 @@ impl Folded {
             functions,
             origins,
             stacks,
+            places,
             ..
         } = self;
         let mut fold = FoldBuilder {
             functions,
             origins,
+            places,
             ..FoldBuilder::default()
         };
         for stack in stacks {
@@ -154,6 +159,7 @@ struct FoldBuilder {
     /// By function: whether it is a closure whose name lacks the path.
     is_closure: Vec<bool>,
     stacks: HashMap<Box<[StringId]>, StackTotals>,
+    places: HashMap<StringId, Place>,
 }
 
 impl FoldBuilder {
@@ -178,9 +184,18 @@ impl FoldBuilder {
                 let id = AddressId(index as u32);
                 let frames = names.frames(id).iter().zip(origins.origins(id));
                 frames
-                    .map(|(frame, origin)| {
-                        let function = function_names.name(frame);
-                        self.intern_function(frame, &function, names, selection.granularity, origin)
+                    .map(|(frame, origin)| match names.language(id) {
+                        Some(language) => self.intern_managed(frame, language, names, origin),
+                        None => {
+                            let function = function_names.name(frame);
+                            self.intern_function(
+                                frame,
+                                &function,
+                                names,
+                                selection.granularity,
+                                origin,
+                            )
+                        }
                     })
                     .collect()
             })
@@ -249,6 +264,36 @@ impl FoldBuilder {
         }
         // A function that is in several files, or in the base too, is the program's own if one of them is.
         self.origins[index] = self.origins[index].max(origin);
+        id
+    }
+
+    /// Returns the id of a function of an interpreted program, of which each line has a row.
+    fn intern_managed(
+        &mut self,
+        frame: &Frame,
+        language: StringId,
+        names: &Names,
+        origin: CodeOrigin,
+    ) -> StringId {
+        let function = names.strings.get(frame.function);
+        let file = frame.file.map(|file| names.strings.get(file));
+        let id = self.functions.intern(&match (file, frame.line) {
+            (None, _) => function.to_owned(),
+            (Some(file), 0) => format!("{function} {file}"),
+            (Some(file), line) => format!("{function} {file}:{line}"),
+        });
+        let index = id.0 as usize;
+        if index == self.origins.len() {
+            self.is_allocator.push(false);
+            self.is_closure.push(false);
+            self.origins.push(origin);
+        }
+        self.origins[index] = self.origins[index].max(origin);
+        self.places.entry(id).or_insert_with(|| Place {
+            language: names.strings.get(language).to_owned(),
+            file: file.map(str::to_owned),
+            line: frame.line,
+        });
         id
     }
 
@@ -348,6 +393,7 @@ impl FoldBuilder {
             origins: self.origins,
             stacks,
             is_origin_filtered: false,
+            places: self.places,
         }
     }
 }

@@ -34,7 +34,12 @@ const INTERPRETERS: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Returns the share of a profile that ends in an interpreter, with the tool that shows the script's functions. `None`
+/// Limit of a profile with the functions of a Python program.
+const SMALL_OBJECTS: &str = "Python's objects of up to 512 bytes are in this profile only if the program ran with \
+                             PYTHONMALLOC=malloc; `tracemalloc` or memray name them";
+
+/// Returns the limit of a profile with functions of an interpreted program, or the share of one that ends in an
+/// interpreter, with the tool that shows the script's functions. `None`
 /// if no file is a known interpreter, or the share is below `MIN_SHARE_PERCENT`.
 pub(crate) fn interpreter_advice(
     named: &SymbolizedProfile,
@@ -42,6 +47,9 @@ pub(crate) fn interpreter_advice(
     origin_rules: &OriginRules,
 ) -> Option<String> {
     let profile = &named.profile;
+    if named.names.has_managed() {
+        return Some(SMALL_OBJECTS.to_owned());
+    }
     let (file, advice) = profile.mappings.iter().find_map(|mapping| {
         let file = mapping.file_name();
         Some((file, advice_for(file)?))

@@ -57,6 +57,8 @@ mod fold;
 mod interpreter;
 mod label;
 mod label_shares;
+mod managed;
+mod managed_frames;
 mod module_names;
 mod overloads;
 mod pseudo_frames;
@@ -85,6 +87,7 @@ pub use input::parse;
 pub use label::Label;
 pub use label_shares::{LabelUsage, usage_by_label};
 pub use limits::Limits;
+pub use managed::StackFrames;
 pub use names::{Frame, Names, StringId, Strings};
 pub use options::{Format, Options};
 pub use profile::{

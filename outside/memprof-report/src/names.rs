@@ -96,6 +96,8 @@ pub struct Names {
     frames: Vec<Frame>,
     /// By [`AddressId`]: start and end in `frames`.
     ranges: Vec<(u32, u32)>,
+    /// Language of each managed word's function.
+    managed: HashMap<AddressId, StringId>,
     /// Shapes of calls near the leaf, as far as machine code was read.
     pub(crate) call_shapes: HashMap<AddressId, CallShape>,
 }
@@ -118,6 +120,27 @@ impl Names {
         let start = self.frames.len() as u32;
         self.frames.extend_from_slice(frames);
         self.ranges[index] = (start, self.frames.len() as u32);
+    }
+
+    /// Sets the frame of a managed word: a function of an interpreted program.
+    pub(crate) fn set_managed(&mut self, word: AddressId, frame: Frame, language: StringId) {
+        self.set_frames(word, &[frame]);
+        self.managed.insert(word, language);
+    }
+
+    /// Returns the language of a managed word's function. `None` for native code.
+    pub(crate) fn language(&self, address: AddressId) -> Option<StringId> {
+        self.managed.get(&address).copied()
+    }
+
+    /// Returns whether an address is a managed word.
+    pub(crate) fn is_managed(&self, address: AddressId) -> bool {
+        self.managed.contains_key(&address)
+    }
+
+    /// Returns whether any function is one of an interpreted program.
+    pub(crate) fn has_managed(&self) -> bool {
+        !self.managed.is_empty()
     }
 
     /// Returns which details any frame or address has.

@@ -7,6 +7,7 @@ use crate::filter::Filter;
 use crate::fold::Granularity;
 use crate::label::Label;
 use crate::limits::Limits;
+use crate::managed::StackFrames;
 use crate::profile::SampleType;
 
 /// Selects what a report shows, and in which format.
@@ -48,6 +49,8 @@ pub struct Options {
     pub origin_rules: OriginRules,
     /// Writes, in place of the report, why functions with this name are the program's own or not.
     pub why: Option<String>,
+    /// Frames of stacks in which an interpreted program runs.
+    pub stack_frames: StackFrames,
     /// Limits on the input's size.
     pub limits: Limits,
 }
@@ -83,6 +86,16 @@ pub enum Format {
 }
 
 impl Options {
+    /// Frames of stacks that the format holds.
+    pub(crate) fn shown_frames(&self) -> StackFrames {
+        match (self.format, self.stack_frames) {
+            // jeprof looks addresses up in files.
+            (Format::Jeprof, _) => StackFrames::Native,
+            (_, StackFrames::Program) if self.origin_rules.flat => StackFrames::All,
+            (_, frames) => frames,
+        }
+    }
+
     /// Name of the sample type to report.
     pub(crate) fn type_name(&self) -> &str {
         let name = self.sample_type_name.as_deref();

@@ -7,6 +7,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use hashbrown::HashTable;
 
 use crate::address::Address;
+use crate::managed::ManagedNames;
 
 /// Id of a place in one [`Stacks`]: a distinct address, or one of several with the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,6 +28,8 @@ pub struct Stacks {
     /// new.
     known: HashTable<StackEntry>,
     seed: StackHasher,
+    /// Names of the managed words among the addresses.
+    pub(crate) managed: ManagedNames,
 }
 
 /// Entry of the index. Stores the hash because computing it again would read all frames.
@@ -119,6 +122,25 @@ impl Stacks {
     /// Start of the pending stack in `frames`.
     fn pending_start(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// Changes the frames of each stack, leaf first; the ids stay. A stack from which all are removed stays as it was.
+    pub(crate) fn select_frames(&mut self, mut select: impl FnMut(&mut Vec<AddressId>)) {
+        let mut selected = Vec::with_capacity(self.frames.len());
+        let mut ends = Vec::with_capacity(self.ends.len());
+        let mut stack = Vec::new();
+        for id in (0..self.ends.len() as u32).map(StackId) {
+            stack.clear();
+            stack.extend_from_slice(self.frames(id));
+            select(&mut stack);
+            match stack.is_empty() {
+                true => selected.extend_from_slice(self.frames(id)),
+                false => selected.append(&mut stack),
+            }
+            ends.push(selected.len());
+        }
+        (self.frames, self.ends) = (selected, ends);
+        self.known.clear();
     }
 
     /// Returns the addresses of a stack, leaf first.

@@ -2,12 +2,14 @@
 
 use crate::allocator_frames::{allocator_depths, is_allocator_function};
 use crate::error::Result;
+use crate::managed::is_managed;
 use crate::names::{Frame, Names};
 use crate::profile::{Address, Mapping, Profile};
 use crate::pseudo_frames::PseudoFrame;
 use crate::symbolize::{Sources, symbolize};
 
-/// Returns the functions of each stack, leaf first, without those of the allocator. A stack is a list of return
+/// Returns the functions of each stack, leaf first, without those of the allocator and of interpreted programs, whose
+/// names only a dump has. A stack is a list of return
 /// addresses, leaf first, as in a dump; `mappings` are those of its process, ascending.
 ///
 /// # Errors
@@ -24,7 +26,7 @@ pub fn symbolize_stacks(
     let interned = stacks.iter().map(|stack| {
         for frame in stack
             .iter()
-            .filter(|frame| PseudoFrame::from_frame(**frame).is_none())
+            .filter(|frame| PseudoFrame::from_frame(**frame).is_none() && !is_managed(**frame))
         {
             let address = profile.stacks.intern_address(Address(*frame));
             profile.stacks.push_frame(address);

@@ -77,6 +77,7 @@ mod processes;
 mod prove;
 mod prove_memory;
 mod prove_page;
+mod python_functions;
 mod record_ends;
 mod refusals;
 mod report;

@@ -110,6 +110,10 @@ impl fmt::Display for OriginReason {
                 "its source file is in a directory of libraries, and its name matches {pattern}"
             ),
             Self::OwnSource => f.write_str("its source file is in no directory of libraries"),
+            Self::ScriptLibrary(pattern) => {
+                write!(f, "its file is one of the language's library: {pattern}")
+            }
+            Self::Script => f.write_str("its file is in no directory of libraries"),
             Self::MappedFile => {
                 f.write_str("the file that it is in is a known library or interpreter")
             }

@@ -32,6 +32,10 @@ pub(crate) enum OriginReason {
     LibrarySourceAndName(&'static str),
     /// The source file lies in no directory of libraries.
     OwnSource,
+    /// The path of a file of an interpreted program matches this pattern.
+    ScriptLibrary(&'static str),
+    /// A file of an interpreted program is the program's own.
+    Script,
     /// The mapped file is a library or an interpreter by its name.
     MappedFile,
     /// The mapped file is the program.

@@ -7,6 +7,7 @@ mod files;
 mod functions;
 mod languages;
 mod libraries;
+mod scripts;
 mod sources;
 
 use super::CodeOrigin;
@@ -15,6 +16,7 @@ pub(super) use files::{FILES, NAMESPACES};
 pub(super) use functions::FUNCTIONS;
 pub(super) use languages::LANGUAGES;
 pub(super) use libraries::LIBRARIES;
+pub(super) use scripts::SCRIPTS;
 pub(super) use sources::{SOURCE_DIRECTORIES, SourceDirectory};
 
 use crate::demangle::Language;

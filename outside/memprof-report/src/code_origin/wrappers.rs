@@ -141,6 +141,8 @@ fn may_be_wrapper(verdict: &Verdict) -> bool {
         | OriginReason::UnnamedInLibrary
         | OriginReason::UnnamedInModule => true,
         OriginReason::Pattern
+        | OriginReason::Script
+        | OriginReason::ScriptLibrary(_)
         | OriginReason::LibrarySource(_)
         | OriginReason::LibrarySourceAndName(_)
         | OriginReason::Unloaded

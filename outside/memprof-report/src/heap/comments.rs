@@ -5,6 +5,7 @@ use super::{DumpReader, stripped_frames};
 use crate::alloc_time::AgeBuckets;
 use crate::error::Result;
 use crate::limits::ProfileItem;
+use crate::managed_frames;
 use crate::names::replace_unprintable;
 use crate::profile::{AllocationTally, EarlyEnds};
 
@@ -50,6 +51,19 @@ impl DumpReader<'_> {
             "label" => {
                 self.profile.labels.read_set(value);
                 self.spend(ProfileItem::Text(value.len()))?;
+            }
+            "language" => {
+                self.profile.stacks.managed.read_language(value);
+                self.spend(ProfileItem::Text(value.len()))?;
+            }
+            "frame" => {
+                self.profile.stacks.managed.read_frame(value);
+                self.spend(ProfileItem::Text(value.len()))?;
+            }
+            "managed" => {
+                let words = managed_frames::restore(value, &mut self.profile);
+                self.spend(ProfileItem::Text(value.len()))?;
+                self.spend(ProfileItem::Stack(words))?;
             }
             "marks" => stripped_frames::restore_marks(
                 value,

@@ -107,7 +107,7 @@ impl<'a> Export<'a> {
         match has_stack {
             true => {
                 let rest = self.stripped.strip(line);
-                self.write_line(rest)
+                self.write_line(&rest)
             }
             false => self.write_line(line),
         }
@@ -116,7 +116,8 @@ impl<'a> Export<'a> {
     /// Writes comments with the removed pseudo frames, and the new checksum if the dump had one. Returns the number of
     /// bytes of the whole output.
     fn finish(mut self) -> Result<u64> {
-        for comment in std::mem::take(&mut self.stripped).comments() {
+        let stripped = std::mem::take(&mut self.stripped);
+        for comment in stripped.comments().chain(stripped.managed_comments()) {
             self.write_line(comment.as_bytes())?;
         }
         if let Some(checksum_line) = self.checksum_line.take() {

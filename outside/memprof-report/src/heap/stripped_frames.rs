@@ -6,9 +6,11 @@
 //!
 //! The numbers after `of` are those of the stacks, in the order of the text, from 1.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::code_history::CodeHistory;
+use crate::managed::{is_managed_text, split_managed};
 use crate::profile::Sample;
 use crate::pseudo_frames::{StackMarks, last_pseudo_frame, strip_pseudo_frames};
 
@@ -22,11 +24,13 @@ pub(super) struct StrippedFrames {
     stacks: u32,
     /// Stacks by the text of their pseudo frames, each with a blank before it.
     stacks_by_marks: BTreeMap<Vec<u8>, Vec<u32>>,
+    /// Stacks by the places and the ids of their managed words, as [`restore`](crate::managed_frames::restore) reads them.
+    stacks_by_managed: BTreeMap<String, Vec<u32>>,
 }
 
 impl StrippedFrames {
-    /// Returns the line of the next stack without its pseudo frames, and records them.
-    pub(super) fn strip<'t>(&mut self, line: &'t [u8]) -> &'t [u8] {
+    /// Returns the line of the next stack without its managed words and pseudo frames, and records these.
+    pub(super) fn strip<'t>(&mut self, line: &'t [u8]) -> Cow<'t, [u8]> {
         self.stacks += 1;
         let rest = strip_pseudo_frames(line);
         let marks = &line[rest.len()..];
@@ -39,11 +43,29 @@ impl StrippedFrames {
                 ),
             }
         }
-        rest
+        if !rest.split(|byte| *byte == b' ').any(is_managed_text) {
+            return Cow::Borrowed(rest);
+        }
+        let (native, managed) = split_managed(rest);
+        let stacks = self.stacks_by_managed.entry(managed).or_default();
+        stacks.push(self.stacks);
+        Cow::Owned(native)
     }
 
+    /// Returns whether nothing was removed.
     pub(super) fn is_empty(&self) -> bool {
-        self.stacks_by_marks.is_empty()
+        self.stacks_by_marks.is_empty() && self.stacks_by_managed.is_empty()
+    }
+
+    /// Returns the comments that list the removed managed words: `# managed: PLACE:ID,… of STACK…`, without newlines.
+    pub(super) fn managed_comments(&self) -> impl Iterator<Item = String> {
+        self.stacks_by_managed.iter().flat_map(|(managed, stacks)| {
+            let parts = stacks.chunks(MAX_STACKS_PER_COMMENT);
+            parts.map(move |part| {
+                let stacks: Vec<String> = part.iter().map(u32::to_string).collect();
+                format!("# managed: {managed} of {}", stacks.join(" "))
+            })
+        })
     }
 
     /// Returns the comments that list the removed pseudo frames with the numbers of their stacks, from 1: `# marks:
@@ -111,7 +133,7 @@ mod tests {
         let check = |lines: &[&str], rests: &[&str], comments: &[&str]| {
             let mut stripped = StrippedFrames::default();
             for (line, rest) in lines.iter().zip(rests) {
-                assert_eq!(stripped.strip(line.as_bytes()), rest.as_bytes());
+                assert_eq!(&*stripped.strip(line.as_bytes()), rest.as_bytes());
             }
             assert_eq!(stripped.comments().collect::<Vec<_>>(), comments);
             assert_eq!(stripped.is_empty(), comments.is_empty());
@@ -128,9 +150,14 @@ mod tests {
             &["# marks: label=1 born=3 of 1 4", "# marks: label=2 of 2"],
         );
         let mut stripped = StrippedFrames::default();
+        let line = format!("@ 0x1 0x4d50040000000007 0x2 {FIRST}");
+        assert_eq!(&*stripped.strip(line.as_bytes()), b"@ 0x1 0x2");
+        let comments: Vec<_> = stripped.managed_comments().collect();
+        assert_eq!(comments, ["# managed: 1:3 of 1"]);
+        let mut stripped = StrippedFrames::default();
         let line = format!("@ 0x1 {FIRST}");
         for _ in 0..=MAX_STACKS_PER_COMMENT {
-            assert_eq!(stripped.strip(line.as_bytes()), b"@ 0x1");
+            assert_eq!(&*stripped.strip(line.as_bytes()), b"@ 0x1");
         }
         let last = stripped.comments().last();
         assert_eq!(

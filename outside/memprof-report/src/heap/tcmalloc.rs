@@ -15,6 +15,7 @@
 //! are written as comments at the end. The leaf is written less 1, because these tools look it up unchanged, but every
 //! other address less 1.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::io::{BufRead, Write};
 
@@ -85,7 +86,7 @@ pub fn write_tcmalloc(
             }
             Expected::Any => match line {
                 [b'@', addresses @ ..] => {
-                    pending = strip_allocator(stripped.strip(addresses), allocator);
+                    pending = strip_allocator(&stripped.strip(addresses), allocator);
                     Expected::StackTotals
                 }
                 [b' ', ..] => return Ok(()),
@@ -101,15 +102,15 @@ pub fn write_tcmalloc(
             }
             Expected::Stacks => {
                 let line = match line.trim_ascii() {
-                    [] => line,
+                    [] => Cow::Borrowed(line),
                     _ => stripped.strip(line),
                 };
-                match memchr::memchr(b'@', line) {
+                match memchr::memchr(b'@', &line) {
                     Some(at) => {
                         let stack = strip_allocator(&line[at + 1..], allocator);
                         write_parts(out, &[&line[..=at], &stack, b"\n"])?;
                     }
-                    None => write_parts(out, &[line, b"\n"])?,
+                    None => write_parts(out, &[&line, b"\n"])?,
                 }
                 Expected::Stacks
             }

@@ -39,6 +39,9 @@ pub(super) fn write_jeprof(
     let calls = distinct_call_addresses(profile);
     let is_call: HashSet<u64> = calls.iter().copied().collect();
     for (id, call) in (0..).map(AddressId).zip(&calls) {
+        if symbolized.names.is_managed(id) {
+            continue;
+        }
         let frames = symbolized.names.frames(id);
         let functions: Vec<String> = frames
             .iter()

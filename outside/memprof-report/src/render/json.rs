@@ -115,6 +115,13 @@ struct Mapping<'a> {
 #[derive(Serialize)]
 struct Function<'a> {
     name: &'a str,
+    /// Language, file and line of a function of an interpreted program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    language: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<u32>,
     /// Whether the code origin is the program.
     own: bool,
     flat: i64,
@@ -227,8 +234,12 @@ pub(super) fn write_json(
             .transpose()?,
         functions: rows[..shown]
             .iter()
-            .map(|row| Function {
+            .map(|row| (row, folded.places.get(&row.function)))
+            .map(|(row, place)| Function {
                 name: folded.functions.get(row.function),
+                language: place.map(|place| place.language.as_str()),
+                file: place.and_then(|place| place.file.as_deref()),
+                line: place.map(|place| place.line).filter(|line| *line > 0),
                 own: folded.origins[row.function.0 as usize] == CodeOrigin::Program,
                 flat: row.flat.value(),
                 cum: row.cum.value(),

@@ -6,6 +6,8 @@ use crate::allocator_frames::allocator_depths;
 use crate::error::{Error, Result};
 use crate::input::parse;
 use crate::label_shares::filter_by_label;
+use crate::managed::StackFrames;
+use crate::managed_frames::{name_frames, select_program_frames};
 use crate::module_names::ModuleNames;
 use crate::names::Names;
 use crate::options::Options;
@@ -53,13 +55,14 @@ impl LoadedProfile {
         if let Some(label) = &options.label {
             filter_by_label(&mut profile, label)?;
         }
-        let names = match sources {
+        let mut names = match sources {
             Some(sources) => find_symbols(&mut profile, sources, progress)?,
             None => {
                 moved_text::restore_mappings(&mut profile, None);
                 profile.names.take().unwrap_or_default()
             }
         };
+        name_frames(&mut profile, &mut names, options.shown_frames());
         Ok(Self {
             profile,
             names,
@@ -80,12 +83,21 @@ impl LoadedProfile {
         } = self;
         name_by_offset(&mut profile, &mut names, modules);
         let depths = allocator_depths(&profile, &names);
-        options.filter.apply(&mut profile, &names, &depths);
-        SymbolizedProfile {
+        let mut named = SymbolizedProfile {
             profile,
             names,
             depths,
+        };
+        if named.names.has_managed() && options.shown_frames() == StackFrames::Program {
+            select_program_frames(&mut named, &options.origin_rules);
         }
+        let SymbolizedProfile {
+            profile,
+            names,
+            depths,
+        } = &mut named;
+        options.filter.apply(profile, names, depths);
+        named
     }
 }
 

@@ -73,6 +73,7 @@ fn take_options(args: &mut Arguments) -> Result<ActivateOptions, Failure> {
         duration,
         unwinder,
         sampler,
+        languages: take_enum(args, "languages")?.unwrap_or_default(),
         ages: ages.transpose().map_err(to_failure)?,
         labels: labels.transpose().map_err(to_failure)?,
     })

@@ -1,0 +1,319 @@
+//! `CPython` 3.8 to 3.13: the frames of the calling thread, leaf first.
+//!
+//! Names of fields are those of `CPython`'s headers: `pycore_frame.h`, `pycore_runtime.h`, `cpython/pystate.h`.
+
+mod layout;
+mod lines;
+mod text;
+
+use core::ops::Range;
+
+pub use layout::{CPythonSymbols, Symbol, UnsupportedCPython};
+use layout::{FieldOffsets, FrameChain};
+use lines::line_at;
+use text::{FrameName, Text};
+
+use crate::counts::WalkOutcome;
+use crate::merge::{MAX_MANAGED, ManagedFrame, ManagedFrames};
+use crate::names::intern;
+use crate::reader::Reader;
+
+/// `FRAME_OWNED_BY_CSTACK`: such a frame lies in the native frame of its activation of the interpreter, and is no
+/// function of the program.
+const OWNED_BY_C_STACK: u8 = 3;
+
+/// `FRAME_OWNED_BY_GENERATOR`.
+const OWNED_BY_GENERATOR: u8 = 1;
+
+/// Bytes from `_co_firsttraceable` to the instructions, in all versions that have it.
+const FIRST_TRACEABLE_DISTANCE: usize = 16;
+const INSTRUCTION_BYTES: i64 = 2;
+
+/// Most bytes of a line table.
+const MAX_LINE_TABLE: usize = 1 << 16;
+
+/// A `CPython` whose layout is known.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CPython {
+    layout: FieldOffsets,
+    runtime: usize,
+    code_type: usize,
+    text_type: usize,
+    /// Code of `_PyEval_EvalFrameDefault`, without parts that the compiler moved elsewhere.
+    interpreter: Symbol,
+}
+
+/// The end of a chain of frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ChainEnd {
+    /// The outermost frame.
+    Outermost,
+    /// A frame that is not as expected.
+    Unreadable,
+}
+
+impl CPython {
+    /// Reads the layout of a `CPython` from its symbols.
+    ///
+    /// # Errors
+    /// The version is unknown, or its structures are not as expected.
+    pub(crate) fn new(
+        symbols: &CPythonSymbols,
+        reader: &mut Reader<'_>,
+    ) -> Result<(u32, Self), UnsupportedCPython> {
+        let (version, layout) = FieldOffsets::find(symbols, reader)?;
+        let found = Self {
+            layout,
+            runtime: symbols.runtime.address,
+            code_type: symbols.code_type,
+            text_type: symbols.unicode_type,
+            interpreter: symbols.eval_frame,
+        };
+        Ok((version, found))
+    }
+
+    /// Code of the function that executes the program.
+    pub(crate) fn interpreter(&self) -> Range<usize> {
+        self.interpreter.address..self.interpreter.address + self.interpreter.size
+    }
+
+    /// Writes the frames of the calling thread, leaf first. `None` if the interpreter does not run on it, or ends.
+    pub(crate) fn read_frames(
+        &self,
+        reader: &mut Reader<'_>,
+        frames: &mut ManagedFrames<'_>,
+    ) -> Option<WalkOutcome> {
+        let thread = self.thread_state(reader)?;
+        let finalizing = reader.word(self.runtime, self.layout.finalizing)?;
+        // Another thread frees the states of all others then.
+        if finalizing != 0 && finalizing != thread {
+            return None;
+        }
+        let end = match self.layout.chain {
+            FrameChain::Objects => self.read_frame_objects(thread, reader, frames),
+            FrameChain::CFrames { is_entry } => {
+                self.read_c_frames(thread, is_entry, reader, frames)
+            }
+            FrameChain::EntryFrames => self.read_entry_frames(thread, reader, frames),
+        };
+        Some(match (frames.len(), end.unwrap_or(ChainEnd::Unreadable)) {
+            (0, ChainEnd::Outermost) => WalkOutcome::Absent,
+            (0, ChainEnd::Unreadable) => WalkOutcome::Unread,
+            (_, ChainEnd::Outermost) => WalkOutcome::Whole,
+            (_, ChainEnd::Unreadable) => WalkOutcome::EndedEarly,
+        })
+    }
+
+    /// `PyThreadState` of the calling thread, also while it does not hold the GIL. `None` if it has none.
+    fn thread_state(&self, reader: &mut Reader<'_>) -> Option<usize> {
+        let layout = &self.layout;
+        let this = pthread_self();
+        if let Some(current) = layout.current_thread {
+            // The holder of the GIL, which may be another thread, or nothing.
+            let state = reader.word(self.runtime, current)?;
+            if state != 0 && reader.word(state, layout.thread_id) == Some(this) {
+                return Some(state);
+            }
+        }
+        let key = reader.word(self.runtime, layout.thread_key)?;
+        // `Py_tss_t`: whether it is initialized, then the key.
+        if key & 0xffff_ffff != 1 {
+            return None;
+        }
+        let state = thread_specific((key >> 32) as u32)?;
+        let id = reader.word(state, layout.thread_id)?;
+        (id == this).then_some(state)
+    }
+
+    /// Until 3.10, a frame is an object, and each has an activation of the interpreter of its own.
+    fn read_frame_objects(
+        &self,
+        thread: usize,
+        reader: &mut Reader<'_>,
+        frames: &mut ManagedFrames<'_>,
+    ) -> Option<ChainEnd> {
+        let layout = &self.layout;
+        let mut frame = reader.word(thread, layout.frame)?;
+        for _ in 0..MAX_MANAGED {
+            if frame == 0 {
+                return Some(ChainEnd::Outermost);
+            }
+            let code = reader.pointer(frame, layout.frame_code)?;
+            let last = reader.u32(frame, layout.frame_instruction)?.cast_signed();
+            let last = i64::from(last) * layout.instruction_units;
+            frames.push(ManagedFrame {
+                word: self.name(code, last, reader)?,
+                native: 0,
+            });
+            frame = reader.word(frame, layout.frame_previous)?;
+        }
+        Some(ChainEnd::Outermost)
+    }
+
+    /// 3.11 and 3.12: each activation has a `_PyCFrame` in its native frame. In 3.11 `is_entry` marks its outermost
+    /// frame; in 3.12 a frame on the native stack follows that.
+    fn read_c_frames(
+        &self,
+        thread: usize,
+        is_entry: Option<usize>,
+        reader: &mut Reader<'_>,
+        frames: &mut ManagedFrames<'_>,
+    ) -> Option<ChainEnd> {
+        let layout = &self.layout;
+        let mut activation = reader.pointer(thread, layout.frame)?;
+        let mut frame = reader.word(activation, layout.activation_frame)?;
+        for _ in 0..2 * MAX_MANAGED {
+            if frame == 0 {
+                return Some(ChainEnd::Outermost);
+            }
+            let is_last = match is_entry {
+                Some(offset) => {
+                    self.push_frame(frame, activation, reader, frames)?;
+                    reader.u8(frame, offset)? != 0
+                }
+                None if self.is_on_c_stack(frame, reader)? => true,
+                None => {
+                    self.push_frame(frame, activation, reader, frames)?;
+                    false
+                }
+            };
+            if is_last {
+                activation = reader.word(activation, layout.activation_previous)?;
+            }
+            frame = reader.word(frame, layout.frame_previous)?;
+        }
+        Some(ChainEnd::Outermost)
+    }
+
+    /// From 3.13 on, each activation ends with a frame in its native frame.
+    fn read_entry_frames(
+        &self,
+        thread: usize,
+        reader: &mut Reader<'_>,
+        frames: &mut ManagedFrames<'_>,
+    ) -> Option<ChainEnd> {
+        let layout = &self.layout;
+        let mut frame = reader.word(thread, layout.frame)?;
+        let mut first = 0;
+        for _ in 0..2 * MAX_MANAGED {
+            if frame == 0 {
+                return Some(ChainEnd::Outermost);
+            }
+            if self.is_on_c_stack(frame, reader)? {
+                frames.set_native(first, frame);
+                first = frames.len();
+            } else {
+                self.push_frame(frame, usize::MAX, reader, frames)?;
+            }
+            frame = reader.word(frame, layout.frame_previous)?;
+        }
+        Some(ChainEnd::Outermost)
+    }
+
+    fn is_on_c_stack(&self, frame: usize, reader: &mut Reader<'_>) -> Option<bool> {
+        Some(reader.u8(frame, self.layout.frame_owner)? >= OWNED_BY_C_STACK)
+    }
+
+    /// Adds a `_PyInterpreterFrame` of 3.11 or newer. `None` if it is not as expected.
+    fn push_frame(
+        &self,
+        frame: usize,
+        native: usize,
+        reader: &mut Reader<'_>,
+        frames: &mut ManagedFrames<'_>,
+    ) -> Option<()> {
+        let layout = &self.layout;
+        let code = reader.pointer(frame, layout.frame_code)?;
+        let instruction = reader.word(frame, layout.frame_instruction)?;
+        let last = instruction.wrapping_sub(code.wrapping_add(layout.code_instructions)) as i64;
+        // `_PyFrame_IsIncomplete`: a frame that is being made, or of code of the interpreter's own.
+        let traceable = reader.u32(
+            code,
+            layout
+                .code_instructions
+                .saturating_sub(FIRST_TRACEABLE_DISTANCE),
+        )?;
+        let is_generator = reader.u8(frame, layout.frame_owner)? == OWNED_BY_GENERATOR;
+        if !is_generator && last < INSTRUCTION_BYTES * i64::from(traceable) {
+            return Some(());
+        }
+        let word = self.name(code, last, reader)?;
+        frames.push(ManagedFrame { word, native });
+        Some(())
+    }
+
+    /// Returns the managed word of a code object and the offset, in bytes, of the instruction that it executes; below 0
+    /// before its first one. `None` if the object is none, or its names cannot be read.
+    fn name(&self, code: usize, last: i64, reader: &mut Reader<'_>) -> Option<usize> {
+        let layout = &self.layout;
+        if reader.word(code, layout.object_type)? != self.code_type {
+            return None;
+        }
+        let name = layout.code_qualified_name.unwrap_or(layout.code_name);
+        let function = self.text(code, name, reader)?;
+        let file = self.text(code, layout.code_file, reader)?;
+        let first = reader.u32(code, layout.code_first_line)?;
+        let table = reader.pointer(code, layout.code_line_table)?;
+        let len = reader.word(table, layout.bytes_len)?;
+        let line = match usize::try_from(last) {
+            Ok(last) if (1..=MAX_LINE_TABLE).contains(&len) => {
+                let range = reader.range(table, layout.bytes_data, len)?;
+                line_at(
+                    layout.line_format,
+                    first,
+                    range.len(),
+                    |index| range.u8(index),
+                    last,
+                )
+            }
+            _ => first,
+        };
+        let name = FrameName { function, file };
+        Some(intern(name.hash(line), line, &name))
+    }
+
+    /// Reads the `str` to which a field of an object refers.
+    fn text(&self, owner: usize, field: usize, reader: &mut Reader<'_>) -> Option<Text> {
+        let object = reader.pointer(owner, field)?;
+        if reader.word(object, self.layout.object_type)? != self.text_type {
+            return None;
+        }
+        Text::read(&self.layout, object, reader)
+    }
+}
+
+/// `pthread_self(3)`, which `CPython` stores as `thread_id`: the address of the thread's control block.
+fn pthread_self() -> usize {
+    thread_calls::this_thread()
+}
+
+/// `pthread_getspecific(3)`. `None` if the value is null, or no pointer to a structure.
+fn thread_specific(key: u32) -> Option<usize> {
+    let value = thread_calls::specific(key);
+    (value != 0 && value.is_multiple_of(align_of::<usize>())).then_some(value)
+}
+
+mod thread_calls {
+    //! Two functions of glibc that only read the thread's control block.
+    #![expect(unsafe_code, reason = "functions of libc")]
+
+    /// Most keys of a process: glibc's `PTHREAD_KEYS_MAX`.
+    const MAX_KEYS: u32 = 1024;
+
+    pub(super) fn this_thread() -> usize {
+        // SAFETY: pthread_self(3) always succeeds.
+        unsafe { libc::pthread_self() as usize }
+    }
+
+    /// Value of a key on this thread; 0 for a key that no process has.
+    pub(super) fn specific(key: u32) -> usize {
+        if key >= MAX_KEYS {
+            return 0;
+        }
+        // SAFETY: pthread_getspecific(3): glibc checks the key, and returns null for one that is not in use.
+        unsafe { libc::pthread_getspecific(key) as usize }
+    }
+}
+
+#[cfg(test)]
+mod tests;

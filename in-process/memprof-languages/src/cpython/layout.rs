@@ -1,0 +1,302 @@
+//! Offsets of the fields of `CPython`'s structures, in bytes, for release builds on x86-64.
+//!
+//! Until 3.12 they are in tables, made from the headers that each version installs; 3.13 has them in the process:
+//! `_Py_DebugOffsets`, at the start of `_PyRuntime` (`pycore_debug_offsets.h`).
+
+use core::fmt;
+
+use super::lines::LineFormat;
+use crate::reader::Reader;
+
+/// A symbol of the interpreter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Symbol {
+    /// Address in memory.
+    pub address: usize,
+    /// Size in bytes, from the symbol table.
+    pub size: usize,
+}
+
+/// Symbols of a `CPython`, all of one loaded object that is never unloaded.
+#[derive(Clone, Copy, Debug)]
+pub struct CPythonSymbols {
+    /// `_PyRuntime`.
+    pub runtime: Symbol,
+    /// `_PyEval_EvalFrameDefault`.
+    pub eval_frame: Symbol,
+    /// Address of `PyCode_Type`.
+    pub code_type: usize,
+    /// Address of `PyUnicode_Type`.
+    pub unicode_type: usize,
+    /// Address of `Py_Version`, which 3.11 introduced.
+    pub version: Option<usize>,
+}
+
+/// Reason why the frames of a `CPython` cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnsupportedCPython {
+    /// A version whose layout is unknown, as `PY_VERSION_HEX`. 0 for one before 3.11 whose `_PyRuntime` has another size
+    /// than those of 3.8 to 3.10.
+    Version(u32),
+    /// A build without the global interpreter lock.
+    FreeThreaded,
+    /// `_PyRuntime` is not as this version has it.
+    Runtime,
+}
+
+impl fmt::Display for UnsupportedCPython {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version(0) => {
+                f.write_str("this version's layout is unknown (known: 3.8 to 3.13)")
+            }
+            Self::Version(_) => f.write_str("its layout is unknown (known: 3.8 to 3.13)"),
+            Self::FreeThreaded => {
+                f.write_str("its layout is unknown, for it is built without the GIL")
+            }
+            Self::Runtime => f.write_str("its _PyRuntime is not that of its version"),
+        }
+    }
+}
+
+/// Chain that links the frames of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FrameChain {
+    /// Frame objects.
+    Objects,
+    /// By `_PyCFrame`, with the offset of `is_entry` if the version has it.
+    CFrames { is_entry: Option<usize> },
+    /// By frames that lie on the native stack.
+    EntryFrames,
+}
+
+/// Offsets of one version.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FieldOffsets {
+    pub(super) chain: FrameChain,
+    pub(super) line_format: LineFormat,
+    /// In `_PyRuntime`: the holder of the GIL, until 3.11.
+    pub(super) current_thread: Option<usize>,
+    /// In `_PyRuntime`: the key of the threads' states.
+    pub(super) thread_key: usize,
+    /// In `_PyRuntime`: the thread that ends the interpreter.
+    pub(super) finalizing: usize,
+    /// In `PyThreadState`: result of `pthread_self(3)`.
+    pub(super) thread_id: usize,
+    /// In `PyThreadState`: the innermost frame, or activation.
+    pub(super) frame: usize,
+    /// In `_PyCFrame`.
+    pub(super) activation_frame: usize,
+    pub(super) activation_previous: usize,
+    pub(super) frame_previous: usize,
+    pub(super) frame_code: usize,
+    /// `f_lasti`, `prev_instr` or `instr_ptr`.
+    pub(super) frame_instruction: usize,
+    pub(super) frame_owner: usize,
+    /// Bytes that `f_lasti` counts.
+    pub(super) instruction_units: i64,
+    pub(super) code_file: usize,
+    pub(super) code_name: usize,
+    pub(super) code_qualified_name: Option<usize>,
+    pub(super) code_first_line: usize,
+    pub(super) code_line_table: usize,
+    /// Start of the instructions, from 3.11 on.
+    pub(super) code_instructions: usize,
+    pub(super) object_type: usize,
+    pub(super) bytes_len: usize,
+    pub(super) bytes_data: usize,
+    pub(super) text_state: usize,
+    pub(super) text_len: usize,
+    pub(super) text_ascii: usize,
+    pub(super) text_compact: usize,
+}
+
+const V3_8: FieldOffsets = FieldOffsets {
+    chain: FrameChain::Objects,
+    line_format: LineFormat::Lnotab,
+    current_thread: Some(1368),
+    thread_key: 1392,
+    finalizing: 16,
+    thread_id: 176,
+    frame: 24,
+    activation_frame: 0,
+    activation_previous: 0,
+    frame_previous: 24,
+    frame_code: 32,
+    frame_instruction: 104,
+    frame_owner: 0,
+    instruction_units: 1,
+    code_file: 104,
+    code_name: 112,
+    code_qualified_name: None,
+    code_first_line: 40,
+    code_line_table: 120,
+    code_instructions: 48,
+    object_type: 8,
+    bytes_len: 16,
+    bytes_data: 32,
+    text_state: 32,
+    text_len: 16,
+    text_ascii: 48,
+    text_compact: 72,
+};
+
+const V3_9: FieldOffsets = FieldOffsets {
+    current_thread: Some(568),
+    thread_key: 584,
+    ..V3_8
+};
+
+const V3_10: FieldOffsets = FieldOffsets {
+    line_format: LineFormat::Ranges,
+    frame_instruction: 96,
+    instruction_units: 2,
+    ..V3_9
+};
+
+const V3_11: FieldOffsets = FieldOffsets {
+    chain: FrameChain::CFrames { is_entry: Some(68) },
+    line_format: LineFormat::Locations,
+    current_thread: Some(576),
+    thread_key: 592,
+    finalizing: 24,
+    thread_id: 152,
+    frame: 56,
+    activation_frame: 8,
+    activation_previous: 16,
+    frame_previous: 48,
+    frame_code: 32,
+    frame_instruction: 56,
+    frame_owner: 69,
+    code_file: 112,
+    code_name: 120,
+    code_qualified_name: Some(128),
+    code_first_line: 72,
+    code_line_table: 136,
+    code_instructions: 184,
+    ..V3_8
+};
+
+const V3_12: FieldOffsets = FieldOffsets {
+    chain: FrameChain::CFrames { is_entry: None },
+    current_thread: None,
+    thread_key: 1544,
+    thread_id: 136,
+    activation_frame: 0,
+    activation_previous: 8,
+    frame_previous: 8,
+    frame_code: 0,
+    frame_owner: 70,
+    code_first_line: 68,
+    code_instructions: 192,
+    text_ascii: 40,
+    text_compact: 56,
+    ..V3_11
+};
+
+/// Without what `_Py_DebugOffsets` contains.
+const V3_13: FieldOffsets = FieldOffsets {
+    chain: FrameChain::EntryFrames,
+    thread_key: 2160,
+    ..V3_12
+};
+
+/// Versions without `Py_Version`, by the size of `_PyRuntime`.
+pub(super) const BY_RUNTIME_SIZE: [(usize, u32, FieldOffsets); 3] = [
+    (1464, 0x0308_0000, V3_8),
+    (656, 0x0309_0000, V3_9),
+    (672, 0x030a_0000, V3_10),
+];
+
+impl FieldOffsets {
+    /// Finds the version, as `PY_VERSION_HEX`, and the layout of a `CPython`.
+    ///
+    /// # Errors
+    /// The version is unknown, or its `_PyRuntime` is not as expected.
+    pub(super) fn find(
+        symbols: &CPythonSymbols,
+        reader: &mut Reader<'_>,
+    ) -> Result<(u32, Self), UnsupportedCPython> {
+        let runtime = symbols.runtime;
+        let Some(version) = symbols.version else {
+            let mut known = BY_RUNTIME_SIZE.iter();
+            let known = known.find(|(size, ..)| *size == runtime.size);
+            let known = known.map(|(_, version, layout)| (*version, *layout));
+            return known.ok_or(UnsupportedCPython::Version(0));
+        };
+        let version = reader.u32(version, 0).ok_or(UnsupportedCPython::Runtime)?;
+        let is_final = version >> 4 & 0xf == 0xf;
+        let layout = match version >> 16 {
+            0x030b if is_final => V3_11,
+            0x030c if is_final => V3_12,
+            0x030d if is_final => Self::from_debug_offsets(runtime, version, reader)?,
+            _ => return Err(UnsupportedCPython::Version(version)),
+        };
+        match layout.thread_key + 8 <= runtime.size {
+            true => Ok((version, layout)),
+            false => Err(UnsupportedCPython::Runtime),
+        }
+    }
+
+    /// Reads `_Py_DebugOffsets` of 3.13.
+    fn from_debug_offsets(
+        runtime: Symbol,
+        version: u32,
+        reader: &mut Reader<'_>,
+    ) -> Result<Self, UnsupportedCPython> {
+        const COOKIE: usize = usize::from_ne_bytes(*b"xdebugpy");
+        /// No structure that is read has a field beyond.
+        const MAX_OFFSET: usize = 4096;
+        let mut word = |index: usize| {
+            let field = index * size_of::<usize>();
+            reader
+                .word(runtime.address, field)
+                .ok_or(UnsupportedCPython::Runtime)
+        };
+        if word(0)? != COOKIE || word(1)? != version as usize {
+            return Err(UnsupportedCPython::Runtime);
+        }
+        if word(2)? != 0 {
+            return Err(UnsupportedCPython::FreeThreaded);
+        }
+        let mut offset = |index: usize| match word(index)? {
+            offset if offset < MAX_OFFSET => Ok(offset),
+            _ => Err(UnsupportedCPython::Runtime),
+        };
+        // Indices of the structures: their first word is their size.
+        const RUNTIME: usize = 3;
+        const THREAD: usize = RUNTIME + 3 + 13;
+        const FRAME: usize = THREAD + 9;
+        const CODE: usize = FRAME + 6;
+        const OBJECT: usize = CODE + 10;
+        // Types, tuples, lists, dicts, floats and ints lie between.
+        const BYTES: usize = OBJECT + 2 + 4 + 3 + 3 + 3 + 2 + 3;
+        const TEXT: usize = BYTES + 3;
+        /// `PyCompactUnicodeObject` has two words more than `PyASCIIObject`.
+        const COMPACT: usize = 16;
+        let text_ascii = offset(TEXT + 3)?;
+        Ok(Self {
+            finalizing: offset(RUNTIME + 1)?,
+            frame: offset(THREAD + 4)?,
+            thread_id: offset(THREAD + 5)?,
+            frame_previous: offset(FRAME + 1)?,
+            frame_code: offset(FRAME + 2)?,
+            frame_instruction: offset(FRAME + 3)?,
+            frame_owner: offset(FRAME + 5)?,
+            code_file: offset(CODE + 1)?,
+            code_name: offset(CODE + 2)?,
+            code_qualified_name: Some(offset(CODE + 3)?),
+            code_line_table: offset(CODE + 4)?,
+            code_first_line: offset(CODE + 5)?,
+            code_instructions: offset(CODE + 9)?,
+            object_type: offset(OBJECT + 1)?,
+            bytes_len: offset(BYTES + 1)?,
+            bytes_data: offset(BYTES + 2)?,
+            text_state: offset(TEXT + 1)?,
+            text_len: offset(TEXT + 2)?,
+            text_ascii,
+            text_compact: text_ascii + COMPACT,
+            ..V3_13
+        })
+    }
+}

@@ -1,0 +1,195 @@
+//! Tables of line numbers in code objects.
+
+/// Format of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LineFormat {
+    /// Until 3.9: `Objects/lnotab_notes.txt`.
+    Lnotab,
+    /// 3.10: PEP 626.
+    Ranges,
+    /// From 3.11 on: PEP 657, `Objects/locations.md`.
+    Locations,
+}
+
+/// Returns the line of the instruction at an offset, in bytes; 0 if the table gives it none. `first` is the line of the
+/// function, and `byte` reads the table, of `len` bytes.
+pub(super) fn line_at(
+    format: LineFormat,
+    first: u32,
+    len: usize,
+    byte: impl Fn(usize) -> Option<u8>,
+    offset: usize,
+) -> u32 {
+    let line = match format {
+        LineFormat::Lnotab => lnotab(first, len, byte, offset),
+        LineFormat::Ranges => ranges(first, len, byte, offset),
+        LineFormat::Locations => locations(first, len, byte, offset),
+    };
+    u32::try_from(line.unwrap_or(i64::from(first))).unwrap_or(0)
+}
+
+fn signed(byte: u8) -> i64 {
+    i64::from(byte.cast_signed())
+}
+
+fn lnotab(
+    first: u32,
+    len: usize,
+    byte: impl Fn(usize) -> Option<u8>,
+    offset: usize,
+) -> Option<i64> {
+    let (mut at, mut line) = (0, i64::from(first));
+    for index in (0..len.saturating_sub(1)).step_by(2) {
+        at += usize::from(byte(index)?);
+        if at > offset {
+            break;
+        }
+        line += signed(byte(index + 1)?);
+    }
+    Some(line)
+}
+
+fn ranges(
+    first: u32,
+    len: usize,
+    byte: impl Fn(usize) -> Option<u8>,
+    offset: usize,
+) -> Option<i64> {
+    /// Delta of a range without a line.
+    const NO_LINE: i64 = -128;
+    let (mut at, mut line) = (0, i64::from(first));
+    for index in (0..len.saturating_sub(1)).step_by(2) {
+        let delta = signed(byte(index + 1)?);
+        if delta != NO_LINE {
+            line += delta;
+        }
+        at += usize::from(byte(index)?);
+        if at > offset {
+            return Some(if delta == NO_LINE { 0 } else { line });
+        }
+    }
+    Some(line)
+}
+
+fn locations(
+    first: u32,
+    len: usize,
+    byte: impl Fn(usize) -> Option<u8>,
+    offset: usize,
+) -> Option<i64> {
+    /// Bytes of an instruction.
+    const UNIT: usize = 2;
+    let (mut at, mut line, mut index) = (0, i64::from(first), 0);
+    while index < len {
+        let head = byte(index)?;
+        index += 1;
+        let kind = head >> 3 & 15;
+        line += match kind {
+            13 | 14 => signed_varint(len, &byte, &mut index)?,
+            10..=12 => i64::from(kind - 10),
+            _ => 0,
+        };
+        // Columns follow, up to the next byte with its highest bit set.
+        while index < len && byte(index)? & 128 == 0 {
+            index += 1;
+        }
+        at += usize::from((head & 7) + 1) * UNIT;
+        if at > offset {
+            return Some(if kind == 15 { 0 } else { line });
+        }
+    }
+    Some(line)
+}
+
+/// Reads a number of 6 bits per byte, the lowest first, whose lowest bit is the sign.
+fn signed_varint(
+    len: usize,
+    byte: &impl Fn(usize) -> Option<u8>,
+    index: &mut usize,
+) -> Option<i64> {
+    let (mut value, mut shift) = (0_i64, 0);
+    while *index < len && shift < 30 {
+        let next = byte(*index)?;
+        *index += 1;
+        value |= i64::from(next & 63) << shift;
+        if next & 64 == 0 {
+            break;
+        }
+        shift += 6;
+    }
+    Some(if value & 1 == 1 {
+        -(value >> 1)
+    } else {
+        value >> 1
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(format: LineFormat, table: &[u8], lines: &[(usize, u32)]) {
+        for (offset, line) in lines {
+            let byte = |index: usize| table.get(index).copied();
+            let found = line_at(format, 10, table.len(), byte, *offset);
+            assert_eq!(found, *line, "{format:?} {offset}");
+        }
+    }
+
+    #[test]
+    fn lines_are_those_of_each_format() {
+        // 3.8: line 11 from byte 0 on, 12 from 8 on, 9 from 20 on.
+        let table = [0, 1, 8, 1, 12, 253];
+        check(
+            LineFormat::Lnotab,
+            &table,
+            &[(0, 11), (7, 11), (8, 12), (20, 9), (500, 9)],
+        );
+        // 3.10: bytes 0 to 8 are of line 11, 8 to 10 of none, then 9.
+        let table = [8, 1, 2, 128, 10, 254];
+        check(
+            LineFormat::Ranges,
+            &table,
+            &[(0, 11), (7, 11), (8, 0), (10, 9), (500, 9)],
+        );
+        // 3.11: short form, one line more in 2 units; long form with -2; none.
+        let table = [
+            0x80 | 11 << 3 | 1,
+            3,
+            9,
+            0x80 | 14 << 3,
+            5,
+            1,
+            2,
+            3,
+            0x80 | 15 << 3,
+        ];
+        check(
+            LineFormat::Locations,
+            &table,
+            &[(0, 11), (3, 11), (4, 9), (6, 0), (500, 9)],
+        );
+    }
+
+    #[test]
+    fn random_tables_end() {
+        let mut random = 1_u64;
+        for _ in 0..2000 {
+            let table: [u8; 64] = core::array::from_fn(|_| {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                random as u8
+            });
+            for format in [
+                LineFormat::Lnotab,
+                LineFormat::Ranges,
+                LineFormat::Locations,
+            ] {
+                for len in [0, 1, 2, 63, 64, 70] {
+                    line_at(format, u32::MAX, len, |index| table.get(index).copied(), 40);
+                }
+            }
+        }
+    }
+}

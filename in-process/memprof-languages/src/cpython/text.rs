@@ -1,0 +1,130 @@
+//! Strings of the interpreter, read in place.
+
+use core::iter;
+
+use super::layout::FieldOffsets;
+use crate::names::NameText;
+use crate::reader::{ReadableRange, Reader};
+
+/// Most characters of a function's name that are kept: the first ones.
+const MAX_FUNCTION: usize = 240;
+/// Most characters of a file's path that are kept: the last ones.
+const MAX_FILE: usize = 480;
+/// Most characters of a string that is read.
+const MAX_TEXT: usize = 1 << 14;
+/// Stands for characters that are left out.
+const CUT: char = '…';
+
+/// A compact `str` object.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Text {
+    data: ReadableRange,
+    /// Bytes per character: 1, 2 or 4.
+    width: usize,
+}
+
+impl Text {
+    /// Reads the head of a `str`. `None` if it is not compact, or too long.
+    pub(super) fn read(
+        layout: &FieldOffsets,
+        object: usize,
+        reader: &mut Reader<'_>,
+    ) -> Option<Self> {
+        // `PyASCIIObject.state`: interned (2 bits), kind (3), compact, ascii.
+        let state = reader.u32(object, layout.text_state)?;
+        let (width, is_compact, is_ascii) =
+            (state >> 2 & 7, state >> 5 & 1 != 0, state >> 6 & 1 != 0);
+        let len = reader.word(object, layout.text_len)?;
+        if !is_compact || !matches!(width, 1 | 2 | 4) || !(1..=MAX_TEXT).contains(&len) {
+            return None;
+        }
+        let head = match is_ascii {
+            true => layout.text_ascii,
+            false => layout.text_compact,
+        };
+        let width = width as usize;
+        let data = reader.range(object, head, len * width)?;
+        Some(Self { data, width })
+    }
+
+    /// Number of characters.
+    fn len(self) -> usize {
+        self.data.len() / self.width
+    }
+
+    fn char(self, index: usize) -> Option<char> {
+        let offset = index * self.width;
+        let code = match self.width {
+            1 => self.data.u8(offset)?.into(),
+            2 => self.data.u16(offset)?.into(),
+            _ => self.data.u32(offset)?,
+        };
+        // A surrogate, for a byte of a path that is no UTF-8.
+        Some(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER))
+    }
+
+    /// The first characters of a long text.
+    fn start(self, max: usize) -> impl Iterator<Item = char> {
+        let cut = (self.len() > max).then_some(CUT);
+        let chars = (0..self.len().min(max)).map_while(move |index| self.char(index));
+        chars.chain(cut)
+    }
+
+    /// The last characters of a long text.
+    fn end(self, max: usize) -> impl Iterator<Item = char> {
+        let skipped = self.len().saturating_sub(max);
+        let cut = (skipped > 0).then_some(CUT);
+        let chars = (skipped..self.len()).map_while(move |index| self.char(index));
+        cut.into_iter().chain(chars)
+    }
+}
+
+/// Name of a frame.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FrameName {
+    pub(super) function: Text,
+    pub(super) file: Text,
+}
+
+impl FrameName {
+    /// Hash of the name and a line, by content: another object may be at the address of one that is gone.
+    pub(super) fn hash(&self, line: u32) -> u64 {
+        let lens = [self.function.len() as u64, self.file.len() as u64];
+        let chars = self.function().chain(iter::once('\0')).chain(self.file());
+        let numbers = chars.map(|c| u64::from(u32::from(c)));
+        let words = iter::once(u64::from(line)).chain(lens).chain(numbers);
+        words.fold(1, |hash: u64, word| {
+            let mixed = (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            mixed ^ mixed >> 29
+        })
+    }
+
+    fn function(&self) -> impl Iterator<Item = char> + use<> {
+        self.function.start(MAX_FUNCTION)
+    }
+
+    fn file(&self) -> impl Iterator<Item = char> + use<> {
+        self.file.end(MAX_FILE)
+    }
+}
+
+impl NameText for FrameName {
+    fn write_function(&self, write: &mut dyn FnMut(u8)) {
+        write_utf8(self.function(), write);
+    }
+
+    fn write_file(&self, write: &mut dyn FnMut(u8)) {
+        write_utf8(self.file(), write);
+    }
+
+    fn max_len(&self) -> u32 {
+        let chars = self.function().chain(self.file());
+        chars.map(char::len_utf8).sum::<usize>() as u32
+    }
+}
+
+fn write_utf8(chars: impl Iterator<Item = char>, write: &mut dyn FnMut(u8)) {
+    for c in chars {
+        c.encode_utf8(&mut [0; 4]).bytes().for_each(&mut *write);
+    }
+}

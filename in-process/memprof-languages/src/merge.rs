@@ -1,0 +1,214 @@
+//! Native and managed frames, merged to one stack.
+
+use core::ops::Range;
+
+use crate::reader::PAGES;
+
+/// Most managed frames of one stack: as many as a stack record has frames.
+pub(crate) const MAX_MANAGED: usize = 128;
+/// Most frames of a merged stack: as many as a walk has.
+pub(crate) const MAX_MERGED: usize = memprof_unwind::WORKSPACE_FRAMES;
+/// Words of memory that [`merge`](crate::merge) needs.
+pub const SCRATCH_WORDS: usize = PAGES + 2 * MAX_MANAGED + MAX_MERGED;
+const _: () = assert!(SCRATCH_WORDS <= memprof_unwind::SCRATCH_WORDS);
+
+/// A function of the program on a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ManagedFrame {
+    /// Managed word of its name.
+    pub(crate) word: usize,
+    /// Address in the native frame of the interpreter's function that executes it. 0 if none is known: each frame has
+    /// a native one of its own then.
+    pub(crate) native: usize,
+}
+
+/// Managed frames of a stack, leaf first, as pairs of words in memory that is reused.
+#[derive(Debug)]
+pub(crate) struct ManagedFrames<'a> {
+    words: &'a mut [usize],
+    count: usize,
+}
+
+impl<'a> ManagedFrames<'a> {
+    pub(crate) fn new(words: &'a mut [usize]) -> Self {
+        Self { words, count: 0 }
+    }
+
+    /// Adds a frame. Returns false if there is no room.
+    pub(crate) fn push(&mut self, frame: ManagedFrame) -> bool {
+        match self.words.get_mut(2 * self.count..2 * self.count + 2) {
+            Some(pair) => {
+                pair.copy_from_slice(&[frame.word, frame.native]);
+                self.count += 1;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Sets the native frame of all frames from index `start` on.
+    pub(crate) fn set_native(&mut self, start: usize, native: usize) {
+        for index in start..self.count {
+            self.words[2 * index + 1] = native;
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    fn get(&self, index: usize) -> Option<ManagedFrame> {
+        let [word, native] = *self.words.get(2 * index..2 * self.count)?.first_chunk()?;
+        Some(ManagedFrame { word, native })
+    }
+}
+
+/// A walked stack of native frames, leaf first.
+#[derive(Clone, Copy, Debug)]
+pub struct NativeStack<'a> {
+    /// Program counters, as return addresses.
+    pub frames: &'a [usize],
+    /// Stack pointer of each frame, as far as they are known.
+    pub stack_pointers: memprof_unwind::StackPointers<'a>,
+}
+
+impl NativeStack<'_> {
+    /// Index of the frame, from `from` on, whose stack memory contains an address. `None` if there is none.
+    fn frame_around(&self, from: usize, address: usize) -> Option<usize> {
+        let contains = |index: &usize| {
+            let bounds = [*index, index + 1].map(|index| self.stack_pointers.get(index));
+            matches!(bounds, [Some(start), Some(end)] if (start..end).contains(&address))
+        };
+        (from..self.frames.len().saturating_sub(1)).find(contains)
+    }
+
+    /// Index of the next frame, from `from` on, of code in a range.
+    pub(crate) fn frame_in(&self, from: usize, code: &Range<usize>) -> Option<usize> {
+        let is_in = |frame: &usize| code.contains(&frame.wrapping_sub(1));
+        let rest = self.frames.get(from..)?;
+        Some(from + rest.iter().position(is_in)?)
+    }
+}
+
+/// Writes `native` to `merged`, with `managed` in place of the native frames that execute them. `interpreter` is the
+/// code of the function that does. Frames of which no native one is found, because the walk ended before it, follow
+/// the others. Returns the number of frames, as far as there is room.
+pub(crate) fn merge_frames(
+    native: NativeStack<'_>,
+    managed: &ManagedFrames<'_>,
+    interpreter: &Range<usize>,
+    merged: &mut [usize],
+) -> usize {
+    let (mut count, mut next, mut last) = (0, 0, 0);
+    let mut push = |frame: usize| {
+        if let Some(cell) = merged.get_mut(count) {
+            *cell = frame;
+            count += 1;
+        }
+    };
+    for index in 0..managed.len() {
+        let Some(frame) = managed.get(index) else {
+            break;
+        };
+        // Frames of one activation of the interpreter have one native frame.
+        if frame.native == 0 || frame.native != last {
+            last = frame.native;
+            let found = match frame.native {
+                0 => native.frame_in(next, interpreter),
+                address => native.frame_around(next, address),
+            };
+            let end = found.unwrap_or(if is_beyond(native, frame.native) {
+                native.frames.len()
+            } else {
+                next
+            });
+            for frame in native.frames.get(next..end).unwrap_or_default() {
+                push(*frame);
+            }
+            next = end + usize::from(found.is_some());
+        }
+        push(frame.word);
+    }
+    for frame in native.frames.get(next..).unwrap_or_default() {
+        push(*frame);
+    }
+    count
+}
+
+/// Whether an address lies above all frames whose stack pointers are known, or none is known for it.
+fn is_beyond(native: NativeStack<'_>, address: usize) -> bool {
+    let pointers = (0..native.frames.len()).map_while(|index| native.stack_pointers.get(index));
+    address == 0 || pointers.last().is_some_and(|last| address >= last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Merges native frames, of 16 bytes each from address 160 on, with managed ones.
+    fn check(native: &[usize], managed: &[(usize, usize)], expected: &[usize]) {
+        let mut words = [0; 2 * MAX_MANAGED];
+        let mut frames = ManagedFrames::new(&mut words);
+        for (word, native) in managed {
+            let (word, native) = (*word, *native);
+            assert!(frames.push(ManagedFrame { word, native }));
+        }
+        let pointers: [usize; 16] = core::array::from_fn(|index| 160 + 16 * index);
+        let native = NativeStack {
+            frames: native,
+            stack_pointers: memprof_unwind::StackPointers::from_words(&pointers[..native.len()]),
+        };
+        let mut merged = [0; MAX_MERGED];
+        let count = merge_frames(native, &frames, &(0x500..0x600), &mut merged);
+        assert_eq!(&merged[..count], expected, "{native:?}");
+    }
+
+    #[test]
+    fn managed_frames_replace_the_native_ones_that_execute_them() {
+        let native = [0x100, 0x511, 0x200, 0x511, 0x300, 0x301];
+        check(&native, &[], &native);
+        // By address: two functions in the first activation, one in the second.
+        check(
+            &native,
+            &[(1, 180), (2, 180), (3, 210)],
+            &[0x100, 1, 2, 0x200, 3, 0x300, 0x301],
+        );
+        // By function: one native frame each.
+        check(
+            &native,
+            &[(1, 0), (2, 0)],
+            &[0x100, 1, 0x200, 2, 0x300, 0x301],
+        );
+    }
+
+    #[test]
+    fn frames_beyond_the_end_of_a_walk_follow_it() {
+        check(
+            &[0x100, 0x511],
+            &[(1, 400), (2, 500)],
+            &[0x100, 0x511, 1, 2],
+        );
+        check(&[0x100, 0x511], &[(1, 0), (2, 0)], &[0x100, 1, 2]);
+        check(&[], &[(1, 400)], &[1]);
+        // An address on another stack, below all frames.
+        check(&[0x100, 0x511, 0x300], &[(1, 8)], &[1, 0x100, 0x511, 0x300]);
+    }
+
+    #[test]
+    fn merged_stack_ends_with_its_buffer() {
+        let mut words = [0; 2 * MAX_MANAGED];
+        let mut frames = ManagedFrames::new(&mut words);
+        let frame = ManagedFrame { word: 7, native: 0 };
+        let pushed = (0..1000).filter(|_| frames.push(frame)).count();
+        assert_eq!(pushed, MAX_MANAGED);
+        let native = NativeStack {
+            frames: &[0x511; 100],
+            stack_pointers: memprof_unwind::StackPointers::from_words(&[]),
+        };
+        let mut merged = [0; 10];
+        assert_eq!(
+            merge_frames(native, &frames, &(0x500..0x600), &mut merged),
+            10
+        );
+    }
+}

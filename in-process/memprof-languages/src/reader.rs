@@ -1,0 +1,132 @@
+//! Memory of the interpreter, read after the kernel has confirmed that it is readable.
+#![expect(unsafe_code, reason = "memory of the program")]
+
+use memprof_unwind::is_readable;
+
+const PAGE: usize = 4096;
+/// Pages whose readability is remembered during one walk.
+pub(crate) const PAGES: usize = 32;
+
+/// Reads memory during one walk of one thread.
+pub(crate) struct Reader<'a> {
+    /// Addresses of pages that are readable, each at the index of its low bits; 0: none.
+    pages: &'a mut [usize; PAGES],
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(pages: &'a mut [usize; PAGES]) -> Self {
+        pages.fill(0);
+        Self { pages }
+    }
+
+    /// Checks `len` bytes, at most 64 KiB, at an offset from an address. `None` if a page is unreadable.
+    pub(crate) fn range(
+        &mut self,
+        base: usize,
+        offset: usize,
+        len: usize,
+    ) -> Option<ReadableRange> {
+        let address = base.checked_add(offset)?;
+        let last = address.checked_add(len.checked_sub(1)?)?;
+        if len > 1 << 16 {
+            return None;
+        }
+        for page in (address & !(PAGE - 1)..=last).step_by(PAGE) {
+            let cell = &mut self.pages[page / PAGE % PAGES];
+            // An empty cell holds 0, which must not count as page 0.
+            if page == 0 || *cell != page && !is_readable(page) {
+                return None;
+            }
+            *cell = page;
+        }
+        Some(ReadableRange { address, len })
+    }
+
+    /// Reads an aligned word. `None` if it is unaligned or unreadable.
+    pub(crate) fn word(&mut self, base: usize, offset: usize) -> Option<usize> {
+        let address = base.checked_add(offset)?;
+        if !address.is_multiple_of(size_of::<usize>()) {
+            return None;
+        }
+        self.range(address, 0, size_of::<usize>())?;
+        // SAFETY: the word is aligned, and `range` found its page readable.
+        Some(unsafe { (address as *const usize).read_volatile() })
+    }
+
+    /// Reads an aligned pointer that is not null. `None` if it is null, unaligned or unreadable.
+    pub(crate) fn pointer(&mut self, base: usize, offset: usize) -> Option<usize> {
+        self.word(base, offset).filter(|pointer| *pointer != 0)
+    }
+
+    /// Reads four bytes.
+    pub(crate) fn u32(&mut self, base: usize, offset: usize) -> Option<u32> {
+        self.range(base, offset, 4)?.u32(0)
+    }
+
+    /// Reads a byte.
+    pub(crate) fn u8(&mut self, base: usize, offset: usize) -> Option<u8> {
+        self.range(base, offset, 1)?.u8(0)
+    }
+}
+
+/// Memory that was readable when it was checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadableRange {
+    address: usize,
+    len: usize,
+}
+
+impl ReadableRange {
+    /// Number of bytes.
+    pub(crate) fn len(self) -> usize {
+        self.len
+    }
+
+    /// Reads a byte. `None` beyond the end.
+    #[inline]
+    pub(crate) fn u8(self, offset: usize) -> Option<u8> {
+        if offset >= self.len {
+            return None;
+        }
+        // SAFETY: `Reader::range` found the page of this byte readable.
+        Some(unsafe { ((self.address + offset) as *const u8).read_volatile() })
+    }
+
+    /// Reads two bytes. `None` beyond the end.
+    pub(crate) fn u16(self, offset: usize) -> Option<u16> {
+        let bytes = [self.u8(offset)?, self.u8(offset.checked_add(1)?)?];
+        Some(u16::from_ne_bytes(bytes))
+    }
+
+    /// Reads four bytes. `None` beyond the end.
+    pub(crate) fn u32(self, offset: usize) -> Option<u32> {
+        let (low, high) = (self.u16(offset)?, self.u16(offset.checked_add(2)?)?);
+        Some(u32::from(high) << 16 | u32::from(low))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unreadable_and_unaligned_words_are_none() {
+        let mut pages = [0; PAGES];
+        let mut reader = Reader::new(&mut pages);
+        let value = 0x1122_3344_5566_7788_usize;
+        let address = &raw const value as usize;
+        assert_eq!(reader.word(address, 0), Some(value));
+        assert_eq!(reader.u32(address, 0), Some(0x5566_7788));
+        assert_eq!(reader.u8(address, 7), Some(0x11));
+        for bad in [0, 8, address + 1, usize::MAX - 7, 1 << 47] {
+            assert_eq!(reader.word(bad, 0), None, "{bad:#x}");
+        }
+        assert!(reader.range(address, 0, 0).is_none());
+        assert!(reader.range(usize::MAX - 1, 0, 8).is_none());
+        let range = reader.range(address, 0, 8).unwrap();
+        assert_eq!(
+            (range.u8(8), range.u16(7), range.u32(5)),
+            (None, None, None)
+        );
+    }
+}

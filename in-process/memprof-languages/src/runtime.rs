@@ -1,0 +1,126 @@
+//! The runtime of this process, and the way from a walked stack to a merged one.
+#![expect(unsafe_code, reason = "a layout that is written once")]
+
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::ops::Range;
+use core::sync::atomic::{
+    AtomicBool, AtomicU8,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+
+use crate::counts::{Counters, LanguageCounts, WalkOutcome};
+use crate::cpython::{CPython, CPythonSymbols, UnsupportedCPython};
+use crate::merge::{MAX_MANAGED, ManagedFrames, NativeStack, merge_frames};
+use crate::names::name_counts;
+use crate::reader::{PAGES, Reader};
+
+static CPYTHON: FoundRuntime = FoundRuntime::new();
+static ENABLED: AtomicBool = AtomicBool::new(false);
+static COUNTERS: Counters = Counters::new();
+
+/// Start of the merged stack in the scratch memory, after the reader's pages and the managed frames.
+const MERGED: usize = PAGES + 2 * MAX_MANAGED;
+
+const EMPTY: u8 = 0;
+const WRITING: u8 = 1;
+const READY: u8 = 2;
+
+/// A runtime that is found once, and stays.
+struct FoundRuntime {
+    state: AtomicU8,
+    runtime: UnsafeCell<MaybeUninit<CPython>>,
+}
+
+// SAFETY: `runtime` is written by the thread that sets `WRITING`, and read only after `READY`.
+unsafe impl Sync for FoundRuntime {}
+
+impl FoundRuntime {
+    const fn new() -> Self {
+        Self {
+            state: AtomicU8::new(EMPTY),
+            runtime: UnsafeCell::new(MaybeUninit::uninit()),
+        }
+    }
+
+    fn get(&self) -> Option<&CPython> {
+        if self.state.load(Acquire) != READY {
+            return None;
+        }
+        // SAFETY: nothing writes it after `READY`.
+        let runtime = unsafe { &*self.runtime.get() };
+        // SAFETY: it was written before `READY`.
+        Some(unsafe { runtime.assume_init_ref() })
+    }
+
+    fn set(&self, runtime: CPython) {
+        let claimed = self.state.compare_exchange(EMPTY, WRITING, AcqRel, Relaxed);
+        if claimed.is_ok() {
+            // SAFETY: only this thread found it empty.
+            unsafe { (*self.runtime.get()).write(runtime) };
+            self.state.store(READY, Release);
+        }
+    }
+}
+
+/// Reads the layout of this process's `CPython`, for the stacks from now on; the first one that is found stays. Runs
+/// outside of `malloc`. Returns its version as `PY_VERSION_HEX` has it, with zeros below the minor number if the rest is
+/// unknown.
+///
+/// # Errors
+/// The version is unknown, or its structures are not as expected: its frames are not read.
+pub fn prepare_cpython(symbols: &CPythonSymbols) -> Result<u32, UnsupportedCPython> {
+    let mut pages = [0; PAGES];
+    let (version, found) = CPython::new(symbols, &mut Reader::new(&mut pages))?;
+    CPYTHON.set(found);
+    Ok(version)
+}
+
+/// Whether no frame could be read, of many stacks on which the interpreter was.
+pub fn is_given_up() -> bool {
+    COUNTERS.is_given_up()
+}
+
+/// Whether frames of languages are read from now on. Off at first.
+pub fn set_enabled(is_enabled: bool) {
+    ENABLED.store(is_enabled, Release);
+}
+
+/// Counts since the start of the process, the number of names, and whether the table of names is full.
+pub fn counts() -> (LanguageCounts, u32, bool) {
+    let (names, is_full) = name_counts();
+    (COUNTERS.get(), names, is_full)
+}
+
+/// Merges the frames of the program into a stack of the calling thread, leaf first. `scratch` is memory of at least
+/// [`SCRATCH_WORDS`](crate::SCRATCH_WORDS) words. Returns the part of it that holds the stack. `None` if the stack has
+/// no such frames.
+#[cold]
+#[inline(never)]
+pub fn merge(native: NativeStack<'_>, scratch: &mut [usize]) -> Option<Range<usize>> {
+    if !ENABLED.load(Relaxed) {
+        return None;
+    }
+    let runtime = CPYTHON.get()?;
+    if COUNTERS.is_given_up() {
+        return None;
+    }
+    let (pages, rest) = scratch.split_first_chunk_mut::<PAGES>()?;
+    let (words, merged) = rest.split_at_mut_checked(2 * MAX_MANAGED)?;
+    let mut managed = ManagedFrames::new(words);
+    let mut reader = Reader::new(pages);
+    let interpreter = runtime.interpreter();
+    let outcome = match runtime.read_frames(&mut reader, &mut managed) {
+        Some(WalkOutcome::Absent) | None if native.frame_in(0, &interpreter).is_some() => {
+            WalkOutcome::Unread
+        }
+        None => WalkOutcome::Absent,
+        Some(outcome) => outcome,
+    };
+    COUNTERS.add(outcome);
+    if managed.len() == 0 {
+        return None;
+    }
+    let count = merge_frames(native, &managed, &interpreter, merged);
+    Some(MERGED..MERGED + count)
+}

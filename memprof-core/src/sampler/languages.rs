@@ -1,0 +1,178 @@
+//! Interpreters of the process whose programs' functions samples name.
+
+use std::ffi::CStr;
+use std::path::Path;
+use std::sync::Mutex;
+
+use memprof_languages::{
+    CPythonSymbols, LanguageCounts, Symbol, UnsupportedCPython, for_each_name, prepare_cpython,
+};
+use memprof_messages::{LanguageStatus, LanguagesChoice};
+
+use crate::allocators::loaded_objects::{self, EXECUTABLE, LoadedObject};
+use crate::allocators::symbols::{ExportedSymbols, real_path};
+use crate::dumps::escape::escape_word;
+use crate::lock::lock;
+
+/// Interpreters that the last activation found.
+static FOUND: Mutex<Vec<Interpreter>> = Mutex::new(Vec::new());
+
+/// An interpreter in the process.
+#[derive(Clone, Debug)]
+struct Interpreter {
+    /// `PY_VERSION_HEX`, without the patch level if that is unknown.
+    version: u32,
+    path: String,
+    /// Reason why its frames are not read.
+    off_because: Option<String>,
+}
+
+/// Reason for `languages=off`.
+const OFF: &str = "languages=off was chosen";
+/// Reason while an allocator's sampler takes the samples.
+const ALLOCATORS_SAMPLER: &str =
+    "the allocator's sampler takes the stacks; `activate sampler=memprof` reads its frames";
+
+/// Finds the interpreters that are loaded now, and names the functions of their programs in samples from now on.
+/// `is_sampled`: memprof's sampler takes the samples.
+pub(crate) fn prepare_languages(choice: LanguagesChoice, is_sampled: bool) {
+    let mut found: Vec<Interpreter> = loaded_objects::list_loaded_objects()
+        .iter()
+        .filter_map(find)
+        .collect();
+    let [first, others @ ..] = found.as_mut_slice() else {
+        *lock(&FOUND) = found;
+        return;
+    };
+    for other in others {
+        let reason = || format!("the frames of {} are read", first.path);
+        other.off_because.get_or_insert_with(reason);
+    }
+    let reason = match choice {
+        LanguagesChoice::Off => Some(OFF.to_owned()),
+        LanguagesChoice::Auto if !is_sampled => Some(ALLOCATORS_SAMPLER.to_owned()),
+        LanguagesChoice::Auto => memprof_sampler::map_names()
+            .err()
+            .map(|_| "there is no memory for the table of names".to_owned()),
+    };
+    first.off_because = first.off_because.take().or(reason);
+    memprof_languages::set_enabled(first.off_because.is_none());
+    if let Some(reason) = &first.off_because {
+        log::info!("{} {}: {reason}", language_name(), first.path);
+    }
+    *lock(&FOUND) = found;
+}
+
+/// Returns the `CPython` that an object contains. `None` if it has none.
+fn find(object: &LoadedObject) -> Option<Interpreter> {
+    let name = object.path.file_name()?.to_string_lossy();
+    if object.path != Path::new(EXECUTABLE) && !name.starts_with("libpython") {
+        return None;
+    }
+    let exported = ExportedSymbols::new(object)?;
+    let symbol = |name: &CStr| exported.find(name);
+    let size = |name: &CStr| symbol(name).map(|(address, size)| Symbol { address, size });
+    let symbols = CPythonSymbols {
+        runtime: size(c"_PyRuntime")?,
+        eval_frame: size(c"_PyEval_EvalFrameDefault")?,
+        code_type: symbol(c"PyCode_Type")?.0,
+        unicode_type: symbol(c"PyUnicode_Type")?.0,
+        version: symbol(c"Py_Version").map(|(address, _)| address),
+    };
+    let (version, reason) = match prepare_cpython(&symbols) {
+        Ok(version) => (version, None),
+        Err(error @ UnsupportedCPython::Version(version)) => (version, Some(error.to_string())),
+        Err(error) => (0, Some(error.to_string())),
+    };
+    Some(Interpreter {
+        version,
+        path: real_path(&object.path).display().to_string(),
+        off_because: reason,
+    })
+}
+
+/// The only language so far.
+fn language_name() -> &'static str {
+    "python"
+}
+
+impl Interpreter {
+    fn version_text(&self) -> String {
+        let [major, minor, micro, level] = self.version.to_be_bytes();
+        match (self.version, level) {
+            (0, _) => "of an unknown version".to_owned(),
+            (_, 0) => format!("{major}.{minor}"),
+            _ => format!("{major}.{minor}.{micro}"),
+        }
+    }
+
+    fn off_because(&self) -> Option<String> {
+        let given_up = || {
+            memprof_languages::is_given_up()
+                .then(|| "its frames could not be read back, in 64 stacks of 64".to_owned())
+        };
+        self.off_because.clone().or_else(given_up)
+    }
+}
+
+/// Returns the interpreters that the last activation found.
+pub(crate) fn language_status() -> Vec<LanguageStatus> {
+    let found = lock(&FOUND);
+    let (counts, names, _) = memprof_languages::counts();
+    let status = |(index, interpreter): (usize, &Interpreter)| {
+        let is_read = index == 0;
+        let LanguageCounts {
+            samples,
+            with_frames,
+            ended_early,
+            ..
+        } = if is_read {
+            counts
+        } else {
+            LanguageCounts::default()
+        };
+        LanguageStatus {
+            language: language_name().to_owned(),
+            version: interpreter.version_text(),
+            runtime: interpreter.path.clone(),
+            samples,
+            with_frames,
+            ended_early,
+            names: if is_read { names } else { 0 },
+            off_because: interpreter.off_because(),
+        }
+    };
+    found.iter().enumerate().map(status).collect()
+}
+
+/// Returns the comment lines of a dump: each interpreter, with the reason if its frames are not read, and the names of
+/// managed words.
+///
+/// ```text
+/// # language: python 3.11.2 /usr/bin/python3.11
+/// # language: python 3.14.0 /usr/bin/python3.14 off: its layout is unknown (known: 3.8 to 3.13)
+/// # frame: 0x4d50040000000007 python Leak.handle /srv/app.py 9
+/// ```
+pub(crate) fn comment_lines() -> Vec<String> {
+    let mut lines: Vec<String> = language_status()
+        .iter()
+        .map(|status| {
+            let [version, runtime] = [&status.version, &status.runtime];
+            let words = [version, runtime].map(|word| escape_word(word.bytes()));
+            let off = status.off_because.iter();
+            let off: String = off.map(|reason| format!(" off: {reason}")).collect();
+            format!("# language: {} {}{off}", status.language, words.join(" "))
+        })
+        .collect();
+    for_each_name(|name| {
+        lines.push(format!(
+            "# frame: {:#x} {} {} {} {}",
+            name.word,
+            language_name(),
+            escape_word(name.function()),
+            escape_word(name.file()),
+            name.line
+        ));
+    });
+    lines
+}

@@ -1,0 +1,16 @@
+//! Stub of the naming of programs' functions for processors without memprof's sampler.
+
+use memprof_messages::{LanguageStatus, LanguagesChoice};
+
+/// Does nothing.
+pub(crate) fn prepare_languages(_: LanguagesChoice, _: bool) {}
+
+/// Empty.
+pub(crate) fn language_status() -> Vec<LanguageStatus> {
+    Vec::new()
+}
+
+/// Empty.
+pub(crate) fn comment_lines() -> Vec<String> {
+    Vec::new()
+}

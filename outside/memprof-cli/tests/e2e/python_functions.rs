@@ -1,0 +1,147 @@
+//! The functions of a Python program in the profiles of a process that was not prepared for it.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::dist::source;
+use crate::memprof::{Run, memprof};
+use crate::processes::Process;
+
+const PYTHON: &str = "/usr/bin/python3";
+
+/// Bytes of each allocation of shapes.py.
+const SHAPE_BYTES: u64 = 1 << 20;
+
+/// A Python with the plugin attached.
+struct Attached {
+    process: Process,
+    sockets: TempDir,
+}
+
+impl Attached {
+    fn start(arguments: &[&str]) -> Self {
+        let process = Process::start(Command::new(PYTHON), arguments);
+        let sockets = tempfile::tempdir().unwrap();
+        let attached = Self { process, sockets };
+        let dumps = format!("dump_dir={}", attached.sockets.path().display());
+        attached.memprof("attach", &[&dumps]).exits(0);
+        attached
+    }
+
+    fn memprof(&self, command: &str, args: &[&str]) -> Run {
+        let pid = self.process.pid.to_string();
+        memprof(self.sockets.path(), &[&[command, &pid], args].concat())
+    }
+
+    /// The only interpreter, as `status` shows it.
+    fn language(&self) -> Value {
+        self.memprof("status", &["--json"]).exits(0).json()["languages"][0].clone()
+    }
+
+    /// Takes a dump and renders it.
+    fn report(&self, args: &[&str]) -> String {
+        let file = self.sockets.path().join("written.heap");
+        let file = file.to_str().unwrap();
+        self.memprof("dump", &["-o", file]).exits(0);
+        let args = [&["report", file], args].concat();
+        memprof(self.sockets.path(), &args).exits(0).stdout
+    }
+}
+
+/// The stacks of folded text that hold at least half of a shape's allocation, with the number of allocations.
+fn allocations(collapsed: &str) -> BTreeMap<String, u64> {
+    let lines = collapsed.lines().filter_map(|line| {
+        let (stack, bytes) = line.rsplit_once(' ')?;
+        let count = (bytes.parse::<u64>().ok()? + SHAPE_BYTES / 2) / SHAPE_BYTES;
+        (count > 0).then(|| (stack.to_owned(), count))
+    });
+    lines.collect()
+}
+
+#[test]
+fn stacks_of_every_shape_are_those_of_the_interpreter() {
+    let shapes = source("outside/memprof-cli/tests/fixtures/python/shapes.py");
+    let mut python = Attached::start(&[shapes.to_str().unwrap()]);
+    python
+        .memprof("activate", &["sample_interval=4KiB"])
+        .exits(0);
+    python.process.type_line("run");
+    let expected: Vec<String> = serde_json::from_str(&python.process.line()).unwrap();
+    let mut counts = BTreeMap::new();
+    for stack in expected {
+        *counts.entry(stack).or_insert(0) += 1;
+    }
+    let collapsed = python.report(&["--format", "collapsed"]);
+    assert_eq!(allocations(&collapsed), counts);
+    let language = python.language();
+    assert_eq!(language["language"], "python");
+    assert_eq!(language["off_because"], Value::Null, "{language}");
+    assert_eq!(language["ended_early"], 0, "{language}");
+    assert!(language["with_frames"].as_u64() >= Some(counts.len() as u64));
+}
+
+/// A program whose only growth is `Cache.add`, in a module of the standard library's name.
+const CACHE: &str = r#"
+import sys
+class Cache:
+    kept = []
+    def add(self):
+        self.kept.append(bytearray(1 << 20))
+print("ready", flush=True)
+for line in sys.stdin:
+    Cache().add()
+    print("done", flush=True)
+"#;
+
+#[test]
+fn row_is_function_with_file_and_line_until_languages_are_off() {
+    let place = tempfile::tempdir().unwrap();
+    let program = place.path().join("app größe.py");
+    std::fs::write(&program, CACHE).unwrap();
+    let program = program.to_str().unwrap();
+    let mut python = Attached::start(&[program]);
+    let add = |python: &mut Attached, languages: &str| {
+        python
+            .memprof("activate", &["sample_interval=4KiB", languages])
+            .exits(0);
+        python.process.type_line("add");
+        assert_eq!(python.process.line(), "done\n");
+    };
+    add(&mut python, "languages=auto");
+    let report: Value = serde_json::from_str(&python.report(&["--format", "json"])).unwrap();
+    let row = &report["functions"][0];
+    assert_eq!(row["name"], format!("Cache.add {program}:6"), "{report}");
+    let place = [&row["language"], &row["file"], &row["line"]];
+    assert_eq!(
+        place,
+        [
+            &Value::from("python"),
+            &Value::from(program),
+            &Value::from(6)
+        ]
+    );
+    let native = python.report(&["--native", "--format", "collapsed"]);
+    let line = native
+        .lines()
+        .find(|line| line.contains("Cache.add"))
+        .unwrap();
+    assert!(
+        line.starts_with("_start;") || line.contains("Py_"),
+        "{line}"
+    );
+    let jeprof = python.report(&["--format", "jeprof"]);
+    assert!(
+        !jeprof.contains("Cache.add") && !jeprof.contains("4d5004"),
+        "{jeprof}"
+    );
+    add(&mut python, "languages=off");
+    assert_eq!(python.language()["off_because"], "languages=off was chosen");
+    let json = python.report(&["--format", "json"]);
+    assert!(
+        json.contains("are in no stack: languages=off was chosen"),
+        "{json}"
+    );
+}

@@ -1,0 +1,199 @@
+//! Functions of interpreted programs in stacks: managed words, which stand for names in comments of the dump, between
+//! the addresses of native code.
+//!
+//! ```text
+//! # language: python 3.11.2 /usr/bin/python3.11
+//! # frame: 0x4d50040000000007 python Leak.handle /srv/app.py 9
+//! ```
+
+use std::collections::HashMap;
+
+use percent_encoding::percent_decode_str;
+
+/// Upper 24 bits of a managed word.
+pub(crate) const MANAGED: u64 = 0x4d_5004;
+/// Text with which a managed word begins.
+const MANAGED_PREFIX: &[u8] = b"0x4d5004";
+/// Id, below them, of all names for which the process's table had no room.
+pub(crate) const OTHER: u64 = 0;
+
+/// Frames of a stack that a report shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StackFrames {
+    /// The functions of an interpreted program where a stack has some, else those of native code.
+    #[default]
+    Program,
+    /// All.
+    All,
+    /// Those of native code.
+    Native,
+}
+
+/// Names of managed words, and the interpreters of the process.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ManagedNames {
+    pub(crate) names: HashMap<u64, ManagedName>,
+    interpreters: Vec<Interpreter>,
+}
+
+/// A function of an interpreted program, at a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ManagedName {
+    pub(crate) language: String,
+    pub(crate) function: String,
+    pub(crate) file: String,
+    pub(crate) line: u32,
+}
+
+/// An interpreter in the process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Interpreter {
+    language: String,
+    version: String,
+    path: String,
+    /// Reason why its program's functions are in no stack.
+    off_because: Option<String>,
+}
+
+/// Place of a row in the source of an interpreted program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Name of the language: `python`.
+    pub(crate) language: String,
+    /// Path of the file, as the program names it. `None` if it is unknown.
+    pub(crate) file: Option<String>,
+    /// Line number; 0 if unknown.
+    pub(crate) line: u32,
+}
+
+impl ManagedNames {
+    /// Reads the text of a line `WORD LANGUAGE FUNCTION FILE LINE`; ignores a malformed one.
+    pub(crate) fn read_frame(&mut self, text: &str) {
+        let mut words = text.split(' ');
+        let mut next = || words.next();
+        let (Some(word), Some(language), Some(function), Some(file), Some(line)) =
+            (next(), next(), next(), next(), next())
+        else {
+            return;
+        };
+        let word = word
+            .strip_prefix("0x")
+            .and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        if let Some(word) = word.filter(|word| is_managed(*word)) {
+            let name = ManagedName {
+                language: decode(language),
+                function: decode(function),
+                file: decode(file),
+                line: line.parse().unwrap_or(0),
+            };
+            self.names.insert(word, name);
+        }
+    }
+
+    /// Reads the text of a line `LANGUAGE VERSION PATH`, perhaps with ` off: REASON`; ignores a malformed one.
+    pub(crate) fn read_language(&mut self, text: &str) {
+        let (text, off) = match text.split_once(" off: ") {
+            Some((text, reason)) => (text, Some(reason.to_owned())),
+            None => (text, None),
+        };
+        if let [language, version, path] = text.split(' ').collect::<Vec<_>>()[..] {
+            self.interpreters.push(Interpreter {
+                language: decode(language),
+                version: decode(version),
+                path: decode(path),
+                off_because: off,
+            });
+        }
+    }
+
+    /// Notes on interpreters whose program's functions are in no stack.
+    pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
+        self.interpreters.iter().filter_map(|interpreter| {
+            let Interpreter {
+                language,
+                version,
+                path,
+                off_because,
+            } = interpreter;
+            let reason = off_because.as_ref()?;
+            Some(format!(
+                "functions of {language} {version} ({path}) are in no stack: {reason}"
+            ))
+        })
+    }
+}
+
+fn decode(word: &str) -> String {
+    percent_decode_str(word).decode_utf8_lossy().into_owned()
+}
+
+/// Returns whether a frame is a managed word.
+pub(crate) fn is_managed(frame: u64) -> bool {
+    frame >> 40 == MANAGED
+}
+
+/// Returns whether a word of a stack's text is a managed word.
+pub(crate) fn is_managed_text(word: &[u8]) -> bool {
+    /// Digits below the kind.
+    const DIGITS: usize = 10;
+    word.len() == MANAGED_PREFIX.len() + DIGITS && word.starts_with(MANAGED_PREFIX)
+}
+
+/// Splits the text of a stack into the native words, and the places and ids of the managed ones, such as `1:7,1:9,4:2`:
+/// each after that many addresses.
+pub(crate) fn split_managed(stack: &[u8]) -> (Vec<u8>, String) {
+    let mut native = Vec::new();
+    let mut managed = Vec::new();
+    let mut addresses = 0;
+    for word in stack.split(|byte| *byte == b' ') {
+        if is_managed_text(word) {
+            let digits = word.get(MANAGED_PREFIX.len()..).unwrap_or_default();
+            let low = u64::from_str_radix(&String::from_utf8_lossy(digits), 16);
+            managed.push(format!("{addresses}:{}", low.unwrap_or(0) >> 1));
+        } else {
+            addresses += usize::from(word.starts_with(b"0x"));
+            native.push(word);
+        }
+    }
+    (native.join(&b' '), managed.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn malformed_lines_are_ignored() {
+        let mut names = ManagedNames::default();
+        for line in [
+            "",
+            "0x4d50040000000007",
+            "x python f a.py 1",
+            "0x7f python f a.py 1",
+        ] {
+            names.read_frame(line);
+        }
+        assert!(names.names.is_empty());
+        names.read_frame("0x4d50040000000007 python gr%c3%b6%c3%9fe a%20b.py 9");
+        let name = &names.names[&0x4d50_0400_0000_0007];
+        assert_eq!(
+            (&*name.function, &*name.file, name.line),
+            ("größe", "a b.py", 9)
+        );
+        for line in ["", "python", "python 3.14.0"] {
+            names.read_language(line);
+        }
+        assert_eq!(names.notes().count(), 0);
+        names.read_language("python 3.14.0 /usr/bin/python3.14 off: its layout is unknown");
+        let note = "functions of python 3.14.0 (/usr/bin/python3.14) are in no stack: its layout is unknown";
+        assert_eq!(names.notes().collect::<Vec<_>>(), [note]);
+    }
+
+    #[test]
+    fn managed_words_of_a_text_are_known_by_their_kind() {
+        assert!(is_managed_text(b"0x4d50040000000007"));
+        for other in ["", "0x4d5004", "0x4d50030000000007", "0x4d500400000000071"] {
+            assert!(!is_managed_text(other.as_bytes()), "{other}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The functions of interpreted programs in the stacks of a profile: named, and in place of the interpreter's.
+
+use crate::address::Address;
+use crate::allocator_frames::allocator_depths;
+use crate::code_origin::{CodeOrigin, CodeOrigins, OriginRules, is_script_library};
+use crate::managed::{MANAGED, OTHER, StackFrames, is_managed};
+use crate::names::{Frame, Names};
+use crate::profile::Profile;
+use crate::stacks::AddressId;
+use crate::symbolized_profile::SymbolizedProfile;
+
+/// Puts managed words back into the stacks from which an export took them, given the text `PLACE:ID,… of STACK…`.
+/// Ignores malformed parts. Returns the number of frames of the new stacks.
+pub(crate) fn restore(comment: &str, profile: &mut Profile) -> usize {
+    let Some((managed, stacks)) = comment.split_once(" of ") else {
+        return 0;
+    };
+    let words = managed.split(',').filter_map(|word| {
+        let (place, id) = word.split_once(':')?;
+        let id: u32 = id.parse().ok()?;
+        Some((place.parse().ok()?, MANAGED << 40 | u64::from(id) << 1 | 1))
+    });
+    let words: Vec<(usize, u64)> = words.collect();
+    let mut frames = 0;
+    for number in stacks.split(' ').filter_map(|number| number.parse().ok()) {
+        let index: usize = number;
+        let sample = index.checked_sub(1);
+        let Some(sample) = sample.and_then(|index| profile.samples.get_mut(index)) else {
+            continue;
+        };
+        let native = profile.stacks.frames(sample.stack).to_vec();
+        let mut pending = words.iter().peekable();
+        for place in 0..=native.len() {
+            while let Some((_, word)) = pending.next_if(|(after, _)| *after <= place) {
+                let id = profile.stacks.intern_address(Address(*word));
+                profile.stacks.push_frame(id);
+            }
+            if let Some(id) = native.get(place) {
+                profile.stacks.push_frame(*id);
+            }
+        }
+        frames += profile.stacks.pending_depth();
+        sample.stack = profile.stacks.finish_stack();
+    }
+    frames
+}
+
+/// Names the managed words of a profile, and selects the frames of its stacks that a report shows.
+pub(crate) fn name_frames(profile: &mut Profile, names: &mut Names, shown: StackFrames) {
+    let managed = std::mem::take(&mut profile.stacks.managed);
+    let addresses = profile.stacks.addresses().iter().enumerate();
+    let words = addresses
+        .map(|(index, address)| (AddressId(index as u32), address.0))
+        .filter(|(_, word)| is_managed(*word));
+    for (id, word) in words.collect::<Vec<_>>() {
+        let name = managed.names.get(&word);
+        let function = match (word >> 1 & 0xffff_ffff, name) {
+            (_, Some(name)) => name.function.as_str(),
+            (OTHER, None) => "(more Python functions)",
+            (_, None) => "(a Python function without a name)",
+        };
+        let file = name.map_or("", |name| name.file.as_str());
+        let frame = Frame {
+            function: names.strings.intern(function),
+            linkage: None,
+            file: (!file.is_empty()).then(|| names.strings.intern(file)),
+            line: name.map_or(0, |name| name.line),
+            named: true,
+        };
+        let language = name.map_or("python", |name| name.language.as_str());
+        let language = names.strings.intern(language);
+        names.set_managed(id, frame, language);
+    }
+    let notes: Vec<String> = managed.notes().collect();
+    profile.warnings.extend(notes);
+    if names.has_managed() && shown == StackFrames::Native {
+        profile
+            .stacks
+            .select_frames(|frames| frames.retain(|id| !names.is_managed(*id)));
+    }
+}
+
+/// Leaves out the native frames of stacks in which an interpreted program runs, except those of the program's own
+/// libraries: of functions with a name, in no directory of the language.
+pub(crate) fn select_program_frames(named: &mut SymbolizedProfile, origin_rules: &OriginRules) {
+    let origins = CodeOrigins::new(named, origin_rules);
+    let SymbolizedProfile {
+        profile,
+        names,
+        depths,
+    } = named;
+    let is_own = |id: AddressId| {
+        let is_program = origins
+            .origins(id)
+            .any(|origin| origin == CodeOrigin::Program);
+        let mapping = profile.mapping_of_frame(id);
+        let path = mapping.map_or("", |mapping| profile.mappings[mapping].path.as_str());
+        is_program && names.frames(id).iter().all(|frame| frame.named) && !is_script_library(path)
+    };
+    let addresses = (0..profile.stacks.addresses().len() as u32).map(AddressId);
+    let is_kept: Vec<bool> = addresses
+        .map(|id| names.is_managed(id) || is_own(id))
+        .collect();
+    profile.stacks.select_frames(|frames| {
+        if frames.iter().any(|id| names.is_managed(*id)) {
+            frames.retain(|id| is_kept[id.0 as usize]);
+        }
+    });
+    *depths = allocator_depths(profile, names);
+}
