@@ -25,6 +25,7 @@ use crate::bus::{AgentEvent, serve_requests};
 use crate::compact::compact;
 use crate::config::Config;
 use crate::drain::drain;
+use crate::error_log::ErrorLog;
 use crate::metrics_server;
 use crate::naming::Naming;
 use crate::policy::{ServiceRule, elect_machine, rule_for};
@@ -64,7 +65,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
         stored_stacks: HashSet::new(),
         stored_in: None,
         last_dumps: HashMap::new(),
-        reported_errors: HashMap::new(),
+        errors: ErrorLog::default(),
     };
     match args.once {
         true => agent.run_once(),
@@ -86,8 +87,7 @@ struct Agent {
     stored_in: Option<Bytes>,
     /// Time of the last dump, or of the discovery, by process key.
     last_dumps: HashMap<String, Uptime>,
-    /// Last error reported for each subject, so that it is not repeated.
-    reported_errors: HashMap<String, String>,
+    errors: ErrorLog,
 }
 
 impl Agent {
@@ -197,7 +197,7 @@ impl Agent {
         };
         let unreachable: HashSet<_> = found.unreachable.iter().map(name).collect();
         // Errors of hosts that have ended are dropped without a report.
-        self.reported_errors.retain(|subject, _| {
+        self.errors.retain(|subject| {
             !subject.starts_with(UNREACHABLE_PREFIX) || unreachable.contains(subject)
         });
         for one in &found.unreachable {
@@ -334,19 +334,17 @@ impl Agent {
         Ok(())
     }
 
-    /// Reports the outcome of a subject's work if it differs from the last report: an error, or that it works again.
+    /// Reports an error of a subject's work when it begins, at doubling intervals while it recurs, and when it is over.
     fn report_change(&mut self, subject: String, outcome: anyhow::Result<()>) {
         match outcome {
-            Ok(()) => {
-                if self.reported_errors.remove(&subject).is_some() {
-                    note(&format!("{subject}: works again"));
-                }
-            }
+            Ok(()) if self.errors.clear(&subject) => note(&format!("{subject}: works again")),
+            Ok(()) => {}
             Err(error) => {
-                let error = format!("{error:#}");
-                if self.reported_errors.get(&subject) != Some(&error) {
-                    note(&format!("{subject}: {error}"));
-                    self.reported_errors.insert(subject, error);
+                let line = self
+                    .errors
+                    .add(&subject, &format!("{error:#}"), Uptime::now());
+                if let Some(line) = line {
+                    note(&format!("{subject}: {line}"));
                 }
             }
         }

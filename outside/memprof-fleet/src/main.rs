@@ -5,6 +5,7 @@
 
 mod args;
 mod config;
+mod error_log;
 mod target;
 mod time;
 mod tls;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -15,9 +15,6 @@ use super::fixture::{AgentProcess, FleetFixture, dump_json};
 
 /// Time between two profiles of the process, in seconds.
 pub(super) const PERIOD_SECONDS: u64 = 30;
-
-/// Longest time that a profile waits for others, in seconds: 200 agents would be busy with smaller batches.
-const BATCH_SECONDS: u64 = 20;
 
 /// Script of the namespaces' first process: a host name, a process to profile if `$2` names its program, the agent.
 const START: &str = "hostname \"$1\" || exit; [ -z \"$2\" ] || \"$3\" run --active -- \"$2\" & shift 3; exec \"$@\"";
@@ -50,10 +47,11 @@ impl Machine {
         options: MachineOptions,
         store: &str,
         environment: &[(&'static str, String)],
-        nats: &str,
+        (nats, batch): (&str, Duration),
     ) -> Result<Self> {
         let rules = format!(
-            "batch = \"{BATCH_SECONDS}s\"\n[[service]]\nname = \"*\"\nperiod = \"{PERIOD_SECONDS}s\"\npause = 0"
+            "batch = \"{}s\"\n[[service]]\nname = \"*\"\nperiod = \"{PERIOD_SECONDS}s\"\npause = 0",
+            batch.as_secs()
         );
         let fixture = FleetFixture::new(store, environment, &rules)?;
         let agent = fixture.fleet_command(&["agent", "--nats", nats]);

@@ -129,14 +129,23 @@ fn subject_token(name: &str) -> String {
     name.replace(|c: char| c.is_whitespace() || ".*>".contains(c), "_")
 }
 
-/// Connects to the server, and calls `report` for errors of the connection later.
+/// Change of a connection.
+#[derive(Debug)]
+pub(crate) enum ConnectionEvent {
+    /// It is made, at first or again.
+    Connected,
+    /// An error of the server or of the connection.
+    Failed(String),
+}
+
+/// Connects to the server, and calls `report` for changes of the connection later.
 ///
 /// # Errors
 /// The configuration is invalid (exit code 2), or the server cannot be reached (3).
 pub(crate) async fn connect(
     nats: &Nats,
     name: &str,
-    report: impl Fn(String) + Send + Sync + Clone + 'static,
+    report: impl Fn(ConnectionEvent) + Send + Sync + Clone + 'static,
 ) -> anyhow::Result<Client> {
     let url = nats.url()?;
     let mut options = ConnectOptions::new()
@@ -147,10 +156,11 @@ pub(crate) async fn connect(
             let report = report.clone();
             async move {
                 match event {
+                    async_nats::Event::Connected => report(ConnectionEvent::Connected),
                     async_nats::Event::ServerError(_)
                     | async_nats::Event::ClientError(_)
                     | async_nats::Event::SlowConsumer(_) => {
-                        report(event.to_string());
+                        report(ConnectionEvent::Failed(event.to_string()));
                     }
                     _ => {}
                 }

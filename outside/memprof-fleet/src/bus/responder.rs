@@ -1,7 +1,7 @@
 //! Responder: the part of an agent that replies to requests on the bus.
 
-use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -14,10 +14,12 @@ use memprof_output::note;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-use super::{AgentProcess, AgentReply, AgentRequest, agent_id, connect, subjects};
+use super::{AgentProcess, AgentReply, AgentRequest, ConnectionEvent, agent_id, connect, subjects};
 use crate::config::Nats;
+use crate::error_log::ErrorLog;
 use crate::policy::hash_fraction;
 use crate::take_profile::resident_bytes;
+use crate::time::Uptime;
 
 /// Delay before a new connection to a server that failed.
 const RECONNECT_DELAY: Duration = Duration::from_secs(5);
@@ -58,14 +60,10 @@ pub(crate) fn serve_requests(
     nats.url()?;
     thread::spawn(move || {
         runtime.block_on(async {
-            let mut last_error = String::new();
+            let log = BusLog::default();
             loop {
-                if let Err(error) = serve(&nats, &host, &dumps).await {
-                    let error = format!("{error:#}");
-                    if last_error != error {
-                        note(&error);
-                        last_error = error;
-                    }
+                if let Err(error) = serve(&nats, &host, &dumps, &log).await {
+                    log.note_connection(ConnectionEvent::Failed(format!("{error:#}")));
                 }
                 tokio::time::sleep(RECONNECT_DELAY).await;
             }
@@ -74,9 +72,59 @@ pub(crate) fn serve_requests(
     Ok(())
 }
 
+/// Errors of the connection, of which each attempt to connect again has one, and of requests, which anybody may send.
+#[derive(Clone, Default)]
+struct BusLog(Arc<Mutex<ErrorLog>>);
+
+impl BusLog {
+    /// Subject of the connection's errors.
+    const CONNECTION: &str = "NATS";
+    /// Subject of errors of requests.
+    const REQUESTS: &str = "requests";
+
+    /// Notes a change of the connection: an error when it begins, at doubling intervals while it recurs, and when it is
+    /// over.
+    fn note_connection(&self, event: ConnectionEvent) {
+        let line = match event {
+            ConnectionEvent::Connected => {
+                let had_errors = self.errors().clear(Self::CONNECTION);
+                had_errors.then(|| "works again".to_owned())
+            }
+            ConnectionEvent::Failed(error) => {
+                self.errors().add(Self::CONNECTION, &error, Uptime::now())
+            }
+        };
+        if let Some(line) = line {
+            note(&format!("{}: {line}", Self::CONNECTION));
+        }
+    }
+
+    /// Notes an error of a request, at doubling intervals.
+    fn note_request(&self, error: &str) {
+        let line = self.errors().add(Self::REQUESTS, error, Uptime::now());
+        if let Some(line) = line {
+            note(&line);
+        }
+    }
+
+    fn errors(&self) -> MutexGuard<'_, ErrorLog> {
+        // After a panic in another thread, its errors are as they were.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Connects and serves requests until the connection is closed for good. Fails if the server cannot be reached.
-async fn serve(nats: &Nats, host: &str, dumps: &Sender<AgentEvent>) -> anyhow::Result<()> {
-    let client = connect(nats, &format!("memprof agent {host}"), |error| note(&error)).await?;
+async fn serve(
+    nats: &Nats,
+    host: &str,
+    dumps: &Sender<AgentEvent>,
+    log: &BusLog,
+) -> anyhow::Result<()> {
+    let report = {
+        let log = log.clone();
+        move |event| log.note_connection(event)
+    };
+    let client = connect(nats, &format!("memprof agent {host}"), report).await?;
     let mut messages = Vec::new();
     for subject in subjects(host) {
         messages.push(client.subscribe(subject).await?);
@@ -89,6 +137,7 @@ async fn serve(nats: &Nats, host: &str, dumps: &Sender<AgentEvent>) -> anyhow::R
             client.clone(),
             Arc::clone(&host),
             dumps.clone(),
+            log.clone(),
             message,
         ));
     }
@@ -101,25 +150,26 @@ async fn handle_message(
     client: Client,
     host: Arc<str>,
     dumps: Sender<AgentEvent>,
+    log: BusLog,
     message: Message,
 ) {
     let (Some(inbox), Ok(request)) = (
         message.reply,
         serde_json::from_slice::<AgentRequest>(&message.payload),
     ) else {
-        return note(&format!(
+        return log.note_request(&format!(
             "ignored a request at {} that is not memprof's",
             message.subject
         ));
     };
     if !is_inbox(&inbox) {
-        return note(&format!(
+        return log.note_request(&format!(
             "ignored a request at {}: it wants its answer at {inbox}, which is no inbox",
             message.subject
         ));
     }
     let Ok(_permit) = OPEN_REQUESTS.try_acquire() else {
-        return note(&format!(
+        return log.note_request(&format!(
             "ignored a request at {}: {MAX_OPEN_REQUESTS} others wait for their answers",
             message.subject
         ));
@@ -151,7 +201,7 @@ async fn handle_message(
     while let Some(reply) = replies.recv().await {
         let bytes: Bytes = serde_json::to_vec(&reply).unwrap_or_default().into();
         if let Err(error) = client.publish(inbox.clone(), bytes).await {
-            note(&format!("a reply was not sent: {error}"));
+            log.note_request(&format!("a reply was not sent: {error}"));
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::table::format_bytes;
 use crate::args::{DumpArgs, ProcessArgs, TimeWindow};
-use crate::bus::{AgentProcess, AgentReply, AgentRequest, Verb, connect, subject};
+use crate::bus::{AgentProcess, AgentReply, AgentRequest, ConnectionEvent, Verb, connect, subject};
 use crate::config::Config;
 use crate::query::{ProfileQuery, profiles, shared_machine_names as shared_names_in_store};
 use crate::target::Target;
@@ -230,8 +230,10 @@ async fn collect_replies(
     let errors: Arc<Mutex<BTreeSet<String>>> = Arc::default();
     let report = {
         let errors = Arc::clone(&errors);
-        move |error| {
-            if let Ok(mut errors) = errors.lock() {
+        move |event| {
+            if let ConnectionEvent::Failed(error) = event
+                && let Ok(mut errors) = errors.lock()
+            {
                 errors.insert(error);
             }
         }

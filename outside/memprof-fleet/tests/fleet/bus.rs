@@ -159,3 +159,41 @@ fn refusal_of_server_is_reported_with_remedy() {
         "failed to read /no/such",
     );
 }
+
+/// Attempts of an agent to connect to a server that is gone.
+const ATTEMPTS: usize = 8;
+
+#[test]
+fn lasting_connection_error_has_one_line_and_its_end_another() {
+    let dir = TestDir::new();
+    let port = free_port();
+    let server_of_first = server(dir.path("").as_path(), port, "");
+    let log = dir.path("log");
+    let mut command = dir.command(&["agent", "--nats", &format!("nats://127.0.0.1:{port}")]);
+    let agent = command.stderr(fs::File::create(&log).unwrap()).spawn();
+    let _agent = ChildGuard(agent.unwrap());
+    let lines = || fs::read_to_string(&log).unwrap();
+    let wait_for = |text: &str| {
+        let start = Instant::now();
+        while !lines().contains(text) {
+            assert!(start.elapsed() < EVENT_TIMEOUT, "no {text:?}: {}", lines());
+        }
+    };
+    wait_for("questions come from");
+    drop(server_of_first);
+    // Each attempt ends in the same error.
+    let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    for attempt in listener.incoming().take(ATTEMPTS) {
+        drop(attempt.unwrap());
+    }
+    drop(listener);
+    let _server = server(dir.path("").as_path(), port, "");
+    wait_for("NATS: works again");
+    let text = lines();
+    let about_nats = text.lines().filter(|line| line.contains("NATS: "));
+    let mut distinct: Vec<_> = about_nats.clone().collect();
+    distinct.sort_unstable();
+    distinct.dedup();
+    assert_eq!(distinct.len(), about_nats.count(), "{text}");
+    assert!((2..=ATTEMPTS / 2).contains(&distinct.len()), "{text}");
+}
