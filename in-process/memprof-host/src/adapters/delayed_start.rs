@@ -197,12 +197,11 @@ pub(super) fn send_to_server_processes(
     with_instance(|instance| Ok(instance.send_to_server_processes(message, should_stop)))
 }
 
-/// Whether the config allows a message for all users of an adapter that cannot distinguish users.
+/// Whether all users of an adapter that cannot distinguish users may send a message.
 #[cfg(feature = "adapter-mariadb")]
 pub(super) fn is_allowed_for_all_users(message: &str) -> bool {
-    let instance = START_SETTINGS.get().map(get_or_create_instance);
-    let settings = instance.and_then(|instance| instance.settings().as_ref().ok());
-    settings.is_some_and(|settings| settings.allow.iter().any(|allowed| allowed == message))
+    let start = START_SETTINGS.get();
+    start.is_some_and(|start| get_or_create_instance(start).is_allowed_for_all_users(message))
 }
 
 /// Calls `send` with the instance. Fails if the plugin is not loaded, or if `send` panics.

@@ -179,6 +179,15 @@ impl AdapterInstance {
         self.messages().iter().map(MessageUsage::line).collect()
     }
 
+    /// Whether the config allows a message for all users. So is one that the plugin does not have: it refuses that one,
+    /// and lists those that there are.
+    #[cfg(feature = "adapter-mariadb")]
+    pub(super) fn is_allowed_for_all_users(&self, name: &str) -> bool {
+        let settings = self.settings().as_ref();
+        let is_listed = settings.is_ok_and(|settings| settings.allow.iter().any(|one| one == name));
+        is_listed || !self.messages().iter().any(|message| message.name == name)
+    }
+
     /// Returns the plugin's messages, also if it could not be created.
     fn messages(&self) -> Vec<MessageUsage> {
         // SAFETY: the entry is of this library, which is never unloaded.
