@@ -9,15 +9,20 @@ use memprof_messages::BackgroundThreads;
 /// Fails unless this jemalloc can be limited to `max` background threads.
 ///
 /// # Errors
-/// `InvalidArgument`: `max` is 0 or more than jemalloc's limit at its start. `Allocator`: jemalloc does not
+/// `InvalidArgument`: `max` is 0. `Unavailable`: it is more than jemalloc's limit at its start. `Allocator`: jemalloc does not
 /// report that limit.
 pub(crate) fn check_max_threads(jemalloc: &Jemalloc, max: u64) -> Result<()> {
     let limit = max_background_threads(jemalloc)?;
     if (1..=limit).contains(&max) {
         return Ok(());
     }
+    // The limit is this process's: the argument may be right for another.
+    let kind = match max {
+        0 => ErrorKind::InvalidArgument,
+        _ => ErrorKind::Unavailable,
+    };
     let message = format!("max={max} is out of range 1..={limit}");
-    Err(Error::new(ErrorKind::InvalidArgument, message)
+    Err(Error::new(kind, message)
         .remedy("jemalloc takes a higher limit only at its start: max_background_threads:N"))
 }
 

@@ -27,6 +27,22 @@ pub enum FormatSource {
     Rendered(Format),
 }
 
+/// Names of all formats.
+pub(crate) const FORMATS: &[&str] = &[
+    "heap",
+    "pprof",
+    "collapsed",
+    "flamegraph",
+    "html",
+    "view",
+    "text",
+    "tree",
+    "jeprof",
+    "json",
+    "svg",
+    "dot",
+];
+
 const TEXT: &str = "text/plain; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
@@ -55,10 +71,8 @@ impl FileFormat {
                 "dot",
             ),
             other => {
-                return Err(Problem::invalid(format!("unknown format {other:?}")).remedy(
-                    "valid formats: heap, pprof, collapsed, flamegraph, html, view, text, tree, \
-                     jeprof, json, svg, dot",
-                ));
+                return Err(Problem::invalid(format!("unknown format {other:?}"))
+                    .remedy(format!("valid formats: {}", FORMATS.join(", "))));
             }
         };
         Ok(Self {

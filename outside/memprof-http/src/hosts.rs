@@ -184,7 +184,7 @@ impl Hosts {
         if let Some(host) = self.cached_host(pid).filter(is_same_process) {
             return Ok(host.gateway);
         }
-        let missing = || Problem::host_unavailable(format!("no host runs as pid {pid}"));
+        let missing = || Problem::no_host(pid);
         let found = match &self.0 {
             // The host may have just started.
             HostSource::Discovered(cache) => {

@@ -24,6 +24,7 @@ mod file_format;
 mod gateway;
 mod render_cache;
 mod report;
+mod report_parameters;
 mod report_query;
 mod request_arguments;
 mod request_host;

@@ -10,6 +10,7 @@ use schemars::{Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use crate::api::{HostRows, simple_messages};
+use crate::report_parameters::{FORMS, REPORT_PARAMETERS, ReportValue};
 
 /// A route of the API.
 struct Route {
@@ -37,56 +38,9 @@ type Parameter = (&'static str, Value);
 
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain";
+/// Largest pid of Linux (`proc_sys_kernel(5)`).
+const PID_MAX: u32 = 1 << 22;
 const ID: &str = "A kept dump's id, from the list";
-
-/// Parameters of a report of a kept dump, with their descriptions.
-const REPORT_PARAMETERS: [(&str, &str); 12] = [
-    (
-        "format",
-        "heap, pprof, collapsed, flamegraph, html, view, text, tree, jeprof, json, svg or dot",
-    ),
-    (
-        "base",
-        "Another kept dump's id: every value is the change since then",
-    ),
-    (
-        "sample_type",
-        "inuse_space, inuse_objects, alloc_space or alloc_objects",
-    ),
-    (
-        "focus",
-        "Only stacks with a function that matches this regular expression",
-    ),
-    (
-        "ignore",
-        "No stack with a function that matches this regular expression",
-    ),
-    ("lines", "on splits functions into lines"),
-    (
-        "top",
-        "The most functions to show, in the formats text and json",
-    ),
-    (
-        "flat",
-        "on shows every function as a row and folds none into its caller",
-    ),
-    (
-        "own",
-        "Functions that match this regular expression are the program's own",
-    ),
-    (
-        "plumbing",
-        "Functions that match this regular expression are folded into their callers",
-    ),
-    (
-        "label",
-        "Only what was allocated under this label, KEY=VALUE; not with base",
-    ),
-    (
-        "by",
-        "Who holds how much, by the values of this label, in the formats text and json; not with base",
-    ),
-];
 
 /// Describes the routes that do not belong to one host.
 fn global_routes() -> [Route; 3] {
@@ -115,11 +69,13 @@ fn host_routes() -> Vec<Route> {
         "The kept heap profiles, newest first",
         Content::Json(SchemaGenerator::subschema_for::<DumpList>),
     ));
-    let text = |help| json!({ "type": "string", "description": help });
+    let described = |(name, value, help): (&'static str, ReportValue, &str)| {
+        let mut schema = value.schema();
+        schema["description"] = help.into();
+        (name, schema)
+    };
     routes.push(Route {
-        parameters: REPORT_PARAMETERS
-            .map(|(name, help)| (name, text(help)))
-            .to_vec(),
+        parameters: REPORT_PARAMETERS.map(described).to_vec(),
         ..Route::get(
             "/api/v1/dumps/{id}",
             "A kept heap profile in any format",
@@ -207,6 +163,17 @@ fn describe_parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
         }
     };
     schema["description"] = argument.help.into();
+    let form = FORMS.iter().find(|(key, _)| *key == argument.key);
+    if let Some((key, form)) = form.filter(|_| schema["type"] == "string") {
+        schema["pattern"] = (*form).into();
+        if *key == "opts" {
+            schema["examples"] = json!(["gmdablxeh", "g"]);
+        }
+        // JSON has a boolean for `off`, and a pattern is for strings only.
+        if effect == Effect::Mutating && argument.values.completions().contains(&"off") {
+            schema["type"] = json!(["string", "boolean"]);
+        }
+    }
     // An HTTP client reads the reply, so statistics are not written to the host's log.
     let default = match (effect, argument.key) {
         (Effect::ReadOnly, "log") => Some("off"),
@@ -272,7 +239,10 @@ fn describe_operation(
     let in_path = |name: &str, help: &str| {
         json!({
             "name": name, "in": "path", "required": true, "description": help,
-            "schema": { "type": "string" },
+            "schema": match name {
+                "pid" => json!({ "type": "integer", "minimum": 1, "maximum": PID_MAX }),
+                _ => json!({ "type": "string" }),
+            },
         })
     };
     let mut parameters = Vec::new();
@@ -289,16 +259,19 @@ fn describe_operation(
             "default": {
                 "description": "Error: `error.kind`, `error.message`, `error.remedy`. 400: invalid \
                                 arguments; 401: the token is missing; 403: a page of another origin; 404: \
-                                unknown id; 409: profiling is off, or nothing to show; 421: unknown host \
-                                name; 429: a dump is running; 501: not supported there; 503: the host is \
-                                gone, or the server is overloaded. With 429 and 503, Retry-After says when \
-                                to try again",
+                                unknown id or pid; 409: profiling is off, nothing to show, or not supported \
+                                by this process; 421: unknown host name; 429: a dump is running; 503: the \
+                                host is gone, or the server is overloaded. With 429 and 503, Retry-After \
+                                says when to try again",
                 "content": { JSON: { "schema": error } },
             },
         },
     });
     if route.method == "post" && !route.parameters.is_empty() {
-        operation["requestBody"] = json!({ "content": { JSON: { "schema": body_schema(route) } } });
+        let schema = body_schema(route);
+        let is_required = schema.get("required").is_some();
+        operation["requestBody"] =
+            json!({ "required": is_required, "content": { JSON: { "schema": schema } } });
     } else {
         parameters.extend(route.parameters.iter().map(|(name, schema)| {
             json!({
@@ -310,11 +283,49 @@ fn describe_operation(
     operation
 }
 
-/// Schema of a JSON request body with the route's parameters as properties.
+/// Schema of a JSON request body with the route's parameters as properties, without those that exclude each other.
 fn body_schema(route: &Route) -> Value {
     let properties = route.parameters.iter().cloned();
     let properties: Map<String, Value> = properties
         .map(|(name, schema)| (name.to_owned(), schema))
         .collect();
-    json!({ "type": "object", "properties": properties, "additionalProperties": false })
+    let mut schema =
+        json!({ "type": "object", "properties": properties, "additionalProperties": false });
+    let has = |name: &str| route.parameters.iter().any(|(known, _)| *known == name);
+    if has("sample_interval") && has("lg_sample") {
+        schema["not"] = json!({ "required": ["sample_interval", "lg_sample"] });
+    }
+    if has("state") && has("files") {
+        let off = json!({ "properties": { "state": { "enum": ["off", false] } } });
+        let limits = ["files", "for"].map(|name| json!({ "required": [name] }));
+        schema["not"] = json!({ "allOf": [off, { "anyOf": limits }] });
+        schema["required"] = json!(["state"]);
+    }
+    schema
+}
+
+#[cfg(test)]
+mod tests {
+    use memprof_messages::MESSAGES;
+    use memprof_report::compile_pattern;
+
+    use super::*;
+
+    #[test]
+    fn examples_of_arguments_have_their_form() {
+        let mut checked = 0;
+        for argument in MESSAGES.iter().flat_map(|message| message.arguments) {
+            let (key, schema) = describe_parameter(Effect::ReadOnly, argument);
+            let Some(form) = schema["pattern"].as_str() else {
+                assert_eq!(schema["examples"], Value::Null, "{key} has no form");
+                continue;
+            };
+            let form = compile_pattern(form).unwrap();
+            for example in schema["examples"].as_array().unwrap() {
+                assert!(form.is_match(example.as_str().unwrap()), "{key}={example}");
+                checked += 1;
+            }
+        }
+        assert!(checked > 10, "{checked}");
+    }
 }

@@ -85,6 +85,18 @@ impl Problem {
             .retry_after_ms(HOST_RETRY_MS)
     }
 
+    /// 409 Conflict, kind `invalid_argument`: each parameter is right, but they exclude each other.
+    pub(crate) fn contradiction(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, "invalid_argument", message)
+    }
+
+    /// 404 Not Found, kind `host_gone`: the path names a process that is no host.
+    pub(crate) fn no_host(pid: u32) -> Self {
+        let message = format!("no host runs as pid {pid}");
+        Self::new(StatusCode::NOT_FOUND, "host_gone", message)
+            .remedy("GET /api/v1/hosts lists the hosts")
+    }
+
     /// Sets the remedy: an imperative sentence.
     #[must_use]
     pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
@@ -129,9 +141,9 @@ impl Problem {
 fn status_for(kind: Kind) -> StatusCode {
     match kind {
         Kind::InvalidArgument | Kind::UnknownMessage => StatusCode::BAD_REQUEST,
-        Kind::Unavailable => StatusCode::CONFLICT,
+        // The request is right, and this process cannot serve it: no error of the server.
+        Kind::Unavailable | Kind::Unsupported => StatusCode::CONFLICT,
         Kind::Busy => StatusCode::TOO_MANY_REQUESTS,
-        Kind::Unsupported => StatusCode::NOT_IMPLEMENTED,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

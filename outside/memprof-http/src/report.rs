@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::body::{Body, Bytes};
 use axum::response::Response;
 use memprof_messages::DumpId;
-use memprof_report::{Format, Input, LabelUsage, Limits, Options, Sources};
+use memprof_report::{ErrorKind, Format, Input, LabelUsage, Limits, Options, Sources};
 use tokio::sync::Semaphore;
 
 use crate::chunked_body;
@@ -61,6 +61,12 @@ impl ReportQuery {
         let format = FileFormat::from_name(self.format.as_deref().unwrap_or("text"))?;
         match format.source {
             FormatSource::AsStored => {
+                if *self != Self::with_format("heap") {
+                    return Err(Problem::contradiction(
+                        "format=heap is the dump as it was written: it takes no other parameter",
+                    )
+                    .remedy("leave the others out, or choose another format"));
+                }
                 let dump = host.open_kept_dump(id).await?;
                 let content_type = dump.content_type.clone();
                 Ok(format.reply_as(content_type, id, stream_dump(dump).await?))
@@ -303,6 +309,12 @@ fn render(
         bytes,
     });
     let mut out = Vec::new();
-    memprof_report::report(input, base, Some(&sources), &options, &|_, _| {}, &mut out)?;
+    memprof_report::report(input, base, Some(&sources), &options, &|_, _| {}, &mut out).map_err(
+        |error| match error.kind() {
+            // The parameters were parsed before.
+            ErrorKind::Usage => Problem::contradiction(error.to_string()),
+            _ => error.into(),
+        },
+    )?;
     Ok(out.into())
 }

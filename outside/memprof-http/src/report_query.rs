@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::problem::{Problem, Result};
 
 /// Parameters of a query for a report.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReportQuery {
     pub(crate) format: Option<String>,
@@ -20,7 +20,7 @@ pub(crate) struct ReportQuery {
     /// Splits functions into lines: on or off.
     pub(crate) lines: Option<String>,
     /// Most functions, in formats that list them.
-    pub(crate) top: Option<usize>,
+    pub(crate) top: Option<u32>,
     /// Makes every function a row of its own: on or off.
     pub(crate) flat: Option<String>,
     /// Regular expression for the program's own functions.
@@ -52,7 +52,7 @@ impl ReportQuery {
                 Some(true) => Granularity::Lines,
                 Some(false) | None => Granularity::Functions,
             },
-            top: self.top,
+            top: self.top.map(|top| top as usize),
             filter: Filter {
                 focus: compile(&self.focus)?,
                 ignore: compile(&self.ignore)?,
@@ -76,7 +76,7 @@ impl ReportQuery {
     fn origin_rules(&self) -> Result<OriginRules> {
         let flat = parse_on_off("flat", self.flat.as_deref())?.unwrap_or(false);
         if flat && (self.own.is_some() || self.plumbing.is_some()) {
-            return Err(Problem::invalid(
+            return Err(Problem::contradiction(
                 "flat=on folds no function, so own and plumbing have no effect",
             )
             .remedy("leave flat out, or the other two"));

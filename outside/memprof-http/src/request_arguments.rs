@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 
 use crate::problem::{Problem, Result};
 
@@ -113,6 +113,15 @@ pub(crate) fn parse_form(text: &[u8]) -> Vec<(String, String)> {
     form_urlencoded::parse(text).into_owned().collect()
 }
 
+/// Formats a number without a fraction that is 0: JSON Schema calls 79.0 an integer, too.
+fn plain_number(number: &Number) -> String {
+    let text = number.to_string();
+    match text.strip_suffix(".0") {
+        Some(whole) => whole.to_owned(),
+        None => text,
+    }
+}
+
 /// Parses an object of strings, numbers and booleans (`on`, `off`).
 fn parse_object(body: &[u8]) -> Result<Vec<(String, String)>> {
     let object: Map<String, Value> = serde_json::from_slice(body)
@@ -120,7 +129,7 @@ fn parse_object(body: &[u8]) -> Result<Vec<(String, String)>> {
     let parse = |(key, value): (String, Value)| {
         let value = match value {
             Value::String(text) => text,
-            Value::Number(number) => number.to_string(),
+            Value::Number(number) => plain_number(&number),
             Value::Bool(on) => if on { "on" } else { "off" }.to_owned(),
             _ => {
                 return Err(Problem::invalid(format!(

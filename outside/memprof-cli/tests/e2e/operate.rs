@@ -317,7 +317,7 @@ fn background_threads_are_switched_and_read_back() {
     let refused = host.memprof("background_thread", &["state=off", "max=9999"]);
     assert!(
         refused
-            .exits(2)
+            .exits(4)
             .stderr
             .contains("max=9999 is out of range 1..=")
     );

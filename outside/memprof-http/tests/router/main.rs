@@ -118,7 +118,7 @@ fn error_kind_determines_status() {
     );
     check(
         failing_host(MEMPROF_UNSUPPORTED, "no"),
-        501,
+        409,
         "unsupported",
         None,
     );
