@@ -48,6 +48,10 @@ pub(crate) enum FileSource {
     Manual,
     /// The script that `memprof completions` prints for this shell.
     Completion(&'static str),
+    /// The book, with what its pages include.
+    Book,
+    /// Crates, headers and examples for authors of plugins and hosts.
+    Sdk,
 }
 
 const fn package_file(from: FileSource, to: &'static str) -> File {
@@ -136,10 +140,7 @@ pub(crate) const PACKAGES: &[Package] = &[
                 "usr/share/doc/memprof/SECURITY.md",
             ),
             // The book, at the path that README's links have.
-            package_file(
-                FileSource::Tree("docs/src"),
-                "usr/share/doc/memprof/docs/src/",
-            ),
+            package_file(FileSource::Book, "usr/share/doc/memprof/docs/src/"),
         ],
     },
     Package {
@@ -147,8 +148,8 @@ pub(crate) const PACKAGES: &[Package] = &[
         summary: "heap profiling for any process that loads it",
         description: "memory_profile.so is the file that a process loads to be profiled: by memprof attach and \
                       memprof run, by the configuration of a server that loads plugins, or as a module of a \
-                      language. With the headers and the library for hosts and plugins in C, and the \
-                      configuration of servers.",
+                      language. With headers, library, crates and examples for hosts and plugins in C and Rust, \
+                      and the configuration of servers.",
         needs: DependencyKind::Nothing,
         built_from: Some("memory-profile"),
         files: &[
@@ -168,6 +169,8 @@ pub(crate) const PACKAGES: &[Package] = &[
                 FileSource::Tree("in-process/memprof-host-c/include/memprof_host.h"),
                 "usr/include/memprof_host.h",
             ),
+            // `memprof plugin new` looks for them there.
+            package_file(FileSource::Sdk, "usr/share/memprof/sdk/"),
             package_file(
                 FileSource::Commented("The plugin's keys"),
                 "etc/memprof/memory_profile.toml",
@@ -247,6 +250,7 @@ mod tests {
     fn readme_links_are_files_of_the_package() {
         let installed = |link: &str| {
             PACKAGES[0].files.iter().any(|file| match file.from {
+                FileSource::Book => link.starts_with("docs/src/") && root().join(link).exists(),
                 FileSource::Tree(tree) => {
                     let is_covered = link == tree || link.starts_with(&format!("{tree}/"));
                     let is_in_place =

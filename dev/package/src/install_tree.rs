@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::contents::{DEBUG, FileSource, LICENSES, Package};
 use crate::sbom;
+use xtask::dist;
 use xtask::run::{output, root, run};
 
 /// Directories of the build and of the installation trees.
@@ -80,6 +81,8 @@ impl InstallTrees {
                 let mut memprof = Command::new(self.build_dir.join("memprof"));
                 write_file(to, &output(memprof.args(["completions", shell]))?)
             }
+            FileSource::Sdk => dist::lay_out_sdk(to),
+            FileSource::Book => copy_book(&root().join("docs/src"), to),
         }
     }
 
@@ -136,6 +139,37 @@ fn copy_recursively(from: &Path, to: &Path) -> Result<()> {
         copy_recursively(&entry, &to.join(name))?;
     }
     Ok(())
+}
+
+/// Copies the book's pages and pictures, with the files that pages include in their places: a package lacks them.
+fn copy_book(from: &Path, to: &Path) -> Result<()> {
+    if !from.is_dir() {
+        return match from.extension() {
+            Some(extension) if extension == "md" => write_file(to, &page_with_includes(from)?),
+            _ => copy_file(from, to),
+        };
+    }
+    for entry in sorted_entries(from)? {
+        let name = entry.file_name().context("a directory has no name")?;
+        copy_book(&entry, &to.join(name))?;
+    }
+    Ok(())
+}
+
+/// Returns the text of a page with the files that mdBook would include (`{{#include PATH}}`).
+fn page_with_includes(page: &Path) -> Result<String> {
+    let text = fs::read_to_string(page).with_context(|| page.display().to_string())?;
+    let folder = page.parent().context("a page has no directory")?;
+    let mut parts = text.split("{{#include ");
+    let mut whole = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (included, rest) = part.split_once("}}").context("an include has no end")?;
+        let file = folder.join(included);
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        whole += text.trim_end();
+        whole += rest;
+    }
+    Ok(whole)
 }
 
 fn copy_file(from: &Path, to: &Path) -> Result<()> {

@@ -109,7 +109,9 @@ fn check_dependencies(trees: &InstallTrees, package: &Package) -> Result<()> {
             | FileSource::Tree(_)
             | FileSource::Commented(_)
             | FileSource::Manual
-            | FileSource::Completion(_) => {}
+            | FileSource::Completion(_)
+            | FileSource::Book
+            | FileSource::Sdk => {}
         }
     }
     Ok(())

@@ -72,14 +72,11 @@ fn build_with(programs: &[BuiltArtifact], profile: Profile) -> Result<()> {
     packages::ensure_installed(packages::BUILD)?;
     build_each_alone(ISOLATED_BUILDS, profile)?;
     build_and_install_programs(programs, profile)?;
-    for header in [
-        "memprof-plugin-abi/include/memprof.h",
-        "in-process/memprof-host-c/include/memprof_host.h",
-    ] {
+    for header in HEADERS {
         let name = Path::new(header).file_name().expect("a header's file");
         install(&root().join(header), &dist().join("include").join(name))?;
     }
-    build_sdk()?;
+    lay_out_sdk(&dist().join("sdk"))?;
     build_c()
 }
 
@@ -114,12 +111,32 @@ pub fn pack_sdk(verify: bool) -> Result<()> {
     run(package.arg("--target-dir").arg(root().join("target/abi")))
 }
 
-/// Lays out the SDK for `memprof plugin new`: its crates as they would be published, and the headers.
-fn build_sdk() -> Result<()> {
+/// Headers of the SDK.
+const HEADERS: &[&str] = &[
+    "memprof-plugin-abi/include/memprof.h",
+    "in-process/memprof-host-c/include/memprof_host.h",
+];
+
+/// Plugins and hosts that the book's parts for authors compile.
+const SDK_EXAMPLES: &[&str] = &[
+    "hosts-examples/c/c_host.c",
+    "hosts-examples/c-admin/admin_host.c",
+    "in-process/memprof-host/examples/admin_host.rs",
+    "plugins/hello-c/hello_c.c",
+    "plugins/hello-c/worker.c",
+];
+
+/// Lays out what authors of plugins and hosts need: the crates of the SDK as they would be published, each in a folder
+/// with its name, headers and examples.
+pub fn lay_out_sdk(sdk: &Path) -> Result<()> {
+    for (files, folder) in [(HEADERS, "include"), (SDK_EXAMPLES, "examples")] {
+        for file in files {
+            let name = Path::new(file).file_name().context("a file's name")?;
+            install(&root().join(file), &sdk.join(folder).join(name))?;
+        }
+    }
     pack_sdk(false)?;
     let crates = packed_sdk();
-    let sdk = dist().join("sdk");
-    fs::create_dir_all(&sdk).with_context(|| sdk.display().to_string())?;
     for file in fs::read_dir(&crates).with_context(|| crates.display().to_string())? {
         let path = file?.path();
         let name = path
@@ -141,12 +158,19 @@ fn build_sdk() -> Result<()> {
         run(tar
             .args(["--extract", "--gzip", "--directory"])
             .arg(&folder))?;
-    }
-    for header in ["memprof.h", "memprof_host.h"] {
-        let from = dist().join("include").join(header);
-        install(&from, &sdk.join("include").join(header))?;
+        add_neighbour_paths(&folder.join("Cargo.toml"))?;
     }
     Ok(())
+}
+
+/// Lets a packed crate find the others beside it, so that `cargo add --path` is enough.
+fn add_neighbour_paths(manifest: &Path) -> Result<()> {
+    let text = fs::read_to_string(manifest).with_context(|| manifest.display().to_string())?;
+    let with_paths = SDK.iter().fold(text, |text, name| {
+        let table = format!("dependencies.{name}]\n");
+        text.replace(&table, &format!("{table}path = \"../{name}\"\n"))
+    });
+    fs::write(manifest, with_paths).with_context(|| manifest.display().to_string())
 }
 
 /// Builds only what the demo runs.

@@ -12,33 +12,30 @@ pub(crate) fn complete_from(candidates: Vec<String>) -> ArgValueCompleter {
 
 /// Completes a target to the running hosts, by pid and by name.
 pub(crate) fn target_completer() -> ArgValueCompleter {
+    ArgValueCompleter::new(|current: &OsStr| matching_candidates(&host_names(), current))
+}
+
+/// Pids and names of the running hosts.
+fn host_names() -> Vec<String> {
+    let hosts = memprof_host::running_hosts();
+    let by_pid = hosts.iter().map(|host| host.pid.to_string());
+    let by_name = hosts.iter().map(|host| host.info.name.clone());
+    // A shell would split another name, or interpret its characters.
+    let is_plain = |name: &String| {
+        name.chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    by_pid.chain(by_name).filter(is_plain).collect()
+}
+
+/// Completes a word of `memprof msg`: a running host, a plugin's name, or a message of `memory_profile`.
+pub(crate) fn msg_completer() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
-        let hosts = memprof_host::running_hosts();
-        let by_pid = hosts.iter().map(|host| host.pid.to_string());
-        let by_name = hosts.iter().map(|host| host.info.name.clone());
-        // A shell would split another name, or interpret its characters.
-        let is_plain = |name: &String| {
-            name.chars()
-                .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-        };
-        let names: Vec<_> = by_pid.chain(by_name).filter(is_plain).collect();
+        let mut names = host_names();
+        names.push(PLUGIN.to_owned());
+        names.extend(MESSAGES.iter().map(|message| message.name.to_owned()));
         matching_candidates(&names, current)
     })
-}
-
-/// Completes a plugin's name.
-pub(crate) fn plugin_completer() -> ArgValueCompleter {
-    complete_from(vec![PLUGIN.to_owned()])
-}
-
-/// Completes a message of `memory_profile`.
-pub(crate) fn message_completer() -> ArgValueCompleter {
-    complete_from(
-        MESSAGES
-            .iter()
-            .map(|message| message.name.to_owned())
-            .collect(),
-    )
 }
 
 /// Candidates that start with the typed text, in their order.

@@ -59,8 +59,8 @@ const COMMANDS: &[CommandHelp] = &[
         command: "msg",
         examples: &[
             "memprof msg memory_profile help",
-            "memprof msg words block word=\"two words\"",
-            "memprof msg -t web memory_profile fetch id=ID > dump.heap",
+            "memprof msg web words block word=\"two words\"",
+            "memprof msg 4711 memory_profile fetch id=ID > dump.heap",
         ],
     },
     CommandHelp {

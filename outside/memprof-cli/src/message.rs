@@ -9,27 +9,66 @@ use memprof_host::client::Client;
 use memprof_messages::PLUGIN;
 use memprof_plugin_abi::{Arguments, ErrorKind, JSON};
 
-use crate::exit::{Outcome, code_of_status};
+use crate::exit::{Outcome, USAGE, code_of_status, with_exit_code};
 use crate::export::export;
-use crate::process_arg::split_target;
+use crate::process_arg::{is_key_value, split_target};
 use crate::reply::{Body, ParsedReply, send_request};
 use crate::scratch::ScratchFile;
 use crate::target::{self, TargetArgs};
 use crate::{browser, completion, output, report_form};
 
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "memprof msg [OPTIONS] [TARGET] PLUGIN MESSAGE [KEY=VALUE]...")]
 pub(crate) struct MsgArgs {
     #[command(flatten)]
     to: TargetArgs,
-    /// The plugin's name.
-    #[arg(add = completion::plugin_completer())]
-    plugin: String,
-    /// The message's name.
-    #[arg(add = completion::message_completer())]
-    message: String,
-    /// The message's arguments.
-    #[arg(value_name = "KEY=VALUE")]
-    args: Vec<String>,
+    /// The host (a pid, a name or a socket's path; not needed while only one runs), the plugin's name, the message's
+    /// name, and the message's arguments.
+    #[arg(value_names = ["TARGET", "PLUGIN", "MESSAGE", "KEY=VALUE"], num_args = 0.., add = completion::msg_completer())]
+    words: Vec<String>,
+}
+
+/// Words of `memprof msg`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MsgWords<'a> {
+    /// The host, in front of the others.
+    target: Option<&'a str>,
+    plugin: &'a str,
+    message: &'a str,
+    args: &'a [String],
+}
+
+impl<'a> MsgWords<'a> {
+    /// Splits the words after the target, if there is one.
+    fn new(target: Option<&'a str>, words: &'a [String]) -> Option<Self> {
+        let [plugin, message, args @ ..] = words else {
+            return None;
+        };
+        Some(Self {
+            target,
+            plugin,
+            message,
+            args,
+        })
+    }
+
+    /// Ways to read the words, the likelier first: with a target in front of the plugin, if a message's name follows, and
+    /// without.
+    fn readings(words: &'a [String]) -> [Option<Self>; 2] {
+        let (target, rest) = split_target(words);
+        let with_target = Self::new(target, rest).filter(|read| {
+            target.is_some() && !is_key_value(read.plugin) && !is_key_value(read.message)
+        });
+        match with_target {
+            Some(_) => [with_target, Self::new(None, words)],
+            None => [Self::new(None, words), None],
+        }
+    }
+
+    /// Connects to the host.
+    fn connect(&self, to: &TargetArgs) -> anyhow::Result<Client> {
+        target::connect_to_plugin(to, self.target, self.plugin)
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -59,11 +98,46 @@ impl MessageArgs {
     }
 }
 
-/// Runs `memprof msg PLUGIN MESSAGE …`.
+/// Runs `memprof msg [TARGET] PLUGIN MESSAGE …`.
 pub(crate) fn run_msg(args: &MsgArgs) -> Outcome {
-    let mut client = target::connect_to_plugin(&args.to, None, &args.plugin)?;
-    let reply = client.message(&args.plugin, &args.message, &join_args(&args.args), None)?;
+    let (words, mut client) = connect_msg(args)?;
+    let reply = client.message(words.plugin, words.message, &join_args(words.args), None)?;
     print_reply(&ParsedReply::from_received(reply)?, args.to.json)
+}
+
+/// Connects to the host of the message, and returns the words as they are to be read: three without `=` are a target, a
+/// plugin and a message, unless only a plugin has the first one's name.
+fn connect_msg(args: &MsgArgs) -> anyhow::Result<(MsgWords<'_>, Client)> {
+    let readings = match args.to.target {
+        Some(_) => [MsgWords::new(None, &args.words), None],
+        None => MsgWords::readings(&args.words),
+    };
+    match readings {
+        [Some(only), None] => Ok((only, only.connect(&args.to)?)),
+        [Some(likely), Some(other)] => {
+            let mut connected = likely.connect(&args.to);
+            if !has_plugin(&mut connected, likely.plugin) {
+                let mut without = other.connect(&args.to);
+                if has_plugin(&mut without, other.plugin) {
+                    return Ok((other, without?));
+                }
+            }
+            Ok((likely, connected?))
+        }
+        [None, _] => Err(with_exit_code(
+            USAGE,
+            "expected a plugin and a message: memprof msg [TARGET] PLUGIN MESSAGE [KEY=VALUE]...",
+        )),
+    }
+}
+
+/// Whether a host was reached that has a plugin.
+fn has_plugin(client: &mut anyhow::Result<Client>, plugin: &str) -> bool {
+    let plugins = client
+        .as_mut()
+        .ok()
+        .and_then(|client| client.plugins().ok());
+    plugins.is_some_and(|plugins| plugins.iter().any(|info| info.id == plugin))
 }
 
 /// Runs a command that sends the message with its name to `memory_profile`.
@@ -206,7 +280,36 @@ pub(crate) fn join_args(args: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::dump_file_name;
+    use super::{MsgWords, dump_file_name};
+
+    #[test]
+    fn first_word_of_msg_may_be_the_target() {
+        type Reading<'a> = Option<(Option<&'a str>, &'a str, &'a str, usize)>;
+        let check = |words: &str, expected: [Reading<'_>; 2]| {
+            let words: Vec<_> = words.split(' ').map(str::to_owned).collect();
+            let found = MsgWords::readings(&words).map(|read| {
+                read.map(|read| (read.target, read.plugin, read.message, read.args.len()))
+            });
+            assert_eq!(found, expected, "{words:?}");
+        };
+        check("words", [None, None]);
+        check("words block", [Some((None, "words", "block", 0)), None]);
+        check("words block a=b", [Some((None, "words", "block", 1)), None]);
+        let text = [
+            Some((Some("web"), "words", "block", 0)),
+            Some((None, "web", "words", 1)),
+        ];
+        check("web words block", text);
+        let both = [
+            Some((Some("7"), "words", "block", 2)),
+            Some((None, "7", "words", 3)),
+        ];
+        check("7 words block a=b c", both);
+        check(
+            "words block a=b c",
+            [Some((None, "words", "block", 2)), None],
+        );
+    }
 
     #[test]
     fn file_name_of_an_id_has_no_path() {

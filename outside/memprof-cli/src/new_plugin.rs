@@ -37,6 +37,7 @@ type Template = (&'static str, &'static str);
 
 const RUST: &[Template] = &[
     ("Cargo.toml", include_str!("new_plugin/rust/Cargo.toml.in")),
+    ("build.rs", include_str!("new_plugin/rust/build.rs.in")),
     ("src/lib.rs", include_str!("new_plugin/rust/src/lib.rs")),
     (
         "tests/answers.rs",

@@ -39,3 +39,9 @@ else
     test $? = 4
 fi
 kill $pid
+
+# A plugin of one's own starts from the SDK that the package has.
+memprof plugin new words --lang rust
+grep -F '"/usr/share/memprof/sdk/memprof-host"' words/Cargo.toml
+memprof plugin new sentences --lang c
+grep -F /usr/share/memprof/sdk/include sentences/Makefile
