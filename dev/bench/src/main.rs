@@ -4,6 +4,7 @@
 
 mod fleet;
 mod gate;
+mod latency;
 mod limits;
 #[cfg(feature = "peers")]
 mod peers;
@@ -32,6 +33,7 @@ type Part = (&'static str, fn(&mut Measurements) -> Result<()>);
 /// All parts, in the order in which they run.
 const PARTS: &[Part] = &[
     ("plugin", plugin::measure),
+    ("latency", latency::measure),
     ("answers", response_times::measure),
     ("server", server::measure),
     ("scale", scale::measure),
@@ -45,7 +47,9 @@ const PARTS: &[Part] = &[
 ];
 
 /// Parts that run by default, about 15 minutes in all.
-const DEFAULT_PARTS: &[&str] = &["plugin", "answers", "server", "scale", "viewer", "peers"];
+const DEFAULT_PARTS: &[&str] = &[
+    "plugin", "latency", "answers", "server", "scale", "viewer", "peers",
+];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

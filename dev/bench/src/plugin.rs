@@ -66,7 +66,7 @@ fn counting_program() -> HostProgram {
 }
 
 /// Loads a plugin into this process.
-fn load_plugin(plugin: &str, config: &str) -> Result<memprof_host::Instance> {
+pub(crate) fn load_plugin(plugin: &str, config: &str) -> Result<memprof_host::Instance> {
     let text = format!(
         "[[plugin]]\npath = {:?}\n[plugin.config]\n{config}",
         dist().join(plugin)
@@ -234,13 +234,13 @@ fn context_switches(pid: u32) -> Result<BTreeMap<OsString, u64>> {
 }
 
 /// A process of the example `c_host` with both plugins; dropping it kills it.
-struct Host {
+pub(crate) struct Host {
     child: Child,
-    socket: std::path::PathBuf,
+    pub(crate) socket: std::path::PathBuf,
 }
 
 impl Host {
-    fn start() -> Result<Self> {
+    pub(crate) fn start() -> Result<Self> {
         let directory = root().join("target/bench");
         fs::create_dir_all(&directory)?;
         let config = directory.join("host.toml");
@@ -271,7 +271,7 @@ impl Host {
 }
 
 /// Config of a host with `memory_profile.so` and `hello_c.so`.
-fn config_text(directory: &Path) -> String {
+pub(crate) fn config_text(directory: &Path) -> String {
     format!(
         "[log]\nlevel = \"info\"\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n\
          [[plugin]]\npath = {:?}\n",
