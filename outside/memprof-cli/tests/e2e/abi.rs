@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::dist::{dist, source, tool_text};
 use crate::host::Setup;
 use crate::memprof::memprof;
-use crate::plugins::panicky;
+use crate::plugins::{out_of_tree, panicky};
 
 /// One file of version 0.1, compiled with the header of that version.
 fn compiled(name: &str, options: &[&str], place: &Path) -> PathBuf {
@@ -94,7 +94,7 @@ fn compiled_hello((id, compiler, options): &(&str, &str, &[&str]), place: &Path)
     plugin
 }
 
-/// Plugins of each compiler, of the SDK at -O0 and optimized, and of version 0.1, with what they reply to `hello`.
+/// Plugins of each compiler, of the SDK in debug and release builds, and of version 0.1, with what they reply to `hello`.
 fn plugins(place: &Path) -> Vec<(&'static str, PathBuf, &'static str)> {
     let by_compilers = COMPILERS
         .iter()
@@ -102,6 +102,7 @@ fn plugins(place: &Path) -> Vec<(&'static str, PathBuf, &'static str)> {
     let others = [
         ("panicky", panicky().to_owned(), "hello"),
         ("hello_rust", dist("plugins/hello_rust.so"), "hello, world"),
+        ("out_of_tree", out_of_tree().to_owned(), "hello"),
         (
             "hello_c",
             compiled("hello_c.c", PLUGIN, place),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::curl::curl;
-use crate::dist::{tool, tool_text};
+use crate::dist::{source, tool, tool_text};
 use crate::host::{Host, Setup};
 use crate::memprof::memprof;
 use crate::server::Server;
@@ -346,4 +346,36 @@ fn unprofilable_host_has_metrics() {
     let server = Server::of(&host, &[]);
     let text = curl(&server.address, "H/metrics").is(200).text();
     assert!(!text.contains("jemalloc_"), "{text}");
+}
+
+/// What scrapers take, by the rules of the consumers' own parsers.
+#[test]
+fn pyroscope_and_parca_accept_what_is_scraped() {
+    let rules = source("outside/memprof-cli/tests/fixtures/pprof_consumers.py");
+    for program in ["rust_host", "c_host"] {
+        let (host, server) = served(program);
+        host.memprof("reset", &[]).exits(0);
+        host.memprof("activate", &["labels=thread", "ages=1s"]);
+        let id = host.dump_of(1 << 20)["id"].as_str().unwrap().to_owned();
+        let paths = [
+            "debug/pprof/heap",
+            "debug/pprof/allocs",
+            "debug/pprof/heap?seconds=1",
+            "debug/pprof/allocs?seconds=1",
+            &format!("api/v1/dumps/{id}?format=pprof"),
+            &format!("api/v1/dumps/{id}?format=pprof&lines=on"),
+            &format!("api/v1/dumps/{id}?format=pprof&flat=on"),
+        ];
+        let fetched = paths.iter().enumerate().map(|(index, path)| {
+            let file = host.place().join(format!("{index}.pb.gz"));
+            let got = curl(&server.address, &format!("H/{path}")).is(200);
+            fs::write(&file, got.body).unwrap();
+            file
+        });
+        let files: Vec<_> = fetched.collect();
+        let mut check = Command::new("python3");
+        let checked = tool("python3", check.arg(&rules).args(files));
+        let faults = String::from_utf8_lossy(&checked.stdout);
+        assert!(checked.status.success(), "{program}: {faults}{checked:?}");
+    }
 }

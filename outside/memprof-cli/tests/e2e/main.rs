@@ -44,6 +44,7 @@ mod fleet;
 mod fleet_attached;
 mod fleet_page;
 mod fleet_scraped;
+mod foreign_hosts;
 mod forms;
 mod gate;
 mod halted;

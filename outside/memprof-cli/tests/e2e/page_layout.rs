@@ -19,7 +19,7 @@ const WIDTHS: [u32; 3] = [1400, 800, 390];
 
 /// Checks the page that the browser shows in every window, and keeps pictures of it.
 #[track_caller]
-fn suits_every_window(browser: &Browser, name: &str) {
+pub(crate) fn suits_every_window(browser: &Browser, name: &str) {
     for width in WIDTHS {
         browser.set_viewport_size(width, 900);
         for dark in [false, true] {

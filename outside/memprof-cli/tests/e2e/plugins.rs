@@ -467,21 +467,29 @@ pub(crate) fn panicky() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let manifest = source("outside/memprof-cli/tests/fixtures/panicky/Cargo.toml");
-        build_foreign(&manifest).join("libpanicky.so")
+        build_foreign(&manifest, BuildProfile::Dev).join("libpanicky.so")
     })
 }
 
-/// A plugin as a third party would build it.
+/// A plugin as a third party would build it, optimized.
 pub(crate) fn out_of_tree() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let manifest = source("outside/memprof-cli/tests/fixtures/out_of_tree/Cargo.toml");
-        build_foreign(&manifest).join("libout_of_tree.so")
+        build_foreign(&manifest, BuildProfile::Release).join("libout_of_tree.so")
     })
 }
 
-/// Builds a package at -O0 with randomized layouts, and returns where.
-fn build_foreign(manifest: &Path) -> PathBuf {
+/// Cargo's profile of a package outside of the workspace.
+#[derive(Clone, Copy)]
+enum BuildProfile {
+    /// At -O0.
+    Dev,
+    Release,
+}
+
+/// Builds a package with randomized layouts, and returns the folder of the library.
+fn build_foreign(manifest: &Path, profile: BuildProfile) -> PathBuf {
     let target = source("target/abi");
     let mut cargo = Command::new(env!("CARGO"));
     cargo
@@ -491,8 +499,15 @@ fn build_foreign(manifest: &Path) -> PathBuf {
         .arg(&target)
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTFLAGS", "-Zrandomize-layout");
+    let folder = match profile {
+        BuildProfile::Dev => "debug",
+        BuildProfile::Release => {
+            cargo.arg("--release");
+            "release"
+        }
+    };
     tool_text("rustc", &mut cargo);
-    target.join("debug")
+    target.join(folder)
 }
 
 #[test]
@@ -598,7 +613,7 @@ fn plugin_with_an_inserted_field_is_refused() {
                 .replace("\"panicky\"", "\"inserted\"")
         },
     );
-    let plugin = build_foreign(&manifest).join("libinserted.so");
+    let plugin = build_foreign(&manifest, BuildProfile::Dev).join("libinserted.so");
     check_refused(
         &plugin,
         "",
