@@ -5,6 +5,8 @@ mod backend;
 #[cfg(target_arch = "x86_64")]
 mod early_ends;
 #[cfg(target_arch = "x86_64")]
+mod entries_beside_malloc;
+#[cfg(target_arch = "x86_64")]
 mod fork;
 #[cfg(target_arch = "x86_64")]
 mod interception;
@@ -23,6 +25,8 @@ mod pinned;
 #[cfg(target_arch = "x86_64")]
 mod profile;
 #[cfg(target_arch = "x86_64")]
+mod sampled_allocator;
+#[cfg(target_arch = "x86_64")]
 mod selected_sampler;
 mod selection;
 #[cfg(target_arch = "x86_64")]
@@ -32,5 +36,7 @@ mod unseen_calls;
 
 pub(crate) use backend::Backend;
 pub use own_sampler::sample_from_start;
-pub(crate) use own_sampler::{exclude_this_thread, stop_sampling_in_children};
+pub(crate) use own_sampler::{
+    exclude_this_thread, patched_allocators_beside, stop_sampling_in_children,
+};
 pub(crate) use selection::SamplerSelection;

@@ -20,9 +20,12 @@
 
 mod address_hash;
 mod aligned;
+mod allocator_functions;
 mod atomic;
 mod countdown;
 mod early_ends;
+mod entry_hooks;
+mod entry_table;
 mod excluded_threads;
 mod filter;
 mod fork_sentinel;
@@ -44,17 +47,19 @@ mod stack_table;
 mod tally;
 mod thread_pointer;
 
+pub use allocator_functions::{C_FUNCTIONS, NamedShapes, OTHER_FUNCTIONS, PREFIXES, Shape};
 pub use early_ends::{EarlyEndReason, EarlyEnds, early_ends};
+pub use entry_table::{
+    EntryRow, EntryTable, TABLE_MARK, TABLE_SIZE, TRAMPOLINE_SIZE, trampoline, trampoline_offset,
+};
 pub use excluded_threads::{SamplerExclusion, exclude_this_thread};
 pub use got_slots::{
     CallTarget, GotSlots, MallocProvider, PatchStats, malloc_address, visit_own_calls,
 };
-pub use hooks::{Role, SIGNATURES, Signature};
+pub use hooks::Role;
 pub use jemalloc::{JemallocHooks, jemalloc_hooks};
 pub use loader_calls::set_before_loader_call;
-pub use patched_entries::{
-    EntryRow, EntryTable, PatchedEntries, TABLE_MARK, TABLE_SIZE, trampoline_offset,
-};
+pub use patched_entries::{PatchedEntries, TABLES_SYMBOL, memprof_entry_tables};
 pub use remote_tables::{MARK, RemoteTables};
 pub use sampler::{
     LiveSample, SamplerError, SamplerStats, clear, counts, for_each_live, for_each_record,

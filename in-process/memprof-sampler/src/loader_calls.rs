@@ -52,7 +52,6 @@ pub(crate) fn hooks() -> [Hook; HOOK_COUNT] {
             name: NAMES[index],
             role: Role::Allocates,
             address,
-            outer: address,
             definition: ORIGINALS[index].load(Relaxed),
             original: &ORIGINALS[index],
         }

@@ -1,91 +1,69 @@
 //! Patched entry points of an allocator, for calls that go through no GOT slot: of one that is linked statically into
-//! the program, and by addresses that the program keeps. Each function begins with a jump to a trampoline, which jumps
-//! to the target in the function's row of a table: a hook, or the function's relocated prologue.
+//! the program or a library, and by addresses that the program keeps. Each function begins with a jump to a trampoline,
+//! which jumps to the target in the function's row of a table: a hook, or the function's relocated prologue. Each file
+//! with patched functions has a table of its own, because jumps reach 2 GiB.
 //!
 //! memprof-attach writes the table and the jumps while all threads are stopped. Enabling or disabling a hook
 //! here is one store of a word per function, as with a slot. The table and the relocated prologues stay
 //! mapped until the process ends.
 #![expect(unsafe_code, reason = "code and a table that another process wrote")]
 
-use core::mem::offset_of;
 use core::ptr;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{
+    AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
+use crate::allocator_functions::{PREFIXES, Shape};
+use crate::entry_hooks::entry_hook;
+use crate::entry_table::{
+    EntryRow, EntryTable, TABLE_MARK, TABLE_SIZE, trampoline, trampoline_offset,
+};
 use crate::hooks::{HOOK_COUNT, Hook, Role, hooks};
 
-/// First bytes of a table. The last one is the version of this layout.
-pub const TABLE_MARK: [u8; 16] = *b"memprof entries1";
-/// Bytes of a table, before the trampolines.
-pub const TABLE_SIZE: usize = 2 << 12;
+/// Name of [`memprof_entry_tables`].
+pub const TABLES_SYMBOL: &str = "memprof_entry_tables";
 
-/// Table of an allocator's patched functions, as memprof-attach writes it.
-#[derive(Debug)]
-#[repr(C)]
-pub struct EntryTable {
-    /// [`TABLE_MARK`], written after everything else.
-    pub mark: [u8; 16],
-    /// Number of `entries` in use.
-    pub count: u64,
-    /// One row per function, in the order of their addresses.
-    pub entries: [EntryRow; Self::MAX_ENTRIES],
-}
+/// Addresses of the tables of allocators that do not serve `malloc`, such as `_rjem_malloc` of a Rust program; 0 where
+/// there is none. memprof-attach writes them.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals, reason = "a symbol")]
+pub static memprof_entry_tables: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
 
-/// Row of a function that begins with a jump.
-#[derive(Debug)]
-#[repr(C)]
-pub struct EntryRow {
-    /// Address to which its trampoline jumps: `moved`, or a hook.
-    pub target: AtomicU64,
-    /// Address of its relocated prologue, which ends with a jump to the rest of the function.
-    pub moved: u64,
-    /// Address of the jump: the function's, or behind its `endbr64`.
-    pub function: u64,
-    /// Original first bytes, replaced by the jump.
-    pub original: [u8; Self::JUMP_SIZE],
-    /// 1 if it calls other functions of the table, directly or not.
-    pub is_outer: u8,
-    /// Zeros.
-    pub reserved: [u8; 2],
-    /// Symbol whose hook serves it, padded with zeros.
-    pub name: [u8; 56],
-}
-
-impl EntryTable {
-    /// Rows of a table, at least as many as there are hooks.
-    pub const MAX_ENTRIES: usize = 64;
-}
-
-impl EntryRow {
-    /// Bytes of a `jmp` with a 32-bit distance.
-    pub const JUMP_SIZE: usize = 5;
-}
-
-const _: () =
-    assert!(size_of::<EntryTable>() <= TABLE_SIZE && HOOK_COUNT <= EntryTable::MAX_ENTRIES);
-const _: () = assert!(size_of::<EntryRow>() == 88);
-
-/// Returns the offset of an entry's trampoline from the table's start, in bytes. A trampoline is `jmp *target(%rip)`,
-/// at byte 8 the table's address, at byte 16 the relocated prologue.
-pub const fn trampoline_offset(index: usize) -> usize {
-    TABLE_SIZE + index * 128
-}
-
-/// The process's table, and the hooks for its functions.
+/// A table of the process.
 #[derive(Clone, Debug)]
 pub struct PatchedEntries {
     table: &'static EntryTable,
-    hooks: [Hook; HOOK_COUNT],
+    /// Hooks of slots, which may still be called by copied addresses; `None` for an allocator that no slot leads to.
+    hooks: Option<[Hook; HOOK_COUNT]>,
 }
 
 impl PatchedEntries {
     /// Finds the table by an entry point. `None` unless `function` begins with a jump that memprof-attach
     /// wrote.
     pub fn find(function: usize) -> Option<Self> {
-        let hooks = hooks();
         Some(Self {
             table: find_table(function)?,
-            hooks,
+            hooks: Some(hooks()),
         })
+    }
+
+    /// Tables of allocators that do not serve `malloc`, of which all functions begin with their jumps.
+    pub fn beside_malloc() -> impl Iterator<Item = Self> {
+        let tables = memprof_entry_tables.iter().filter_map(|word| {
+            let table = word.load(Acquire) as *const EntryTable;
+            // SAFETY: memprof-attach stored the address after it wrote the table, which stays for the life of the process.
+            let table = unsafe { table.as_ref() }?;
+            (table.mark == TABLE_MARK).then_some(Self { table, hooks: None })
+        });
+        tables.filter(Self::is_complete)
+    }
+
+    /// Address of one of its functions; 0 if it has none.
+    pub fn first_function(&self) -> usize {
+        self.entries()
+            .first()
+            .map_or(0, |entry| entry.function as usize)
     }
 
     /// Whether all functions still begin with their jumps. False if memprof-attach was killed while it wrote
@@ -106,10 +84,20 @@ impl PatchedEntries {
         entry.map_or(definition, |entry| entry.moved as usize)
     }
 
-    /// Makes the hooks call the relocated prologues.
+    /// Name of the allocator by its functions. `None` if their prefix is not that of a known one.
+    pub fn allocator(&self) -> Option<&'static str> {
+        self.entries().iter().find_map(|entry| {
+            let mut known = PREFIXES.iter();
+            let known = known.find(|(prefix, _)| entry.name().starts_with(prefix.as_bytes()))?;
+            Some(known.1)
+        })
+    }
+
+    /// Makes the hooks of slots call the relocated prologues.
     fn set_originals(&self) {
         for entry in self.entries() {
-            if let Some(hook) = self.find_hook(entry) {
+            let mut hooks = self.hooks.iter().flatten();
+            if let Some(hook) = hooks.find(|hook| hook.name.to_bytes() == entry.name()) {
                 hook.original.store(entry.moved as usize, Relaxed);
             }
         }
@@ -132,12 +120,8 @@ impl PatchedEntries {
         }
         self.set_originals();
         for entry in self.entries() {
-            if let Some(hook) = self.find_hook(entry) {
-                let hook = if entry.is_outer == 0 {
-                    hook.address
-                } else {
-                    hook.outer
-                };
+            if let Some(shape) = entry.shape() {
+                let hook = entry_hook(shape, entry.is_outer != 0);
                 entry.target.store(hook as u64, Release);
             }
         }
@@ -147,7 +131,7 @@ impl PatchedEntries {
     /// Disables the hooks of functions with `role`, or all.
     pub fn disable(&self, role: Option<Role>) {
         for entry in self.entries() {
-            let own = self.find_hook(entry).map(|hook| hook.role);
+            let own = entry.shape().map(Shape::role);
             if role.is_none() || role == own {
                 entry.target.store(entry.moved, Release);
             }
@@ -163,13 +147,6 @@ impl PatchedEntries {
     /// Address of a row's trampoline.
     fn trampoline_address(&self, index: usize) -> usize {
         ptr::from_ref(self.table) as usize + trampoline_offset(index)
-    }
-
-    /// Returns the hook for a row, by the name of its symbol. `None` if no hook has that name.
-    fn find_hook(&self, entry: &EntryRow) -> Option<&Hook> {
-        let length = entry.name.iter().position(|byte| *byte == 0)?;
-        let name = &entry.name[..length];
-        self.hooks.iter().find(|hook| hook.name.to_bytes() == name)
     }
 }
 
@@ -200,28 +177,31 @@ fn jump_target(function: usize) -> Option<usize> {
 /// Finds the table through the trampoline to which a function jumps. `None` unless jump, trampoline and table are as
 /// memprof-attach writes them.
 fn find_table(function: usize) -> Option<&'static EntryTable> {
-    let trampoline = jump_target(jump_address(function))?;
+    let start = jump_target(jump_address(function))?;
     // SAFETY: the target of a jump is code, with at least one instruction. The bytes are read in order, and
-    // no further than the first that differs from a trampoline of memprof-attach, which has 16.
-    let byte = |index: usize| unsafe { ((trampoline + index) as *const u8).read() };
-    if byte(0) != 0xff || byte(1) != 0x25 {
+    // no further than the first that differs from a trampoline of memprof-attach.
+    let byte = |index: usize| unsafe { ((start + index) as *const u8).read() };
+    let fixed = [
+        (0, 0x4c),
+        (1, 0x8d),
+        (2, 0x1d),
+        (7, 0xff),
+        (8, 0x25),
+        (13, 0x0f),
+        (14, 0x0b),
+    ];
+    if fixed
+        .iter()
+        .any(|(index, expected)| byte(*index) != *expected)
+    {
         return None;
     }
-    let distance = i32::from_le_bytes([byte(2), byte(3), byte(4), byte(5)]) as isize;
-    let target = trampoline.wrapping_add(6).wrapping_add_signed(distance);
-    if byte(6) != 0x0f || byte(7) != 0x0b {
-        return None;
-    }
-    let table = usize::from_le_bytes(core::array::from_fn(|index| byte(8 + index)));
-    let index = trampoline.wrapping_sub(table).wrapping_sub(TABLE_SIZE) / 128;
-    let expected = table
-        .wrapping_add(offset_of!(EntryTable, entries))
-        .wrapping_add(index.wrapping_mul(size_of::<EntryRow>()));
-    let is_aligned = table.is_multiple_of(1 << 12);
-    if !is_aligned
+    let table = usize::from_le_bytes(core::array::from_fn(|index| byte(16 + index)));
+    let index = start.wrapping_sub(table).wrapping_sub(TABLE_SIZE) / 128;
+    if !table.is_multiple_of(1 << 12)
         || index >= EntryTable::MAX_ENTRIES
-        || target != expected
-        || trampoline != table + trampoline_offset(index)
+        || start != table + trampoline_offset(index)
+        || core::array::from_fn(byte) != trampoline(table as u64, index)
     {
         return None;
     }

@@ -6,7 +6,9 @@ mod program;
 
 use std::mem::transmute;
 
-use memprof_sampler::{PatchedEntries, Role};
+use std::sync::atomic::Ordering::Relaxed;
+
+use memprof_sampler::{PatchedEntries, Role, Shape, memprof_entry_tables};
 use program::{MOVED, Program, RET};
 
 fn call(program: &Program, index: usize, argument: usize) -> usize {
@@ -21,7 +23,8 @@ fn call(program: &Program, index: usize, argument: usize) -> usize {
 
 #[test]
 fn hooks_enabled_by_role_are_disabled_again() {
-    let mut program = Program::new(&["malloc", "realloc"].map(|name| (name, vec![RET])));
+    let functions = [("malloc", Shape::Size), ("realloc", Shape::Resize)];
+    let mut program = Program::new(&functions.map(|(name, shape)| (name, shape, vec![RET])));
     let malloc = program.address(program.function(0));
     assert!(PatchedEntries::find(malloc).is_none());
     program.write_jump(0);
@@ -57,4 +60,26 @@ fn hooks_enabled_by_role_are_disabled_again() {
     assert!(PatchedEntries::find(malloc).is_none());
     program.write(program.function(0), &MOVED);
     assert_eq!(call(&program, 0, 7), 7);
+}
+
+#[test]
+fn registered_table_is_beside_malloc_once_it_is_complete() {
+    let functions = [
+        ("_rjem_malloc", Shape::Size),
+        ("_rjem_xallocx", Shape::Expand),
+    ];
+    let mut program = Program::new(&functions.map(|(name, shape)| (name, shape, vec![RET])));
+    memprof_entry_tables[3].store(program.address(0), Relaxed);
+    program.write_jump(0);
+    assert_eq!(PatchedEntries::beside_malloc().count(), 0);
+    program.write_jump(1);
+    let entries = PatchedEntries::beside_malloc().next().unwrap();
+    assert_eq!(
+        entries.first_function(),
+        program.address(program.function(0))
+    );
+    assert_eq!(entries.enable(), Some(2));
+    assert_eq!((call(&program, 0, 7), call(&program, 1, 9)), (7, 9));
+    entries.disable(None);
+    memprof_entry_tables[3].store(0, Relaxed);
 }

@@ -12,8 +12,7 @@ use std::slice;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use memprof_sampler::{
-    EntryRow, EntryTable, PatchedEntries, Role, SIGNATURES, Signature, clear, enable_tally,
-    for_each_live, start,
+    EntryRow, EntryTable, PatchedEntries, Role, Shape, clear, enable_tally, for_each_live, start,
 };
 use memprof_unwind::clear_rules;
 use program::{Program, RET};
@@ -57,8 +56,8 @@ impl Stack {
     }
 }
 
-/// Calls a function with three arguments on the stack that ends at `top`.
-fn call_on(top: usize, function: usize, arguments: [usize; 3]) -> usize {
+/// Calls a function with five arguments on the stack that ends at `top`.
+fn call_on(top: usize, function: usize, arguments: [usize; 5]) -> usize {
     let result;
     // SAFETY: the caller passes a function of the C ABI, and a stack that nothing else uses.
     unsafe {
@@ -72,6 +71,8 @@ fn call_on(top: usize, function: usize, arguments: [usize; 3]) -> usize {
             inlateout("rdi") arguments[0] => _,
             inlateout("rsi") arguments[1] => _,
             inlateout("rdx") arguments[2] => _,
+            inlateout("rcx") arguments[3] => _,
+            inlateout("r8") arguments[4] => _,
             lateout("rax") result,
             out("r12") _,
             clobber_abi("C"),
@@ -85,24 +86,24 @@ fn block(index: usize) -> usize {
 }
 
 /// Machine code of an allocator's function that returns the block with its index, always the same.
-fn code(index: usize, signature: &Signature) -> Vec<u8> {
+fn code(index: usize, shape: Shape) -> Vec<u8> {
     let movabs_rax = [&[0x48, 0xb8][..], &block(index).to_le_bytes()].concat();
-    match signature.name {
-        "posix_memalign" => {
+    match shape {
+        Shape::Stored => {
             // mov %rax,(%rdi); xor %eax,%eax
             [&movabs_rax[..], &[0x48, 0x89, 0x07, 0x31, 0xc0, RET]].concat()
         }
-        _ if signature.is_free() => vec![RET],
+        Shape::Free => vec![RET],
         _ => [&movabs_rax[..], &[RET]].concat(),
     }
 }
 
-/// Patches a function for each hook, and enables the hooks.
+/// Patches a function of each shape, and enables the hooks.
 fn program_with_hooks(is_outer: bool) -> (Program, PatchedEntries) {
-    let functions: Vec<_> = SIGNATURES
-        .iter()
+    let functions: Vec<_> = Shape::ALL
+        .into_iter()
         .enumerate()
-        .map(|(index, signature)| (signature.name, code(index, signature)))
+        .map(|(index, shape)| ("malloc", shape, code(index, shape)))
         .collect();
     let mut program = Program::new(&functions);
     for index in 0..functions.len() {
@@ -124,35 +125,67 @@ fn live() -> HashSet<usize> {
     live
 }
 
-/// Calls every function once on the stack that ends at `top`. Each allocation adds a sample, each free
+/// Calls a function of every shape once on the stack that ends at `top`. Each allocation adds a sample, each free
 /// removes one.
 fn check_all(program: &Program, top: usize) {
     let mut stored = 0_usize;
-    let call =
-        |index: usize, arguments| call_on(top, program.address(program.function(index)), arguments);
     let mut allocated = HashSet::new();
-    for (index, signature) in SIGNATURES.iter().enumerate() {
-        match (signature.role, signature.is_free()) {
-            (Role::Allocates, _) if signature.name == "posix_memalign" => {
-                assert_eq!(call(index, [&raw mut stored as usize, 64, 100]), 0);
-                assert_eq!(stored, block(index));
+    for (index, shape) in Shape::ALL.into_iter().enumerate() {
+        let old = match shape.role() {
+            Role::Allocates => 0,
+            Role::Frees => allocated.iter().next().copied().unwrap_or(block(0)),
+        };
+        let arguments = match shape {
+            Shape::Stored => [&raw mut stored as usize, 64, 100, 0, 0],
+            Shape::Free
+            | Shape::Resize
+            | Shape::ResizeThird
+            | Shape::ResizeFourth
+            | Shape::ResizeCount
+            | Shape::Expand => [old, 100, 100, 100, 100],
+            Shape::SecondResize | Shape::SecondResizeCount => [7, old, 100, 100, 100],
+            Shape::Size | Shape::SecondSize | Shape::Count | Shape::SecondCount => [100; 5],
+        };
+        let result = call_on(top, program.address(program.function(index)), arguments);
+        allocated.remove(&old);
+        match shape {
+            Shape::Free => {}
+            // It keeps its address, and is a sample of the new size.
+            Shape::Expand => {
+                allocated.insert(old);
             }
-            (Role::Allocates, _) => assert_eq!(call(index, [100, 300, 500]), block(index)),
-            (Role::Frees, true) => {
-                let old = allocated.iter().next().copied().unwrap_or(block(0));
-                call(index, [old, 100, 5]);
-                allocated.remove(&old);
-                continue;
+            Shape::Stored => {
+                assert_eq!((result, stored), (0, block(index)));
+                allocated.insert(stored);
             }
-            (Role::Frees, false) => {
-                let old = allocated.iter().next().copied().unwrap_or(block(0));
-                assert_eq!(call(index, [old, 100, 5]), block(index));
-                allocated.remove(&old);
+            _ => {
+                assert_eq!(result, block(index));
+                allocated.insert(result);
             }
         }
-        allocated.insert(block(index));
-        assert_eq!(live(), allocated, "{}", signature.name);
+        assert_eq!(live(), allocated, "{shape:?}");
     }
+    clear().unwrap();
+}
+
+/// A change in place that fails leaves the sample as it is.
+fn check_failed_expansion(program: &Program, top: usize) {
+    let call = |shape: Shape, arguments| {
+        let index = Shape::ALL.iter().position(|each| *each == shape).unwrap();
+        call_on(top, program.address(program.function(index)), arguments)
+    };
+    call(Shape::Size, [100; 5]);
+    let sizes = || {
+        let mut sizes = Vec::new();
+        for_each_live(|sample| sizes.push(sample.size));
+        sizes
+    };
+    assert_eq!(sizes(), [100]);
+    // The function returns less than this, as the size that the block still has.
+    call(Shape::Expand, [block(0), usize::MAX, 0, 0, 0]);
+    assert_eq!(sizes(), [100]);
+    call(Shape::Expand, [block(0), 200, 50, 0, 0]);
+    assert_eq!(sizes(), [250]);
     clear().unwrap();
 }
 
@@ -174,7 +207,7 @@ fn check_signal_handler() {
     extern "C" fn handle(_: libc::c_int) {
         let local = 0_u128;
         let top = (&raw const local as usize & !15) - 256 - 8;
-        RESULT.store(call_on(top, MALLOC.load(Relaxed), [100, 3, 5]), Relaxed);
+        RESULT.store(call_on(top, MALLOC.load(Relaxed), [100; 5]), Relaxed);
     }
     let (program, entries) = program_with_hooks(false);
     MALLOC.store(program.address(program.function(0)), Relaxed);
@@ -227,6 +260,7 @@ fn stack_misaligned_or_small_serves_every_hook() {
             clear_rules();
             let stack = Stack::new();
             check_all(&program, stack.end() - off);
+            check_failed_expansion(&program, stack.end() - off);
             let used = stack.used() - off;
             assert!(used < MAX_HOOK_STACK, "{used}");
         }

@@ -192,17 +192,36 @@ pub(super) fn dirty_pages_finding(dirty: u64, rss: u64) -> Option<LedgerFinding>
 }
 
 /// Finding if memory outside of every allocator is a notable share of RSS.
-pub(super) fn non_allocator_memory_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
-    notable_share(bytes, rss).map(|share| LedgerFinding {
-        kind: LedgerFindingKind::NotTheAllocator.into(),
-        why: format!(
-            "{} of RSS are outside of every allocator found, above {}",
-            format_percent(share),
-            format_percent(NOTABLE_SHARE)
+pub(super) fn non_allocator_memory_finding(
+    bytes: u64,
+    rss: u64,
+    uncounted: &[String],
+) -> Option<LedgerFinding> {
+    let share = notable_share(bytes, rss)?;
+    let (share, limit) = (format_percent(share), format_percent(NOTABLE_SHARE));
+    let (why, remedy) = match uncounted {
+        [] => (
+            format!("{share} of RSS are outside of every allocator found, above {limit}"),
+            "a heap profile will not show it: look at thread stacks, mmap calls and other \
+             allocators (pmap -x PID)"
+                .to_owned(),
         ),
-        remedy: "a heap profile will not show it: look at thread stacks, mmap calls and other \
-                 allocators (pmap -x PID)"
-            .to_owned(),
+        names => (
+            format!(
+                "{share} of RSS are in no allocator's count, above {limit}: {} keeps no count, and may hold it",
+                names.join(", ")
+            ),
+            format!(
+                "`memprof record {}` shows what the program allocates of it; the rest is thread stacks and mmap calls \
+                 (pmap -x PID)",
+                std::process::id()
+            ),
+        ),
+    };
+    Some(LedgerFinding {
+        kind: LedgerFindingKind::NotTheAllocator.into(),
+        why,
+        remedy,
     })
 }
 

@@ -9,7 +9,7 @@
 
 use memprof_messages::{
     AllocatorHeap, AllocatorKind, Cgroup, HeapTotals, HeapUsage, Ledger, LedgerPart, LedgerRow,
-    SampledObjects,
+    SampledObjects, release_version,
 };
 
 use super::findings::{
@@ -61,6 +61,13 @@ fn opaque_total(allocators: &[AllocatorHeap]) -> u64 {
         Some(HeapUsage::Detailed(_)) | None => None,
     });
     committed.fold(0, u64::saturating_add)
+}
+
+/// Names of the allocators that keep no count, such as `jemalloc 5.3.1`.
+fn uncounted(allocators: &[AllocatorHeap]) -> Vec<String> {
+    let uncounted = allocators.iter().filter(|each| each.totals.is_none());
+    let names = uncounted.map(|each| format!("{} {}", each.kind, release_version(&each.version)));
+    names.collect()
 }
 
 /// Divides the resident memory into parts and derives findings. `earlier` is the live heap of an earlier ledger,
@@ -160,7 +167,7 @@ pub(crate) fn reconcile(
         fragmentation_finding(&unsampled, fragmentation, has),
         thread_caches_finding(thread_caches, rss_bytes),
         dirty_pages_finding(dirty, rss_bytes),
-        non_allocator_memory_finding(remaining, rss_bytes),
+        non_allocator_memory_finding(remaining, rss_bytes, &uncounted(&allocators)),
         page_cache_finding(cgroup, rss_bytes),
         shared_memory_finding(cgroup),
     ];
@@ -214,6 +221,38 @@ mod tests {
             .iter()
             .map(|verdict| verdict.kind.as_str())
             .collect()
+    }
+
+    #[test]
+    fn heap_of_allocator_that_keeps_no_count_is_named() {
+        let resident = ResidentMemory {
+            anonymous: 100 * MIB,
+            ..ResidentMemory::default()
+        };
+        let check = |heaps: Vec<AllocatorHeap>, why: &str, remedy: &str| {
+            let ledger = reconcile(resident, heaps, 0, None, None);
+            let mut verdicts = ledger.verdicts.iter();
+            let outside = LedgerFindingKind::NotTheAllocator;
+            let verdict = verdicts.find(|each| each.kind == outside).unwrap();
+            assert!(verdict.why.contains(why), "{verdict:?}");
+            assert!(verdict.remedy.contains(remedy), "{verdict:?}");
+        };
+        let counted = heap(10 * MIB, 10 * MIB, 0, 10 * MIB);
+        check(
+            counted.clone(),
+            "outside of every allocator found",
+            "a heap profile will not show it",
+        );
+        let uncounted = AllocatorHeap {
+            totals: None,
+            version: "5.3.1-0-g81034ce1".to_owned(),
+            ..counted[0].clone()
+        };
+        check(
+            [counted, vec![uncounted]].concat(),
+            "jemalloc 5.3.1 keeps no count, and may hold it",
+            "memprof record",
+        );
     }
 
     #[test]

@@ -131,7 +131,7 @@ impl Allocators {
 
     /// Selects the allocators that a message acts on: those of the kind that it names; otherwise the one that
     /// serves `malloc`, every jemalloc (which may serve the program under another name), and every one that
-    /// is being sampled.
+    /// memprof's sampler can sample, or that is being sampled.
     ///
     /// # Errors
     /// `Unsupported`: the process has none of that kind, or none at all.
@@ -156,7 +156,10 @@ impl Allocators {
         let backends = self.all();
         let is_default = |each: &&Arc<Backend>| {
             let identity = each.identity();
-            identity.owns_malloc || identity.kind == AllocatorKind::Jemalloc || each.is_active()
+            identity.owns_malloc
+                || identity.kind == AllocatorKind::Jemalloc
+                || each.supports_own_sampler()
+                || each.is_active()
         };
         let selected: BackendList = backends.iter().filter(is_default).cloned().collect();
         match selected.is_empty() {

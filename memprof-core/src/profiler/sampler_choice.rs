@@ -31,7 +31,11 @@ impl Profiler {
                 self.deselect_others(own)?;
                 // If it cannot be used, the allocators' own errors say what would help.
                 if own.select(SamplerSelection::OwnFallback).is_ok() {
-                    let is_needed = |each: &&Arc<Backend>| !is_unused(each);
+                    let is_needed = |each: &&Arc<Backend>| {
+                        // One beside malloc is sampled together with it.
+                        let is_sampled_too = !own.identity().owns_malloc && !Arc::ptr_eq(each, own);
+                        !is_unused(each) && (!is_sampled_too || each.require_profiling().is_ok())
+                    };
                     return Ok(backends.iter().filter(is_needed).cloned().collect());
                 }
             }
@@ -86,13 +90,16 @@ impl Profiler {
     /// in jemalloc's list (`tsd_cleanup`).
     fn needs_own_sampler(&self, backends: &BackendList, own: &Arc<Backend>) -> bool {
         let mut others = backends.iter().filter(|each| !Arc::ptr_eq(each, own));
+        let is_other_jemalloc = |each: &Arc<Backend>| {
+            each.identity().kind == AllocatorKind::Jemalloc && serves_program_beside_malloc(each)
+        };
         let jemalloc = own.allocator.jemalloc();
         let leaves_threads_out = jemalloc.is_some_and(Jemalloc::leaves_threads_out);
         let cannot_sample = own.allocator.require_profiling().is_err()
             || leaves_threads_out && !own.allocator.is_active();
         !own.uses_jemalloc_hooks()
             && cannot_sample
-            && !others.any(serves_program_beside_malloc)
+            && !others.any(is_other_jemalloc)
             && self.allocators.stripped_jemalloc().is_none()
     }
 
@@ -104,36 +111,43 @@ impl Profiler {
     }
 }
 
-/// The backend that memprof's sampler would sample, of which there is one per process: a jemalloc beside
-/// `malloc` that has the program's own heap, otherwise the allocator of `malloc`, otherwise a jemalloc that can be
-/// hooked. `None` if it can sample none.
+/// The backend that memprof's sampler would sample, of which there is one per process: one beside `malloc` that has the
+/// program's own heap, otherwise the allocator of `malloc`, otherwise a jemalloc that can be hooked. `None` if it can
+/// sample none.
 fn own_sampler_backend(backends: &BackendList) -> Option<&Arc<Backend>> {
     let mut able = backends.iter().filter(|each| each.supports_own_sampler());
-    let beside = able.clone().find(|each| serves_program_beside_malloc(each));
+    let is_used =
+        |each: &Backend| each.identity().kind == AllocatorKind::Jemalloc || !is_small(each);
+    let beside = able
+        .clone()
+        .find(|each| serves_program_beside_malloc(each) && is_used(each));
     let malloc = || able.clone().find(|each| each.identity().owns_malloc);
     beside.or_else(malloc).or_else(|| able.next())
 }
 
-/// Whether this is a jemalloc that does not serve `malloc`, but the program's own calls, as in Rust: the program
+/// Whether this is an allocator that does not serve `malloc`, but the program's own calls, as in Rust: the program
 /// contains it. That of a library serves the library.
 fn serves_program_beside_malloc(each: &Arc<Backend>) -> bool {
     let identity = each.identity();
-    identity.kind == AllocatorKind::Jemalloc
-        && !identity.owns_malloc
+    !identity.owns_malloc
+        && identity.kind != AllocatorKind::Glibc
         && (identity.found_by == FoundBy::Host || is_program_code(identity.address))
 }
 
-/// Bytes that a jemalloc allocates for itself at its start, at most.
+/// Bytes that an allocator allocates for itself at its start, at most.
 const MAX_UNUSED_BYTES: u64 = 1 << 20;
 
 /// Whether an allocator cannot be profiled, and would show nothing if it could: a library's jemalloc that is not used.
 fn is_unused(each: &Arc<Backend>) -> bool {
-    let allocated = || match each.allocator.heap_usage() {
+    !each.identity().owns_malloc && each.unprofilable_reason().is_some() && is_small(each)
+}
+
+/// Whether an allocator holds no more than it needs for itself; false if it keeps no count.
+fn is_small(each: &Backend) -> bool {
+    let allocated = match each.allocator.heap_usage() {
         Ok(Some(HeapUsage::Detailed(totals))) => totals.allocated,
         Ok(Some(HeapUsage::CommittedOnly { committed })) => committed,
         Ok(None) | Err(_) => u64::MAX,
     };
-    !each.identity().owns_malloc
-        && each.unprofilable_reason().is_some()
-        && allocated() < MAX_UNUSED_BYTES
+    allocated < MAX_UNUSED_BYTES
 }

@@ -17,11 +17,11 @@ use crate::allocators::unprofilable::Unprofilable;
 use crate::doctor::{Facts, diagnose, gather_facts};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
-use crate::sampler::Backend;
+use crate::sampler::{Backend, patched_allocators_beside};
 use crate::system::cgroup;
 use memprof_messages::{
-    AllocatorHeap, AllocatorKind, BackgroundThreads, Finding, HeapUsage, Ledger, PurgeResult,
-    Severity, Stats,
+    AllocatorHeap, AllocatorKind, BackgroundThreads, Finding, HeapUsage, Ledger, NamedEnum,
+    OpenEnum, PurgeResult, Severity, Stats,
 };
 
 /// Age up to which an earlier ledger is the base of comparison.
@@ -75,11 +75,9 @@ impl Profiler {
             && let Ok(_running) = self.dump_slot.acquire()
         {
             let heaps = CachedUsage::measure(|| {
-                self.allocators
-                    .all()
-                    .iter()
-                    .map(|each| allocator_heap(each))
-                    .collect()
+                let backends = self.allocators.all();
+                let counted = backends.iter().map(|each| allocator_heap(each));
+                counted.chain(uncounted_heaps(&backends)).collect()
             });
             let before = resident.anonymous;
             resident = self.read_resident()?;
@@ -302,6 +300,21 @@ fn allocator_heap(backend: &Backend) -> AllocatorHeap {
         error: totals.as_ref().err().map(error_text_with_remedy),
         totals: totals.unwrap_or_default(),
     }
+}
+
+/// Heaps of allocators that are known by patched functions alone, because the program contains nothing to ask them by.
+fn uncounted_heaps(backends: &[Arc<Backend>]) -> impl Iterator<Item = AllocatorHeap> {
+    let addresses = backends.iter().map(|each| each.identity().address);
+    let names = patched_allocators_beside(&addresses.collect::<Vec<_>>());
+    names.into_iter().map(|name| AllocatorHeap {
+        kind: AllocatorKind::from_name(name)
+            .map_or_else(|| OpenEnum::Other(name.to_owned()), OpenEnum::Known),
+        version: "of unknown version".to_owned(),
+        owns_malloc: false,
+        totals: None,
+        sampled: None,
+        error: None,
+    })
 }
 
 /// The jemallocs among the backends.

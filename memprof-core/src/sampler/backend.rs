@@ -17,7 +17,8 @@ use crate::identity::AllocatorIdentity;
 pub(crate) struct Backend {
     /// The allocator itself, for statistics and purging, which do not depend on the sampler.
     pub allocator: Allocator,
-    /// memprof's sampler, for the allocator that serves `malloc` and for jemallocs with hooks.
+    /// memprof's sampler, for the allocator that serves `malloc`, for jemallocs with hooks, and for allocators whose
+    /// functions `memprof attach` has patched.
     own_sampler: Option<OwnSampler>,
     /// Sample interval of the configuration.
     interval: Option<SampleInterval>,
@@ -51,8 +52,10 @@ impl Backend {
 
     /// Whether memprof's sampler could now intercept calls by another method than it found first.
     pub(crate) fn has_new_interception(&self) -> bool {
-        let sampler = self.own_sampler.as_ref();
-        sampler.is_some_and(|sampler| sampler.has_new_interception(&self.allocator))
+        match &self.own_sampler {
+            Some(sampler) => sampler.has_new_interception(&self.allocator),
+            None => OwnSampler::is_possible_for(&self.allocator),
+        }
     }
 
     /// memprof's sampler, locked, if it is selected. `None` while the allocator samples.

@@ -1,42 +1,22 @@
 //! Interception of the program's `malloc` calls: entry patches, if `memprof attach` wrote them; otherwise GOT slots, or,
-//! if the allocator is reached through none, the hooks of a jemalloc.
+//! if the allocator is reached through none, the hooks of a jemalloc. Beside it, entry patches of allocators with other
+//! names, such as that of a Rust program.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::SystemTime;
 
-use memprof_messages::SlotCounts;
+use memprof_messages::{InterceptionKind, SlotCounts};
 use memprof_sampler::{MallocProvider, PatchedEntries, Role, SamplerError};
 use rustix::io::Errno;
 
 use super::SamplerSelection;
+use super::entries_beside_malloc::EntriesBesideMalloc;
 use super::fork::samples_from_program_start;
 use super::jemalloc_hooks::JemallocHookInstaller;
-use super::loaded_libraries;
+use super::{loaded_libraries, sampled_allocator};
 use crate::allocators::loaded_objects::{self, ForkGuard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 use crate::unwinder::{notice_code_changes, prepare_walks};
-
-/// Address of the sampled allocator ([`AllocatorIdentity::address`]); 0 for the one of `malloc`, before the
-/// allocators were searched.
-static SAMPLED_ALLOCATOR: AtomicUsize = AtomicUsize::new(0);
-/// Set once a second allocator was sampled: a thread may still be about to store a sample of the first one.
-static SAMPLED_SEVERAL: AtomicBool = AtomicBool::new(false);
-
-/// Whether all samples of memprof's sampler certainly belong to this allocator: no other one was sampled since
-/// the program's start.
-pub(super) fn is_only_sampled(allocator: &AllocatorIdentity) -> bool {
-    let is_current = match SAMPLED_ALLOCATOR.load(Ordering::Acquire) {
-        0 => allocator.owns_malloc,
-        sampled => sampled == allocator.address,
-    };
-    is_current && !SAMPLED_SEVERAL.load(Ordering::Acquire)
-}
-
-/// Whether sampling is on, or samples are stored.
-fn has_samples() -> bool {
-    memprof_sampler::interval() > 0 || memprof_sampler::counts().samples > 0
-}
 
 /// Method by which calls of the allocator reach the sampler.
 #[derive(Debug)]
@@ -50,6 +30,9 @@ pub(super) enum InterceptionMethod {
 #[derive(Debug)]
 pub(super) struct Interception {
     pub(super) method: InterceptionMethod,
+    beside: EntriesBesideMalloc,
+    /// Whether the allocator serves `malloc`.
+    serves_malloc: bool,
     /// Object that provides `malloc`.
     provider: MallocProvider,
     pub(super) selection: SamplerSelection,
@@ -63,7 +46,7 @@ pub(super) struct Interception {
 }
 
 impl Interception {
-    /// Finds a method to intercept the allocator's calls.
+    /// Finds a method to intercept the allocator's calls, and those of `malloc`.
     ///
     /// # Errors
     /// `Unsupported`: the reason why it is impossible.
@@ -77,40 +60,53 @@ impl Interception {
         };
         let slots = Self::find_slots().map_err(unsampleable_error)?;
         let provider = slots.provider();
+        let mut beside = EntriesBesideMalloc::find();
         let entries = match provider.is_program {
             // Without all jumps, activation fails with the remedy.
             true => PatchedEntries::find(provider.malloc),
             false => slots.patched_entries().cloned(),
         };
+        // The calls of another malloc are not needed.
+        let is_beside = provider.is_program && !allocator.owns_malloc;
+        let entries = entries.or_else(|| is_beside.then(|| beside.take_one())?);
         let method = match (entries, provider.is_program) {
             (Some(entries), _) => InterceptionMethod::Entries(Box::new(entries)),
             (None, false) => InterceptionMethod::Slots(Box::new(slots)),
             (None, true) => {
                 return hooks().map_or_else(
                     || Err(unsampleable_error(statically_linked_error())),
-                    Self::with_jemalloc_hooks,
+                    |hooks| Self::with_jemalloc_hooks(hooks, allocator),
                 );
             }
         };
-        Ok(Self::new(method, provider))
+        Ok(Self::new(method, beside, provider, allocator))
     }
 
     /// Intercepts through the hooks of a jemalloc.
     ///
     /// # Errors
     /// `Unsupported`: the reason why nothing can be sampled in this process.
-    pub(super) fn with_jemalloc_hooks(hooks: JemallocHookInstaller) -> Result<Self> {
+    pub(super) fn with_jemalloc_hooks(
+        hooks: JemallocHookInstaller,
+        allocator: &AllocatorIdentity,
+    ) -> Result<Self> {
         // `find_slots` also records the address range of memprof's own code.
         let slots = Self::find_slots()?;
-        Ok(Self::new(
-            InterceptionMethod::Hooks(hooks),
-            slots.provider(),
-        ))
+        let method = InterceptionMethod::Hooks(hooks);
+        let beside = EntriesBesideMalloc::unused();
+        Ok(Self::new(method, beside, slots.provider(), allocator))
     }
 
     /// Creates an interception with the state that sampling had before, since the program's start or a fork.
-    fn new(method: InterceptionMethod, provider: MallocProvider) -> Self {
+    fn new(
+        method: InterceptionMethod,
+        beside: EntriesBesideMalloc,
+        provider: MallocProvider,
+        allocator: &AllocatorIdentity,
+    ) -> Self {
         Self {
+            beside,
+            serves_malloc: allocator.owns_malloc,
             slots: SlotCounts {
                 // Slots that the parent of a forked child patched.
                 patched: match &method {
@@ -152,15 +148,14 @@ impl Interception {
     /// # Errors
     /// `Busy`: a thread stays inside the sampler.
     pub(super) fn set_allocator(&mut self, allocator: &AllocatorIdentity) -> Result<()> {
-        let is_another = match SAMPLED_ALLOCATOR.load(Ordering::Acquire) {
-            0 => has_samples() && !allocator.owns_malloc,
-            sampled => sampled != allocator.address,
-        };
+        let is_another = sampled_allocator::is_another(allocator);
+        if is_another || self.samples_several() {
+            sampled_allocator::remember_several();
+        }
         if is_another {
-            SAMPLED_SEVERAL.store(true, Ordering::Release);
             self.drop_samples()?;
         }
-        SAMPLED_ALLOCATOR.store(allocator.address, Ordering::Release);
+        sampled_allocator::set(allocator);
         Ok(())
     }
 
@@ -178,7 +173,8 @@ impl Interception {
                 Ok(())
             }
             InterceptionMethod::Hooks(hooks) => hooks.install(),
-        }
+        }?;
+        self.beside.enable().ok_or_else(missing_patches_error)
     }
 
     /// Intercepts libraries that were loaded since the last call, and clears the unwind rules, which may be of
@@ -234,6 +230,7 @@ impl Interception {
     /// # Errors
     /// `Unavailable`: the loader cannot be locked. `Allocator`: jemalloc refused.
     pub(super) fn uninstall(&mut self) -> Result<()> {
+        self.beside.disable(removable_role());
         let slots = match &mut self.method {
             InterceptionMethod::Slots(slots) => slots,
             InterceptionMethod::Entries(entries) => {
@@ -270,14 +267,31 @@ impl Interception {
         memprof_sampler::clear().map_err(sampler_error)
     }
 
+    /// Whether the samples are of several allocators.
+    pub(super) fn samples_several(&self) -> bool {
+        self.beside.is_used()
+    }
+
+    /// Method of the interception of the allocator's calls.
+    pub(super) fn kind(&self) -> InterceptionKind {
+        match self.method {
+            InterceptionMethod::Slots(_) if self.serves_malloc => InterceptionKind::Slots,
+            InterceptionMethod::Slots(_) | InterceptionMethod::Entries(_) => {
+                InterceptionKind::Entries
+            }
+            InterceptionMethod::Hooks(_) => InterceptionKind::JemallocHooks,
+        }
+    }
+
     /// Whether slots or entries are patched already, by `sample_from_start` or in the parent of a forked
     /// child.
     pub(super) fn has_patched(&self) -> bool {
-        match &self.method {
+        let is_patched = match &self.method {
             InterceptionMethod::Slots(slots) => slots.patched_count() > 0,
             InterceptionMethod::Entries(entries) => entries.enabled_count() > 0,
             InterceptionMethod::Hooks(_) => false,
-        }
+        };
+        is_patched || self.beside.is_enabled()
     }
 
     /// Whether there are live samples whose frees nothing has watched: `memprof attach` has written entry patches since
@@ -291,12 +305,14 @@ impl Interception {
     pub(super) fn is_outdated(&self) -> bool {
         let MallocProvider { malloc, is_program } = self.provider;
         let is_patched = || PatchedEntries::find(malloc).is_some_and(|each| each.is_complete());
-        memprof_sampler::interval() == 0
-            && match &self.method {
-                InterceptionMethod::Slots(_) => is_patched(),
-                InterceptionMethod::Entries(entries) => !is_program && !entries.is_complete(),
-                InterceptionMethod::Hooks(_) => PatchedEntries::find(malloc).is_some(),
+        let is_method_outdated = || match &self.method {
+            InterceptionMethod::Slots(_) => is_patched(),
+            InterceptionMethod::Entries(entries) => !is_program && !entries.is_complete(),
+            InterceptionMethod::Hooks(_) => {
+                self.serves_malloc && PatchedEntries::find(malloc).is_some()
             }
+        };
+        memprof_sampler::interval() == 0 && (is_method_outdated() || self.beside.is_outdated())
     }
 
     /// Whether the calls are intercepted through jemalloc's hooks.
@@ -307,6 +323,10 @@ impl Interception {
 
 impl Drop for Interception {
     fn drop(&mut self) {
+        if self.beside.is_enabled() {
+            memprof_sampler::stop();
+            self.beside.disable(None);
+        }
         let _reading = ForkGuard::acquire();
         let uninstalled = match &mut self.method {
             InterceptionMethod::Slots(slots) if slots.patched_count() == 0 => Ok(()),

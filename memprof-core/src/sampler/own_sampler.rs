@@ -6,16 +6,19 @@ use std::sync::atomic::AtomicU64;
 use memprof_sampler::PatchedEntries;
 pub(crate) use memprof_sampler::exclude_this_thread;
 
+pub(crate) use super::entries_beside_malloc::patched_allocators_beside;
 pub(crate) use super::fork::stop_sampling_in_children;
 pub(crate) use super::selected_sampler::SelectedSampler;
 
 use super::SamplerSelection;
+use super::entries_beside_malloc::is_patched_beside_malloc;
 use super::fork::{keep_sampling_in_children, register_fork_handler};
 use super::interception::{
     Interception, loader_lock_error, sampler_error, statically_linked_error,
 };
 use super::jemalloc_hooks::JemallocHookInstaller;
 use super::loaded_libraries;
+use super::sampled_allocator::may_have_sampled;
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::loaded_objects::ForkGuard;
@@ -64,7 +67,7 @@ pub(crate) struct OwnSampler {
 
 impl OwnSampler {
     /// Creates the sampler for an allocator, with `interval` as the default. An error that keeps it from being
-    /// used is stored. `None` if the allocator neither serves `malloc` nor has hooks.
+    /// used is stored. `None` if the allocator neither serves `malloc` nor has hooks, and its functions are not patched.
     pub(crate) fn for_allocator(
         allocator: &Allocator,
         interval: Option<SampleInterval>,
@@ -75,10 +78,10 @@ impl OwnSampler {
             running => running,
         };
         let hooks = || allocator.jemalloc().and_then(JemallocHookInstaller::new);
-        let sampler = if identity.owns_malloc {
+        let sampler = if identity.owns_malloc || is_patched_beside_malloc(identity) {
             Interception::find(identity, hooks)
         } else {
-            hooks().map(Interception::with_jemalloc_hooks)?
+            Interception::with_jemalloc_hooks(hooks()?, identity)
         };
         Some(Self {
             sampler: sampler.map(Mutex::new),
@@ -95,11 +98,18 @@ impl OwnSampler {
     /// Whether entry points of the allocator were patched or restored since the last search, so that sampling is now
     /// possible by another method.
     pub(crate) fn has_new_interception(&self, allocator: &Allocator) -> bool {
-        allocator.identity().owns_malloc
-            && match &self.sampler {
-                Ok(sampler) => lock(sampler).is_outdated(),
-                Err(_) => malloc_address().and_then(PatchedEntries::find).is_some(),
+        match &self.sampler {
+            Ok(sampler) => lock(sampler).is_outdated(),
+            Err(_) => {
+                allocator.identity().owns_malloc
+                    && malloc_address().and_then(PatchedEntries::find).is_some()
             }
+        }
+    }
+
+    /// Whether a sampler can now be created for an allocator that had none: its functions were patched.
+    pub(crate) fn is_possible_for(allocator: &Allocator) -> bool {
+        is_patched_beside_malloc(allocator.identity())
     }
 
     /// Reason why memprof's sampler cannot be used in this process. `None` if it can.
@@ -129,7 +139,7 @@ impl OwnSampler {
             ) => lock(sampler).stop(),
             // `sample_from_start` did not know that the allocator samples.
             (SamplerSelection::Allocator, SamplerSelection::Allocator)
-                if lock(sampler).has_patched() =>
+                if may_have_sampled(allocator.identity()) && lock(sampler).has_patched() =>
             {
                 let mut sampler = lock(sampler);
                 sampler.drop_samples()?;

@@ -5,14 +5,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use memprof_messages::{HeapUsage, InterceptionKind, SamplerStatus, SlotCounts, UnseenFrees};
+use memprof_messages::{HeapUsage, SamplerStatus, SlotCounts, UnseenFrees};
 use rustix::io::Errno;
 
 use super::early_ends::early_ends;
 use super::fork::register_fork_handler;
-use super::interception::{Interception, InterceptionMethod, is_only_sampled, sampler_error};
+use super::interception::{Interception, sampler_error};
 use super::pinned::PinnedProfile;
 use super::profile;
+use super::sampled_allocator::is_only_sampled;
 use super::slabs::supports_slab_queries;
 use super::unseen_calls::{SampledBytes, UnseenBytes};
 use crate::allocators::allocator::Allocator;
@@ -35,12 +36,7 @@ impl SelectedSampler<'_> {
     pub(crate) fn status(self) -> SamplerStatus {
         let counts = memprof_sampler::counts();
         SamplerStatus {
-            interception: match self.sampler.method {
-                InterceptionMethod::Slots(_) => InterceptionKind::Slots,
-                InterceptionMethod::Entries(_) => InterceptionKind::Entries,
-                InterceptionMethod::Hooks(_) => InterceptionKind::JemallocHooks,
-            }
-            .into(),
+            interception: self.sampler.kind().into(),
             slots: self.sampler.slots,
             samples: counts.samples,
             live_samples: counts.live_samples,
@@ -236,8 +232,8 @@ impl SelectedSampler<'_> {
         before: AllocatedBytes,
         sampled: SampledBytes,
     ) -> UnseenBytes {
-        // With a tally, the profile is of an earlier moment.
-        if memprof_sampler::tally().is_some() {
+        // With a tally, the profile is of an earlier moment; no total is of all allocators that are sampled.
+        if memprof_sampler::tally().is_some() || self.sampler.samples_several() {
             return UnseenBytes::default();
         }
         let at_start = match before.is_exact {

@@ -21,6 +21,10 @@ pub fn sample_from_start(_: Option<SampleInterval>, _: bool) -> Result<()> {
 
 pub(crate) fn stop_sampling_in_children() {}
 
+pub(crate) fn patched_allocators_beside(_: &[usize]) -> Vec<&'static str> {
+    Vec::new()
+}
+
 pub(crate) fn exclude_this_thread() {}
 
 /// Has no value.
@@ -38,6 +42,10 @@ impl OwnSampler {
 
     pub(crate) fn has_new_interception(&self, _: &Allocator) -> bool {
         match *self {}
+    }
+
+    pub(crate) fn is_possible_for(_: &Allocator) -> bool {
+        false
     }
 
     pub(crate) fn error(&self) -> Option<&Error> {

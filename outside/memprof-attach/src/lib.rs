@@ -36,6 +36,7 @@ pub use inject::attach;
 pub use node::{attach_by_node_inspector, remedy};
 pub use outcome::{AttachOutcome, InspectorPort};
 pub use patched_functions::{
-    MallocOwner, PatchReport, patch_entry_points, require_symbols, restore_entry_points,
+    MallocOwner, PatchReport, patch_beside_malloc, patch_entry_points, require_symbols,
+    restore_entry_points,
 };
 pub use plugin::Plugin;

@@ -1,6 +1,6 @@
-//! Patches the entry points of an allocator: the first instructions of each function are replaced by a jump while all
-//! threads are stopped. No GOT slot holds the functions of one that is linked statically into the program, and calls of
-//! a library's by an address that the program keeps go through none.
+//! Patches the entry points of allocators: the first instructions of each function are replaced by a jump while all
+//! threads are stopped. No GOT slot holds the functions of one that is linked statically into the program or a library,
+//! and calls of a library's by an address that the program keeps go through none.
 //!
 //! The jump leads to a trampoline, which continues at the function's relocated prologue unless the plugin has set a
 //! hook. The table of trampolines is written before the first jump, and stays for the life of the process, because a
@@ -10,8 +10,10 @@
 mod allocator_code;
 mod allocator_file;
 mod call_graph;
+mod function_names;
 mod pause;
 mod plan;
+mod plugin_tables;
 mod prologue;
 mod table;
 mod write_patches;
@@ -20,7 +22,7 @@ use std::time::Duration;
 
 use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use memprof_ptrace::memory::Memory;
-use memprof_sampler::{EntryRow, TABLE_SIZE};
+use memprof_sampler::{EntryRow, Role, TABLE_SIZE};
 
 use crate::error::{AttachError, watch_program};
 use crate::run_calls::{map_call, run_calls, wait_until_mapped, write_error};
@@ -44,6 +46,8 @@ pub enum MallocOwner {
 pub struct PatchReport {
     /// Name of the library; `None` if they are the program's.
     pub library: Option<String>,
+    /// Name of one that allocates, such as `malloc` or `_rjem_malloc`.
+    pub function: String,
     /// Number of patched functions.
     pub functions: usize,
     /// Functions that only allocate and were not patched: sentences with each name and reason.
@@ -63,25 +67,40 @@ pub fn patch_entry_points(
     owner: MallocOwner,
     max_pause: Duration,
 ) -> Result<Option<PatchReport>, AttachError> {
-    watch_program(pid, || patch_unwatched(pid, owner, max_pause))
+    watch_program(pid, || {
+        let code = AllocatorCode::read(pid, owner)?;
+        code.map(|code| patch(pid, code, max_pause)).transpose()
+    })
 }
 
-/// Like [`patch_entry_points`], without watching for the end of the process.
-fn patch_unwatched(
+/// Patches the functions of the allocators that do not serve `malloc`, but are called by other names, such as
+/// `_rjem_malloc` or `mi_malloc`: of the program, and of each library. Returns a result for each file that has some.
+///
+/// # Errors
+/// The program cannot be read. Errors of each file are as for [`patch_entry_points`].
+pub fn patch_beside_malloc(
     pid: u32,
-    owner: MallocOwner,
     max_pause: Duration,
-) -> Result<Option<PatchReport>, AttachError> {
-    let Some(code) = AllocatorCode::read(pid, owner)? else {
-        return Ok(None);
-    };
+) -> Result<Vec<Result<PatchReport, AttachError>>, AttachError> {
+    watch_program(pid, || {
+        let files = AllocatorCode::read_beside_malloc(pid)?;
+        let patched = files.into_iter().map(|code| patch(pid, code, max_pause));
+        Ok(patched.collect())
+    })
+}
+
+/// Patches the functions of one file.
+fn patch(pid: u32, code: AllocatorCode, max_pause: Duration) -> Result<PatchReport, AttachError> {
     let plan = PatchPlan::new(&code)?;
     let mut target = Target::inspect(pid)?;
     require_unchanged_code(&target, &plan)?;
-    if table::find_table(&target.memory, &target.maps).is_none() {
+    if table_of(&target, &plan).is_none() {
         pause::require_short_pause(&target, max_pause)?;
     }
     let (base, image) = find_or_write_table(&mut target, &plan)?;
+    if !code.serves_malloc {
+        plugin_tables::register(&target, base)?;
+    }
     let failed = |cause| write_error(&target, cause);
     let entries = table::read_entries(&target.memory, base).map_err(failed)?;
     let mut patches = Vec::new();
@@ -112,12 +131,27 @@ fn patch_unwatched(
             write_patches(&mut target, &patches, &relocated)?
         }
     };
-    Ok(Some(PatchReport {
+    let allocating = plan.functions.iter();
+    let allocating = allocating.filter(|each| each.shape.role() == Role::Allocates);
+    let best_known =
+        allocating.min_by_key(|each| (!each.name.ends_with("malloc"), each.name.len()));
+    Ok(PatchReport {
         library: code.library,
+        function: best_known.map_or_else(String::new, |each| each.name.clone()),
         functions: entries.len(),
         skipped: plan.skipped,
         stop,
-    }))
+    })
+}
+
+/// Address of the table of a plan's file, written by an earlier attachment. `None` if there is none.
+fn table_of(target: &Target, plan: &PatchPlan) -> Option<u64> {
+    let starts = plan.functions.iter().map(|each| each.prologue.range.start);
+    let range = starts.clone().min()?..=starts.max()?;
+    table::find_tables(&target.memory, &target.maps).find(|base| {
+        let entries = table::read_entries(&target.memory, *base).unwrap_or_default();
+        entries.iter().any(|entry| range.contains(&entry.function))
+    })
 }
 
 /// Fails unless the program's symbols give the addresses of its functions. Succeeds for a program that does not
@@ -146,20 +180,23 @@ fn restore_unwatched(pid: u32) -> Result<Option<PatchReport>, AttachError> {
     let (Ok(memory), Ok(maps)) = (Memory::open(pid), read_maps(pid)) else {
         return Ok(None);
     };
-    let Some(base) = table::find_table(&memory, &maps) else {
+    let tables: Vec<_> = table::find_tables(&memory, &maps).collect();
+    if tables.is_empty() {
         return Ok(None);
-    };
+    }
     drop(memory);
     let mut target = Target::inspect(pid)?;
     let failed = |cause| write_error(&target, cause);
     let mut patches = Vec::new();
-    for entry in table::read_entries(&target.memory, base).map_err(failed)? {
-        if is_patched(&target.memory, &entry).map_err(failed)? {
-            patches.push(CodePatch {
-                address: entry.function,
-                original: entry.jump,
-                patched: entry.original,
-            });
+    for base in tables {
+        for entry in table::read_entries(&target.memory, base).map_err(failed)? {
+            if is_patched(&target.memory, &entry).map_err(failed)? {
+                patches.push(CodePatch {
+                    address: entry.function,
+                    original: entry.jump,
+                    patched: entry.original,
+                });
+            }
         }
     }
     if patches.is_empty() {
@@ -167,6 +204,7 @@ fn restore_unwatched(pid: u32) -> Result<Option<PatchReport>, AttachError> {
     }
     Ok(Some(PatchReport {
         library: None,
+        function: String::new(),
         functions: patches.len(),
         skipped: Vec::new(),
         stop: write_patches(&mut target, &patches, &[])?,
@@ -209,7 +247,7 @@ fn find_or_write_table(
     plan: &PatchPlan,
 ) -> Result<(u64, TableImage), AttachError> {
     let not_relocatable = |(name, reason)| AttachError::NotPatched(format!("{name} {reason}"));
-    if let Some(base) = table::find_table(&target.memory, &target.maps) {
+    if let Some(base) = table_of(target, plan) {
         let image = TableImage::new(plan, base).map_err(not_relocatable)?;
         let is_same = image.matches(&target.memory, base);
         if is_same.map_err(|cause| write_error(target, cause))? {

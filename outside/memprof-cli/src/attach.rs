@@ -37,8 +37,9 @@ pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(3600);
 ///
 /// The process is stopped for about a millisecond. Nothing is sampled before `memprof activate`. `memprof detach`
 /// removes the plugin's hooks, threads and socket, and so does the end of the time. Where malloc is linked into the
-/// program, the first instructions of its functions are replaced with jumps, which `memprof detach` takes away; at
-/// the end of the time they stay, and lead back to the functions. Root may attach to any process, other users to
+/// program, or an allocator whose functions have other names (`_rjem_malloc` of Rust programs, `mi_malloc`), the first
+/// instructions of its functions are replaced with jumps, which `memprof detach` takes away; at the end of the time they
+/// stay, and lead back to the functions. Root may attach to any process, other users to
 /// their own if the system allows it: `memprof ps --all` shows that.
 #[derive(clap::Args, Debug)]
 pub(crate) struct AttachArgs {
@@ -295,13 +296,13 @@ fn unused_patches_note(status: &ParsedReply, entries: &PatchOutcome, pid: u32) -
     let mut allocators = allocators.into_iter().flatten();
     let uses_slots = allocators.any(|allocator| allocator["interception"] == "slots");
     let is_active = status.field("profiling") == "active";
-    match entries {
-        PatchOutcome::Patched(_) if is_active && uses_slots => format!(
-            "\nnote: it goes on sampling as before; `memprof deactivate {pid}`, then `memprof activate {pid}`, \
-             sample through the jumps"
-        ),
-        _ => String::new(),
+    if !entries.is_patched() || !is_active || !uses_slots {
+        return String::new();
     }
+    format!(
+        "\nnote: it goes on sampling as before; `memprof deactivate {pid}`, then `memprof activate {pid}`, sample \
+         through the jumps"
+    )
 }
 
 /// Note on signal handlers that must not fork any more, because the program had a single thread; `None` if there are

@@ -178,10 +178,13 @@ fn walk_process(pid: u32, ledger: &mut Ledger) -> Result<(), String> {
 }
 
 /// Resident bytes of a host outside of its allocators: mappings of the program's own, and shared memory. `None` if it
-/// does not report them.
+/// does not report them, or an allocator keeps no count: they may then be its heap.
 pub(crate) fn bytes_outside_malloc(client: &mut Client) -> Option<u64> {
     let reply = send_request(client, "ledger", "").ok()?;
     let ledger: Ledger = reply.into_typed().ok()?;
+    if ledger.allocators.iter().any(|each| each.totals.is_none()) {
+        return None;
+    }
     let outside = [LedgerPart::NotTheAllocator, LedgerPart::Shared];
     let rows = ledger.rows.iter();
     let rows = rows.filter(|row| outside.iter().any(|part| row.name == *part));

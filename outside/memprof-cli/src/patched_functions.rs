@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use memprof_attach::{
-    MallocOwner, PatchReport, patch_entry_points, require_symbols, restore_entry_points,
+    AttachError, MallocOwner, PatchReport, patch_beside_malloc, patch_entry_points,
+    require_symbols, restore_entry_points,
 };
 use memprof_messages::{AllocatorStatus, InterceptionKind, ProfilerStatus, SamplerChoice};
 use serde_json::{Value, json};
@@ -21,22 +22,24 @@ pub(crate) struct PatchOptions {
     pub(crate) max_pause: Duration,
 }
 
-/// Result of patching functions.
-pub(crate) enum PatchOutcome {
-    /// The plugin does not need it.
-    NotNeeded,
-    Patched(PatchReport),
-    /// The reason why the program's own calls cannot be sampled.
-    Failed(anyhow::Error),
+/// Result of patching functions. Empty if the plugin needs none.
+#[derive(Debug, Default)]
+pub(crate) struct PatchOutcome {
+    /// A report for each file.
+    reports: Vec<PatchReport>,
+    /// Reasons why calls of the program cannot be sampled.
+    errors: Vec<anyhow::Error>,
 }
 
 /// Patches the program's own `malloc` if `status` says that nothing else intercepts it, or if memprof is to sample
-/// instead of the allocator's sampler; with `entries`, that of any owner.
+/// instead of the allocator's sampler; with `entries`, that of any owner. Patches the functions of allocators with other
+/// names too, unless one samples itself.
 pub(crate) fn patch_malloc(
     pid: u32,
     status: &ProfilerStatus,
     options: PatchOptions,
 ) -> PatchOutcome {
+    let mut outcome = PatchOutcome::default();
     let needs_patch = |allocator: &AllocatorStatus| {
         allocator.owns_malloc && !is_sampled_without_patches(allocator, options.sampler)
     };
@@ -48,13 +51,22 @@ pub(crate) fn patch_malloc(
         // It may be an allocator that memprof knows by its symbols.
         require_symbols(pid).map(|()| None)
     } else {
-        return PatchOutcome::NotNeeded;
+        Ok(None)
     };
-    match patched {
-        Ok(Some(report)) => PatchOutcome::Patched(report),
-        Ok(None) => PatchOutcome::NotNeeded,
-        Err(error) => PatchOutcome::Failed(refusal_error(pid, &error)),
+    outcome.add(pid, patched);
+    let samples_itself = |allocator: &AllocatorStatus| {
+        !allocator.owns_malloc && is_sampled_without_patches(allocator, options.sampler)
+    };
+    if options.sampler != SamplerChoice::Allocator && !status.allocators.iter().any(samples_itself)
+    {
+        match patch_beside_malloc(pid, options.max_pause) {
+            Ok(files) => files
+                .into_iter()
+                .for_each(|file| outcome.add(pid, file.map(Some))),
+            Err(error) => outcome.add(pid, Err(error)),
+        }
     }
+    outcome
 }
 
 /// Whether the allocator samples with its own sampler, or GOT slots call memprof's. Entry patches may be incomplete.
@@ -75,52 +87,63 @@ pub(crate) fn restore_functions(pid: u32) -> anyhow::Result<bool> {
 }
 
 impl PatchOutcome {
+    fn add(&mut self, pid: u32, patched: Result<Option<PatchReport>, AttachError>) {
+        match patched {
+            Ok(report) => self.reports.extend(report),
+            Err(error) => self.errors.push(refusal_error(pid, &error)),
+        }
+    }
+
+    /// Whether functions are patched.
+    pub(crate) fn is_patched(&self) -> bool {
+        !self.reports.is_empty()
+    }
+
+    /// Reasons why calls of the program cannot be sampled, as notes.
+    pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
+        let skipped = self.reports.iter().flat_map(|report| &report.skipped);
+        let skipped = skipped.map(|reason| format!("not sampled: {reason}"));
+        let errors = self.errors.iter().map(|error| format!("{error:#}"));
+        errors.chain(skipped)
+    }
+
     /// Lines of text to append to other output, each with a newline before it; empty if no patch is needed.
     pub(crate) fn lines(&self, pid: u32) -> String {
-        match self {
-            Self::NotNeeded => String::new(),
-            Self::Failed(error) => format!("\nnote: {error:#}"),
-            Self::Patched(report) => {
-                let skipped: Vec<_> = report
-                    .skipped
-                    .iter()
-                    .map(|reason| format!("\nnote: not sampled: {reason}"))
-                    .collect();
-                let owner = match &report.library {
-                    None => format!(
-                        "its malloc is linked into the program: jumps at {} functions",
-                        report.functions
-                    ),
-                    Some(library) => {
-                        format!("jumps at {} functions of {library}", report.functions)
-                    }
-                };
-                format!(
-                    "\n{owner} lead to memprof, written while all threads stood still for {:.1} ms; `memprof detach \
-                     {pid}` takes them away{}",
-                    stop_milliseconds(report),
-                    skipped.concat()
-                )
-            }
-        }
+        let reports = self.reports.iter().map(|report| {
+            let (function, functions) = (&report.function, report.functions);
+            let owner = match &report.library {
+                None => {
+                    format!("its {function} is linked into the program: jumps at {functions} functions")
+                }
+                Some(library) => format!("jumps at {functions} functions of {library}"),
+            };
+            format!(
+                "\n{owner} lead to memprof, written while all threads stood still for {:.1} ms; `memprof detach \
+                 {pid}` takes them away",
+                milliseconds(report.stop)
+            )
+        });
+        let notes = self.notes().map(|note| format!("\nnote: {note}"));
+        reports.chain(notes).collect()
     }
 
     /// JSON object for scripts; null if no patch is needed.
     pub(crate) fn json(&self) -> Value {
-        match self {
-            Self::NotNeeded => Value::Null,
-            Self::Failed(error) => json!({ "error": format!("{error:#}") }),
-            Self::Patched(report) => json!({
-                "library": report.library,
-                "functions": report.functions,
-                "stopped_ms": stop_milliseconds(report),
-                "left_out": report.skipped,
+        let reports = &self.reports;
+        match (reports.first(), self.errors.first()) {
+            (None, None) => Value::Null,
+            (None, Some(error)) => json!({ "error": format!("{error:#}") }),
+            (Some(first), _) => json!({
+                "library": first.library,
+                "functions": reports.iter().map(|report| report.functions).sum::<usize>(),
+                "stopped_ms": milliseconds(reports.iter().map(|report| report.stop).sum()),
+                "left_out": self.notes().collect::<Vec<_>>(),
             }),
         }
     }
 }
 
-/// Duration of the stop of all threads, in milliseconds.
-fn stop_milliseconds(report: &PatchReport) -> f64 {
-    report.stop.as_micros() as f64 / 1000.0
+/// Duration in milliseconds.
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1000.0
 }

@@ -23,7 +23,7 @@ use crate::exit::{NO_DATA, Outcome, UNREACHABLE, USAGE, with_exit_code};
 use crate::export::export;
 use crate::interrupts::{Interrupts, signal_exit_code};
 use crate::message::{self, TakenDump};
-use crate::patched_functions::{self, PatchOptions, PatchOutcome};
+use crate::patched_functions::{self, PatchOptions};
 use crate::report_form::{FormArgs, show_live_report, write_live_page};
 use crate::scratch::ScratchFile;
 use crate::{browser, exit, ledger, output, target};
@@ -216,10 +216,9 @@ fn record_attached(
         max_pause: attach::DEFAULT_MAX_PAUSE,
     };
     // If the status fails, the following requests fail too and report it.
-    if let Ok(status) = client.status()
-        && let PatchOutcome::Failed(error) = patched_functions::patch_malloc(pid, &status, options)
-    {
-        output::note(&format!("{error:#}"));
+    if let Ok(status) = client.status() {
+        let patched = patched_functions::patch_malloc(pid, &status, options);
+        patched.notes().for_each(|note| output::note(&note));
     }
     let leftovers = match args.keep_attached {
         true => None,

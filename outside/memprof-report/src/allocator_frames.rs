@@ -40,7 +40,15 @@ const FUNCTIONS: [&str; 22] = [
 ];
 
 /// Prefixes of internal allocator functions. Those of a static jemalloc are from 5.3.
-const INTERNAL_PREFIXES: [&str; 31] = [
+const INTERNAL_PREFIXES: [&str; 39] = [
+    "mi_malloc",
+    "mi_zalloc",
+    "mi_calloc",
+    "mi_realloc",
+    "mi_heap_",
+    "mi_theap_",
+    "_mi_",
+    "sn_rust_",
     "je_",
     "_rjem_",
     "rjem_",
@@ -87,6 +95,9 @@ const RUST_TRAIT_PREFIXES: [&str; 3] = [
     "<jemallocator::",
     "<alloc::alloc::Global as ",
 ];
+
+/// Trait of Rust's global allocators, in the name of each of its functions.
+const GLOBAL_ALLOC: &str = " as core::alloc::global::GlobalAlloc>::";
 
 /// Returns, for each stack by its id, the number of addresses at the leaf that belong to the allocator. At least one
 /// address of each stack remains.
@@ -145,4 +156,29 @@ pub(crate) fn is_allocator_function(function: &str) -> bool {
         || RUST_TRAIT_PREFIXES
             .iter()
             .any(|prefix| function.starts_with(prefix))
+        || function.contains(GLOBAL_ALLOC)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_of_global_allocators_are_allocator_frames() {
+        let check = |function: &str, expected| {
+            assert_eq!(is_allocator_function(function), expected, "{function}")
+        };
+        check(
+            "<mimalloc::MiMalloc as core::alloc::global::GlobalAlloc>::alloc",
+            true,
+        );
+        check(
+            "<server::Counting<T> as core::alloc::global::GlobalAlloc>::realloc",
+            true,
+        );
+        check("__rustc::__rust_alloc", true);
+        check("mi_heap_malloc_aligned_at", true);
+        check("<server::Cache as core::clone::Clone>::clone", false);
+        check("mi_session_new", false);
+    }
 }

@@ -4,7 +4,9 @@ use std::mem::offset_of;
 use std::ptr;
 use std::slice;
 
-use memprof_sampler::{EntryRow, EntryTable, TABLE_MARK, trampoline_offset};
+use memprof_sampler::{
+    EntryRow, EntryTable, Shape, TABLE_MARK, TRAMPOLINE_SIZE, trampoline, trampoline_offset,
+};
 
 /// `mov %rdi,%rax` and padding up to the size of a `write_jump`: the functions' first instructions.
 pub(crate) const MOVED: [u8; 5] = [0x48, 0x89, 0xf8, 0x90, 0x90];
@@ -17,8 +19,8 @@ pub(crate) struct Program {
 
 impl Program {
     /// Writes functions of these names; `code` follows their first instructions.
-    pub(crate) fn new(functions: &[(&str, Vec<u8>)]) -> Self {
-        let length = trampoline_offset(EntryTable::MAX_ENTRIES) + 4096;
+    pub(crate) fn new(functions: &[(&str, Shape, Vec<u8>)]) -> Self {
+        let length = trampoline_offset(EntryTable::MAX_ENTRIES) + 8192;
         let access = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: mmap(2): new memory.
@@ -27,10 +29,10 @@ impl Program {
         // SAFETY: mmap(2) has mapped `length` bytes that nothing else refers to.
         let memory = unsafe { slice::from_raw_parts_mut(memory.cast::<u8>(), length) };
         let mut program = Self { memory };
-        for (index, (name, code)) in functions.iter().enumerate() {
+        for (index, (name, shape, code)) in functions.iter().enumerate() {
             program.write(program.function(index), &MOVED);
             program.write(program.function(index) + MOVED.len(), code);
-            program.write_entry(index, name);
+            program.write_entry(index, name, *shape);
         }
         let count = functions.len() as u64;
         program.write(offset_of!(EntryTable, count), &count.to_le_bytes());
@@ -38,26 +40,22 @@ impl Program {
         program
     }
 
-    fn write_entry(&mut self, index: usize, name: &str) {
+    fn write_entry(&mut self, index: usize, name: &str, shape: Shape) {
         let entry = offset_of!(EntryTable, entries) + index * size_of::<EntryRow>();
-        let trampoline = trampoline_offset(index);
-        let target = entry + offset_of!(EntryRow, target);
-        let distance = (target as i32 - trampoline as i32 - 6).to_le_bytes();
-        self.write(
-            trampoline,
-            &[&[0xff, 0x25][..], &distance, &[0x0f, 0x0b]].concat(),
-        );
-        self.write(trampoline + 8, &self.address(0).to_le_bytes());
-        let back = (self.function(index) as i32 + 5 - (trampoline as i32 + 26)).to_le_bytes();
-        self.write(trampoline + 16, &[&MOVED[..], &[0xe9], &back].concat());
+        let start = trampoline_offset(index);
+        self.write(start, &trampoline(self.address(0) as u64, index));
+        let moved = start + TRAMPOLINE_SIZE;
+        let back = (self.function(index) as i32 + 5 - (moved as i32 + 10)).to_le_bytes();
+        self.write(moved, &[&MOVED[..], &[0xe9], &back].concat());
         for (offset, address) in [
-            (offset_of!(EntryRow, target), trampoline + 16),
-            (offset_of!(EntryRow, moved), trampoline + 16),
+            (offset_of!(EntryRow, target), moved),
+            (offset_of!(EntryRow, moved), moved),
             (offset_of!(EntryRow, function), self.function(index)),
         ] {
             self.write(entry + offset, &self.address(address).to_le_bytes());
         }
         self.write(entry + offset_of!(EntryRow, original), &MOVED);
+        self.write(entry + offset_of!(EntryRow, shape), &[shape as u8]);
         self.write(entry + offset_of!(EntryRow, name), name.as_bytes());
     }
 

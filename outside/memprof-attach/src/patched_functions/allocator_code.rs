@@ -1,4 +1,4 @@
-//! Reads the functions of the file that serves a process's `malloc`: the program, or a library.
+//! Reads the functions of the files that contain a process's allocators: the program, or a library.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -13,10 +13,9 @@ use object::{
     RelocationFlags, RelocationTarget, SectionKind,
 };
 
-use memprof_sampler::{SIGNATURES, Signature};
-
 use super::MallocOwner;
 use super::allocator_file::AllocatorFile;
+use super::function_names::{FunctionNames, KnownFunction, may_contain_allocator};
 use super::prologue::{branch_target, decode_instructions, has_fixed_operand};
 use crate::error::AttachError;
 
@@ -34,7 +33,10 @@ const SYMBOLS_TIMEOUT: Duration = Duration::from_secs(20);
 /// Bytes of an entry of a procedure linkage table.
 const STUB_SIZE: usize = 16;
 
-/// Code of the file that serves `malloc`, at the addresses in the process.
+/// Address in place of that of a function of another file that allocates.
+pub(crate) const OTHER_ALLOCATOR: u64 = u64::MAX;
+
+/// Code of a file that contains an allocator, at the addresses in the process.
 #[derive(Debug)]
 pub(crate) struct AllocatorCode {
     /// Name of the library; `None` for the program.
@@ -43,8 +45,10 @@ pub(crate) struct AllocatorCode {
     pub(crate) sections: Vec<(u64, Vec<u8>)>,
     /// Its functions.
     functions: BTreeMap<u64, AllocatorFunction>,
-    /// GOT slots that hold addresses of its own functions.
+    /// GOT slots that hold addresses of its own functions, or of one that allocates of another file.
     slots: HashMap<u64, u64>,
+    /// Whether it serves `malloc`.
+    pub(crate) serves_malloc: bool,
 }
 
 /// A function, as described by the symbols.
@@ -52,8 +56,8 @@ pub(crate) struct AllocatorCode {
 pub(crate) struct AllocatorFunction {
     /// Length in bytes.
     pub(crate) length: u64,
-    /// Hooks for the function, by its exported names.
-    pub(crate) hooks: Vec<&'static Signature>,
+    /// Its names that are an allocator's.
+    pub(crate) names: Vec<KnownFunction>,
     /// Whether the loader calls it to find the actual function (`STT_GNU_IFUNC`).
     pub(crate) is_indirect: bool,
 }
@@ -66,65 +70,103 @@ impl AllocatorCode {
     /// `Io`, `Failed`: the file cannot be read or parsed; `NotPatched`: the program was stripped, the library was
     /// replaced, or one of them is too large.
     pub(crate) fn read(pid: u32, owner: MallocOwner) -> Result<Option<Self>, AttachError> {
-        let program = Self::read_file(pid, AllocatorFile::open_program(pid)?)?;
+        let program = Self::read_file(pid, AllocatorFile::open_program(pid)?, true)?;
         match (program, owner) {
             (Some(program), _) => Ok(Some(program)),
             (None, MallocOwner::Program) => Ok(None),
             (None, MallocOwner::First) => match AllocatorFile::open_library(pid)? {
-                Some(library) => Self::read_file(pid, library),
+                Some(library) => Self::read_file(pid, library, true),
                 None => Ok(None),
             },
         }
     }
 
-    /// Reads one file. `None` if it does not export `malloc`.
-    fn read_file(pid: u32, opened: AllocatorFile) -> Result<Option<Self>, AttachError> {
+    /// Reads the files that contain allocators beside the one that serves `malloc`: the program, and libraries.
+    ///
+    /// # Errors
+    /// As for [`Self::read`], of the program only.
+    pub(crate) fn read_beside_malloc(pid: u32) -> Result<Vec<Self>, AttachError> {
+        let program = Self::read_file(pid, AllocatorFile::open_program(pid)?, false)?;
+        let libraries = AllocatorFile::open_others(pid)?.into_iter();
+        let libraries = libraries.filter_map(|file| Self::read_file(pid, file, false).ok()?);
+        Ok(program.into_iter().chain(libraries).collect())
+    }
+
+    /// Reads one file. `None` if it does not contain an allocator: one that `serves_malloc`, which it exports, or one
+    /// that does not.
+    fn read_file(
+        pid: u32,
+        opened: AllocatorFile,
+        serves_malloc: bool,
+    ) -> Result<Option<Self>, AttachError> {
         let AllocatorFile { path, file, base } = opened;
         let cache = ReadCache::new(file);
         let invalid = |error: object::Error| AttachError::Failed(format!("{path}: {error}"));
         let elf = Elf::parse(&cache).map_err(invalid)?;
-        if !defines_malloc(&elf) {
+        if defines_malloc(&elf) != serves_malloc {
+            return Ok(None);
+        }
+        let is_program = base.is_none();
+        if !serves_malloc && !is_program && !contains_allocator_name(&elf) {
             return Ok(None);
         }
         // Other files enter a library through its dynamic symbols only; its own functions are known by their
         // unwind information, which is never stripped.
-        let (table, bias) = match base {
-            Some(base) => (elf.dynamic_symbol_table(), base),
-            None => (elf.symbol_table(), load_bias(pid, &elf)?),
+        let bias = match base {
+            Some(base) => base,
+            None => load_bias(pid, &elf)?,
         };
-        let Some(table) = table else {
+        let table = elf.symbol_table();
+        if is_program && serves_malloc && table.is_none() {
             return Err(AttachError::NotPatched(
                 "the program was stripped, so nothing tells where its functions end; keep its symbols (strip \
                  --strip-debug; Cargo: strip = \"debuginfo\")"
                     .to_owned(),
             ));
+        }
+        let dynamic = elf.dynamic_symbol_table().filter(|_| !is_program);
+        let symbols = || {
+            let tables = dynamic.iter().chain(&table);
+            let symbols = tables.flat_map(|table| table.symbols());
+            symbols.filter(|symbol| {
+                let kind = symbol.elf_symbol().st_type();
+                matches!(kind, elf::STT_FUNC | elf::STT_GNU_IFUNC) && !symbol.is_undefined()
+            })
         };
-        let hooks: HashMap<_, _> = SIGNATURES
-            .iter()
-            .map(|each| (each.name.as_bytes(), each))
-            .collect();
         let too_large = || AttachError::NotPatched("its file is too large".to_owned());
         let start = Instant::now();
+        let mut names = FunctionNames::new(serves_malloc, is_program);
         let mut functions: BTreeMap<u64, AllocatorFunction> = BTreeMap::new();
-        for symbol in table.symbols() {
+        for symbol in symbols() {
             if start.elapsed() > SYMBOLS_TIMEOUT {
                 return Err(too_large());
             }
-            let kind = symbol.elf_symbol().st_type();
-            let is_code = matches!(kind, elf::STT_FUNC | elf::STT_GNU_IFUNC);
-            if !is_code || symbol.is_undefined() {
-                continue;
-            }
+            names.add_prefix(symbol.name_bytes().unwrap_or_default());
             let address = symbol.address().wrapping_add(bias);
             let function = functions.entry(address).or_default();
             function.length = function.length.max(symbol.size()).min(MAX_FUNCTION_SIZE);
-            function.is_indirect |= kind == elf::STT_GNU_IFUNC;
+            function.is_indirect |= symbol.elf_symbol().st_type() == elf::STT_GNU_IFUNC;
+        }
+        for symbol in symbols() {
             let name = symbol.name_bytes().unwrap_or_default();
-            if let (false, Some(hook)) = (symbol.is_local(), hooks.get(name)) {
-                function.hooks.push(hook);
+            let Some(known) = names.find(name, symbol.is_local()) else {
+                continue;
+            };
+            let address = symbol.address().wrapping_add(bias);
+            let function = functions.entry(address).or_default();
+            if !function.names.contains(&known) {
+                function.names.push(known);
             }
         }
-        if base.is_some() {
+        let all = functions.values().flat_map(|function| &function.names);
+        let complete = names.complete_groups(all);
+        for function in functions.values_mut() {
+            function.names.retain(|name| complete.contains(&name.group));
+        }
+        if !serves_malloc && functions.values().all(|function| function.names.is_empty()) {
+            return Ok(None);
+        }
+        if !is_program {
             for (address, length) in unwind_ranges(&elf)? {
                 let function = functions.entry(address.wrapping_add(bias)).or_default();
                 function.length = function.length.max(length).min(MAX_FUNCTION_SIZE);
@@ -147,7 +189,8 @@ impl AllocatorCode {
             library: base.map(|_| file_name()),
             sections: code,
             functions,
-            slots: own_slots(&elf, bias),
+            slots: called_slots(&elf, bias),
+            serves_malloc,
         }))
     }
 
@@ -176,7 +219,7 @@ impl AllocatorCode {
     }
 
     /// Address to which a jump or call leads, also through a slot or an entry of the procedure linkage table. `None`
-    /// for other instructions, and for functions of other files.
+    /// for other instructions, and for functions of other files, except for [`OTHER_ALLOCATOR`].
     pub(crate) fn call_target(&self, instruction: &Instruction) -> Option<u64> {
         let Some(target) = branch_target(instruction) else {
             return self.slot_function(instruction);
@@ -202,8 +245,9 @@ impl AllocatorCode {
     }
 }
 
-/// Slots that hold addresses of functions of the same file, unless another file replaces these.
-fn own_slots(elf: &Elf<'_>, bias: u64) -> HashMap<u64, u64> {
+/// Slots that hold addresses of functions of the same file, unless another file replaces these, or
+/// [`OTHER_ALLOCATOR`].
+fn called_slots(elf: &Elf<'_>, bias: u64) -> HashMap<u64, u64> {
     let relocations = elf.dynamic_relocations().into_iter().flatten();
     let slots = relocations.filter_map(|(slot, relocation)| {
         let RelocationFlags::Elf { r_type } = relocation.flags() else {
@@ -216,10 +260,25 @@ fn own_slots(elf: &Elf<'_>, bias: u64) -> HashMap<u64, u64> {
             return None;
         };
         let symbol = elf.dynamic_symbol_table()?.symbol_by_index(index).ok()?;
-        let address = symbol.address().wrapping_add(bias);
-        (!symbol.is_undefined()).then_some((slot.wrapping_add(bias), address))
+        let function = match symbol.is_undefined() {
+            false => symbol.address().wrapping_add(bias),
+            true => {
+                let known = FunctionNames::new(true, false).find(symbol.name_bytes().ok()?, false);
+                known?;
+                OTHER_ALLOCATOR
+            }
+        };
+        Some((slot.wrapping_add(bias), function))
     });
     slots.collect()
+}
+
+/// Whether the names of a file's symbols contain that of an allocator.
+fn contains_allocator_name(elf: &Elf<'_>) -> bool {
+    let mut tables = [".strtab", ".dynstr"]
+        .into_iter()
+        .filter_map(|name| elf.section_by_name(name)?.data().ok());
+    tables.any(may_contain_allocator)
 }
 
 /// Start and length of each function of which `.eh_frame` says how to unwind it, as addresses in the file. Empty if
@@ -282,15 +341,21 @@ impl AllocatorCode {
             sections,
             functions: BTreeMap::new(),
             slots: HashMap::new(),
+            serves_malloc: true,
         };
+        let names = FunctionNames::new(true, true);
         for (address, length, name) in functions {
             let function = code.functions.entry(*address).or_default();
             function.length = function.length.max(*length);
-            function
-                .hooks
-                .extend(SIGNATURES.iter().filter(|each| each.name == *name));
+            function.names.extend(names.find(name.as_bytes(), false));
         }
         code
+    }
+
+    /// Makes it an allocator that does not serve `malloc`.
+    pub(crate) fn beside_malloc(mut self) -> Self {
+        self.serves_malloc = false;
+        self
     }
 
     /// Adds a slot that holds the address of a function.

@@ -1,4 +1,4 @@
-//! Opens the file that serves a process's `malloc`.
+//! Opens the files of a process's allocators.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -11,6 +11,7 @@ use memprof_ptrace::frame_memory::loaded_libraries;
 use memprof_ptrace::library_image::LibraryImage;
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::memory::Memory;
+use memprof_sampler::TABLES_SYMBOL;
 
 use crate::error::AttachError;
 use crate::target::read_maps;
@@ -48,18 +49,60 @@ impl AllocatorFile {
     /// # Errors
     /// `Io`: the process cannot be read; `NotPatched`: the file was replaced since the process has loaded it.
     pub(super) fn open_library(pid: u32) -> Result<Option<Self>, AttachError> {
-        let memory = Memory::open(pid).map_err(AttachError::io(format!("/proc/{pid}/mem")))?;
-        let maps = read_maps(pid)?;
-        let libraries = loaded_libraries(&memory, &maps)
-            .map_err(AttachError::io("its loader's list of libraries"))?;
-        let defines_malloc = |base: &u64| {
-            let image = LibraryImage::read(&memory, *base);
-            image.is_ok_and(|image| image.symbol("malloc").is_some())
-        };
-        let Some(base) = libraries.into_iter().find(defines_malloc) else {
+        let libraries = LoadedLibraries::read(pid)?;
+        let mut images = libraries.images();
+        let owner = images.find(|(_, image)| image.symbol("malloc").is_some());
+        let Some((base, _)) = owner else {
             return Ok(None);
         };
-        let mut images = mappings(&maps).filter(|mapping| mapping.range.start == base);
+        libraries.open(pid, base)
+    }
+
+    /// Opens the libraries that do not serve `malloc` to others, without memprof's own. Leaves out those whose files were
+    /// replaced.
+    ///
+    /// # Errors
+    /// `Io`: the process cannot be read.
+    pub(super) fn open_others(pid: u32) -> Result<Vec<Self>, AttachError> {
+        let libraries = LoadedLibraries::read(pid)?;
+        let excluded = ["malloc", TABLES_SYMBOL];
+        let images = libraries.images().skip(1);
+        let others =
+            images.filter(|(_, image)| excluded.iter().all(|name| image.symbol(name).is_none()));
+        let opened = others.filter_map(|(base, _)| libraries.open(pid, base).ok().flatten());
+        Ok(opened.collect())
+    }
+}
+
+/// The program and its libraries, as the loader lists them.
+struct LoadedLibraries {
+    memory: Memory,
+    maps: Vec<u8>,
+    bases: Vec<u64>,
+}
+
+impl LoadedLibraries {
+    fn read(pid: u32) -> Result<Self, AttachError> {
+        let memory = Memory::open(pid).map_err(AttachError::io(format!("/proc/{pid}/mem")))?;
+        let maps = read_maps(pid)?;
+        let bases = loaded_libraries(&memory, &maps)
+            .map_err(AttachError::io("its loader's list of libraries"))?;
+        Ok(Self {
+            memory,
+            maps,
+            bases,
+        })
+    }
+
+    /// Load address and symbols of each.
+    fn images(&self) -> impl Iterator<Item = (u64, LibraryImage)> {
+        let bases = self.bases.iter();
+        bases.filter_map(|base| Some((*base, LibraryImage::read(&self.memory, *base).ok()?)))
+    }
+
+    /// Opens the file that is loaded at `base`. `None` if no file is mapped there.
+    fn open(&self, pid: u32, base: u64) -> Result<Option<AllocatorFile>, AttachError> {
+        let mut images = mappings(&self.maps).filter(|mapping| mapping.range.start == base);
         let Some(image) = images.next() else {
             return Ok(None);
         };
@@ -74,14 +117,14 @@ impl AllocatorFile {
         ];
         let file = candidates
             .iter()
-            .find_map(|path| open_if_loaded(path, &memory, base).ok().flatten());
+            .find_map(|path| open_if_loaded(path, &self.memory, base).ok().flatten());
         let file = file.ok_or_else(|| {
             let message = format!(
                 "the file of {path} was replaced since the process has loaded it; restart the process, or try as root"
             );
             AttachError::NotPatched(message)
         })?;
-        Ok(Some(Self {
+        Ok(Some(AllocatorFile {
             path,
             file,
             base: Some(base),

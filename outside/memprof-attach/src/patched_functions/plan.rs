@@ -2,12 +2,17 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use memprof_sampler::{EntryRow, Role, Signature};
+use memprof_sampler::{EntryRow, EntryTable, Role, Shape};
 
-use super::allocator_code::{AllocatorCode, AllocatorFunction};
+use super::allocator_code::{AllocatorCode, AllocatorFunction, OTHER_ALLOCATOR};
 use super::call_graph::{CallGraph, find_jump_into};
-use super::prologue::Prologue;
+use super::function_names::KnownFunction;
+use super::prologue::{Prologue, decode_instructions, single_jump};
 use crate::error::AttachError;
+
+/// Largest length in bytes of a function that cannot be patched, and need not be because it calls another one that does
+/// the same: with its own way to do it, it would be longer.
+const MAX_FORWARDER_LENGTH: usize = 128;
 
 /// Functions to patch, and those that are skipped.
 #[derive(Debug)]
@@ -20,8 +25,8 @@ pub(crate) struct PatchPlan {
 /// A function to patch.
 #[derive(Debug)]
 pub(crate) struct PlannedPatch {
-    /// Symbol whose hook is installed.
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
+    pub(crate) shape: Shape,
     /// Address of the function.
     pub(crate) address: u64,
     pub(crate) prologue: Prologue,
@@ -54,38 +59,53 @@ impl PatchPlan {
         let hooked = hooked_functions(code)?;
         let allocates = hooked
             .iter()
-            .filter(|(_, (signature, _))| !signature.is_free());
-        let allocates: HashSet<u64> = allocates.map(|(address, _)| *address).collect();
+            .filter(|(_, (known, _))| known.shape != Shape::Free)
+            .map(|(address, _)| *address);
+        let allocates: HashSet<u64> = allocates.chain([OTHER_ALLOCATOR]).collect();
         let mut plan = Self {
             functions: Vec::new(),
             skipped: Vec::new(),
         };
-        for (address, (signature, function)) in &hooked {
+        for (address, (known, function)) in &hooked {
             let bytes = code.bytes(*address, function.length);
+            // It only jumps to a function where its calls are counted: a hooked one, or that of another file.
+            let forwarded =
+                bytes.and_then(|bytes| code.call_target(&single_jump(bytes, *address)?));
+            if forwarded.is_some_and(|other| {
+                let hooked = hooked.get(&other);
+                other == OTHER_ALLOCATOR
+                    || hooked.is_some_and(|(other, _)| known.shape == other.shape)
+            }) {
+                continue;
+            }
             let prologue = bytes.ok_or_else(|| "lies outside of the code".to_owned());
             let prologue = prologue.and_then(|bytes| {
                 Prologue::new(bytes, *address).map_err(|reason| reason.to_string())
             });
             match prologue {
-                // It only jumps to a hooked function, where its calls are counted.
-                Ok(prologue)
-                    if prologue
-                        .single_jump()
-                        .and_then(|jump| code.call_target(jump))
-                        .is_some_and(|other| {
-                            hooked
-                                .get(&other)
-                                .is_some_and(|(other, _)| signature.has_same_shape(other))
-                        }) => {}
                 Ok(prologue) => plan.functions.push(PlannedPatch {
-                    name: signature.name,
+                    name: known.name.clone(),
+                    shape: known.shape,
                     address: *address,
                     code: bytes.unwrap_or_default().to_vec(),
                     prologue,
                     is_outer: false,
                 }),
-                Err(reason) => plan.record_skipped(signature, &reason)?,
+                // Its calls are counted in the other function.
+                Err(_)
+                    if bytes.is_some_and(|bytes| {
+                        bytes.len() <= MAX_FORWARDER_LENGTH
+                            && decode_instructions(bytes, *address)
+                                .filter_map(|each| code.call_target(&each))
+                                .filter_map(|target| hooked.get(&target))
+                                .any(|(other, _)| known.shape == other.shape)
+                    }) => {}
+                Err(reason) => plan.record_skipped(known, &reason)?,
             }
+        }
+        if plan.functions.len() > EntryTable::MAX_ENTRIES {
+            let message = format!("it has {} functions that allocate", plan.functions.len());
+            return Err(AttachError::NotPatched(message));
         }
         let ranges: Vec<_> = plan
             .functions
@@ -93,7 +113,7 @@ impl PatchPlan {
             .map(|each| each.prologue.range.clone())
             .collect();
         if let Some((jump, index)) = find_jump_into(code, &ranges) {
-            let name = plan.functions[index].name;
+            let name = &plan.functions[index].name;
             let message = format!("{name} is entered behind its first byte by a jump at {jump:#x}");
             return Err(AttachError::NotPatched(message));
         }
@@ -106,9 +126,10 @@ impl PatchPlan {
     }
 
     /// Records that a function is not patched, with the reason. Fails if it must be: `malloc`, or one that frees.
-    fn record_skipped(&mut self, signature: &Signature, reason: &str) -> Result<(), AttachError> {
-        let sentence = format!("{} {reason}", signature.name);
-        if signature.role == Role::Frees || signature.name == "malloc" {
+    fn record_skipped(&mut self, known: &KnownFunction, reason: &str) -> Result<(), AttachError> {
+        let sentence = format!("{} {reason}", known.name);
+        let base = known.name.strip_prefix(&*known.group);
+        if known.shape.role() == Role::Frees || base == Some("malloc") {
             return Err(AttachError::NotPatched(sentence));
         }
         self.skipped.push(sentence);
@@ -116,39 +137,44 @@ impl PatchPlan {
     }
 }
 
-/// Returns the functions that have hooks, by address. Of several hooks for one function it chooses the one
-/// with the most arguments, which passes all of them on.
+/// Returns the functions that have hooks, by address, each with one of its names.
 fn hooked_functions(
     code: &AllocatorCode,
-) -> Result<BTreeMap<u64, (&'static Signature, &AllocatorFunction)>, AttachError> {
+) -> Result<BTreeMap<u64, (&KnownFunction, &AllocatorFunction)>, AttachError> {
     let mut hooked = BTreeMap::new();
     let mut names = HashSet::new();
     for (address, function) in code.functions() {
-        let signatures = &function.hooks;
-        let Some(widest) = signatures.iter().max_by_key(|each| each.arguments()) else {
+        // Names of C first: by them, hooks of slots are found.
+        let Some(known) = function.names.iter().min_by_key(|each| each.group.len()) else {
             continue;
         };
         let fail = |message: String| Err(AttachError::NotPatched(message));
         if function.is_indirect {
-            return fail(format!("{} is an indirect function", widest.name));
+            return fail(format!("{} is an indirect function", known.name));
         }
-        if let Some(other) = signatures.iter().find(|each| !each.has_same_shape(widest)) {
-            let (one, other) = (widest.name, other.name);
+        if let Some(other) = function.names.iter().find(|each| each.shape != known.shape) {
+            let (one, other) = (&known.name, &other.name);
             return fail(format!(
                 "{one} and {other} are one function, with different arguments"
             ));
         }
-        if let Some(duplicate) = signatures.iter().find(|each| !names.insert(each.name)) {
+        let mut names_of_it = function.names.iter();
+        if let Some(duplicate) = names_of_it.find(|each| !names.insert(&each.name)) {
             return fail(format!(
                 "it has two functions that are called {}",
                 duplicate.name
             ));
         }
-        hooked.insert(address, (*widest, function));
+        hooked.insert(address, (known, function));
     }
-    match ["malloc", "free"]
+    let needed: &[&str] = if code.serves_malloc {
+        &["malloc", "free"]
+    } else {
+        &[]
+    };
+    match needed
         .iter()
-        .find(|name| !names.contains(**name))
+        .find(|needed| !names.iter().any(|name| name == *needed))
     {
         Some(missing) => Err(AttachError::NotPatched(format!(
             "its symbols do not name {missing}"
@@ -190,7 +216,7 @@ mod tests {
         match (PatchPlan::new(&code), expected) {
             (Ok(plan), Ok((planned, skipped))) => {
                 let functions = plan.functions.iter();
-                let found: Vec<_> = functions.map(|each| (each.name, each.is_outer)).collect();
+                let found: Vec<_> = functions.map(|each| (&*each.name, each.is_outer)).collect();
                 assert_eq!(
                     (&*found, plan.skipped),
                     (
@@ -217,16 +243,16 @@ mod tests {
             &[malloc, free, ("other", &PLAIN)],
             Ok((&[("malloc", false), ("free", false)], &[])),
         );
-        // A function with several names gets the hook with the most arguments.
-        let frees = ("free cfree _ZdlPvm _ZdlPv", &PLAIN[..]);
+        // A function with several names.
+        let frees = ("_ZdlPvm tc_free free cfree", &PLAIN[..]);
         check(
             &[malloc, frees],
-            Ok((&[("malloc", false), ("_ZdlPvm", false)], &[])),
+            Ok((&[("malloc", false), ("free", false)], &[])),
         );
         let one = ("malloc calloc", &PLAIN[..]);
         check(
             &[one, free],
-            Err("calloc and malloc are one function, with different arguments"),
+            Err("malloc and calloc are one function, with different arguments"),
         );
         check(
             &[malloc, free, malloc],
@@ -280,9 +306,47 @@ mod tests {
         // It only jumps to another function, which has a hook.
         let forwards = [&[JUMP][..], &(-32 - 5_i32).to_le_bytes()].concat();
         check(&[malloc, free, ("_ZdlPv", &forwards)], Ok((&plain, &[])));
+        // It cannot be patched, and frees by the other one.
+        let calls = [&[CALL][..], &(-32 - 5_i32).to_le_bytes(), &[0xc3]].concat();
+        check(&[malloc, free, ("cfree", &calls)], Ok((&plain, &[])));
         let inside = [&[JUMP][..], &(2 - 64 - 5_i32).to_le_bytes()].concat();
         let reason = "malloc is entered behind its first byte by a jump at 0x401040";
         check(&[malloc, free, ("other", &inside)], Err(reason));
+    }
+
+    #[test]
+    fn functions_of_an_allocator_beside_malloc_are_planned() {
+        let slot = AT + 0x200;
+        // jmp *slot(%rip) or call *slot(%rip), at an offset.
+        let through = |opcode: u8, offset: u64| {
+            let distance = (slot - (AT + offset + 6)) as u32;
+            [&[0xff, opcode][..], &distance.to_le_bytes()].concat()
+        };
+        let functions = [
+            ("mi_malloc", PLAIN.to_vec()),
+            ("mi_free", PLAIN.to_vec()),
+            // The C++ library's, of another file's malloc and free.
+            ("_ZdlPv", through(0x25, 64)),
+            (
+                "_Znwm",
+                [&PLAIN[..12], &through(0x15, 96 + 12), &[0xc3]].concat(),
+            ),
+        ];
+        let mut bytes = Vec::new();
+        let mut named = Vec::new();
+        for (index, (name, code)) in functions.iter().enumerate() {
+            bytes.extend_from_slice(code);
+            bytes.resize(32 * (index + 1), 0xcc);
+            named.push((AT + 32 * index as u64, code.len() as u64, *name));
+        }
+        let code = AllocatorCode::for_test(vec![(AT, bytes)], &named)
+            .beside_malloc()
+            .with_slot(slot, OTHER_ALLOCATOR);
+        let plan = PatchPlan::new(&code).unwrap();
+        let planned = plan.functions.iter();
+        let planned: Vec<_> = planned.map(|each| (&*each.name, each.is_outer)).collect();
+        let expected = [("mi_malloc", false), ("mi_free", false), ("_Znwm", true)];
+        assert_eq!((&*planned, plan.skipped), (&expected[..], Vec::new()));
     }
 
     #[test]

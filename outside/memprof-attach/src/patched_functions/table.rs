@@ -6,16 +6,18 @@ use std::mem::offset_of;
 
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
-use memprof_sampler::{EntryRow, EntryTable, TABLE_MARK, TABLE_SIZE, trampoline_offset};
+use memprof_sampler::{
+    EntryRow, EntryTable, TABLE_MARK, TABLE_SIZE, TRAMPOLINE_SIZE, trampoline, trampoline_offset,
+};
 
 use super::plan::PatchPlan;
 use super::prologue::NotRelocatable;
 
 /// Size of the table and its code, in bytes.
 pub(crate) const TABLE_AND_CODE_SIZE: u64 = trampoline_offset(EntryTable::MAX_ENTRIES) as u64;
-/// Size of a trampoline before the relocated prologue, in bytes.
-const TRAMPOLINE_SIZE: usize = 16;
 const ENTRY_SIZE: usize = size_of::<EntryRow>();
+/// Largest length of a row's name, which ends with a zero.
+const MAX_NAME_LENGTH: usize = ENTRY_SIZE - offset_of!(EntryRow, name) - 1;
 
 /// Bytes of a table and its code for one address.
 #[derive(Debug)]
@@ -42,7 +44,7 @@ impl TableImage {
     ///
     /// # Errors
     /// The name of the first function that cannot be relocated, and the reason.
-    pub(crate) fn new(plan: &PatchPlan, base: u64) -> Result<Self, (&'static str, NotRelocatable)> {
+    pub(crate) fn new(plan: &PatchPlan, base: u64) -> Result<Self, (String, NotRelocatable)> {
         let mut table = vec![0; TABLE_SIZE];
         let mut code = vec![0xcc; TABLE_AND_CODE_SIZE as usize - TABLE_SIZE];
         let mut addresses = Vec::new();
@@ -50,23 +52,19 @@ impl TableImage {
             bytes[offset..offset + part.len()].copy_from_slice(part)
         };
         for (index, function) in plan.functions.iter().enumerate() {
-            let failed = |reason| (function.name, reason);
-            let trampoline = base + trampoline_offset(index) as u64;
-            let relocated = trampoline + TRAMPOLINE_SIZE as u64;
+            let failed = |reason| (function.name.clone(), reason);
+            let start = base + trampoline_offset(index) as u64;
+            let relocated = start + TRAMPOLINE_SIZE as u64;
             let prologue = function.prologue.relocate_to(relocated).map_err(failed)?;
             let room = trampoline_offset(index + 1) - trampoline_offset(index) - TRAMPOLINE_SIZE;
             if prologue.bytes.len() > room
-                || encode_jump(function.prologue.range.start, trampoline).is_none()
+                || encode_jump(function.prologue.range.start, start).is_none()
             {
                 return Err(failed(NotRelocatable::Far));
             }
             let entry = offset_of!(EntryTable, entries) + index * ENTRY_SIZE;
-            let target = base + (entry + offset_of!(EntryRow, target)) as u64;
-            let distance = (target.wrapping_sub(trampoline + 6) as i32).to_le_bytes();
-            let [a, b, c, d] = distance;
             let offset = trampoline_offset(index) - TABLE_SIZE;
-            put(&mut code, offset, &[0xff, 0x25, a, b, c, d, 0x0f, 0x0b]);
-            put(&mut code, offset + 8, &base.to_le_bytes());
+            put(&mut code, offset, &trampoline(base, index));
             put(&mut code, offset + TRAMPOLINE_SIZE, &prologue.bytes);
             let mut set = |offset: usize, part: &[u8]| put(&mut table, entry + offset, part);
             set(offset_of!(EntryRow, target), &relocated.to_le_bytes());
@@ -77,7 +75,13 @@ impl TableImage {
             );
             set(offset_of!(EntryRow, original), function.original_bytes());
             set(offset_of!(EntryRow, is_outer), &[function.is_outer.into()]);
-            set(offset_of!(EntryRow, name), function.name.as_bytes());
+            set(offset_of!(EntryRow, shape), &[function.shape as u8]);
+            // A longer name is no hook's.
+            let length = function.name.len().min(MAX_NAME_LENGTH);
+            set(
+                offset_of!(EntryRow, name),
+                &function.name.as_bytes()[..length],
+            );
             addresses.push(prologue.addresses);
         }
         let count = plan.functions.len() as u64;
@@ -93,7 +97,7 @@ impl TableImage {
         })
     }
 
-    /// Writes the table and the code; last the mark by which [`find_table`] recognizes it.
+    /// Writes the table and the code; last the mark by which [`find_tables`] recognizes it.
     pub(crate) fn write(&self, memory: &Memory, base: u64) -> io::Result<()> {
         memory.write(base + TABLE_SIZE as u64, &self.code)?;
         memory.write(base, &self.table)?;
@@ -118,9 +122,9 @@ impl TableImage {
     }
 }
 
-/// Finds the address of a process's table by its mark; `None` if it has none.
-pub(crate) fn find_table(memory: &Memory, maps: &[u8]) -> Option<u64> {
-    table_candidates(maps).find(|base| {
+/// Finds the addresses of a process's tables by their marks.
+pub(crate) fn find_tables(memory: &Memory, maps: &[u8]) -> impl Iterator<Item = u64> {
+    table_candidates(maps).filter(|base| {
         memory
             .read_array(*base)
             .is_ok_and(|mark| mark == TABLE_MARK)
@@ -150,7 +154,7 @@ pub(crate) fn read_entries(memory: &Memory, base: u64) -> io::Result<Vec<Install
         let entry = base + (offset_of!(EntryTable, entries) + index * ENTRY_SIZE) as u64;
         let field = |offset: usize| entry + offset as u64;
         let function = memory.read_u64(field(offset_of!(EntryRow, function)))?;
-        let trampoline = base + trampoline_offset(index) as u64;
+        let start = base + trampoline_offset(index) as u64;
         let far = || {
             io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -162,7 +166,7 @@ pub(crate) fn read_entries(memory: &Memory, base: u64) -> io::Result<Vec<Install
             relocated: memory.read_u64(field(offset_of!(EntryRow, moved)))?,
             target: field(offset_of!(EntryRow, target)),
             original: memory.read_array(field(offset_of!(EntryRow, original)))?,
-            jump: encode_jump(function, trampoline).ok_or_else(far)?,
+            jump: encode_jump(function, start).ok_or_else(far)?,
         })
     };
     (0..count).map(read_entry).collect()
@@ -255,11 +259,11 @@ mod tests {
             assert_eq!(found, expected, "{maps}");
         };
         let code = "7f0000004000-7f0000007000 r-xp 00000000 00:00 0 \n";
-        let alone = "7f0000002000-7f0000004000 rw-p 00000000 00:00 0 \n";
-        check(&format!("{alone}{code}"), &[0x7f00_0000_2000]);
-        let merged = "7f0000000000-7f0000004000 rw-p 00000000 00:00 0 \n";
-        check(&format!("{merged}{code}"), &[0x7f00_0000_2000]);
-        let file = "7f0000002000-7f0000004000 rw-p 00000000 08:01 7 /lib/x.so\n";
+        let alone = "7f0000000000-7f0000004000 rw-p 00000000 00:00 0 \n";
+        check(&format!("{alone}{code}"), &[0x7f00_0000_0000]);
+        let merged = "7efffffff000-7f0000004000 rw-p 00000000 00:00 0 \n";
+        check(&format!("{merged}{code}"), &[0x7f00_0000_0000]);
+        let file = "7f0000000000-7f0000004000 rw-p 00000000 08:01 7 /lib/x.so\n";
         check(&format!("{file}{code}"), &[]);
         let small = "7f0000003000-7f0000004000 rw-p 00000000 00:00 0 \n";
         check(&format!("{small}{code}"), &[]);

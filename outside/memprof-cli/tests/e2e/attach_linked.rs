@@ -58,6 +58,18 @@ const LINKED: [Linked; 7] = [
     },
 ];
 
+/// Functions by which it allocates.
+pub(crate) const FUNCTIONS: [&str; 8] = [
+    "malloc",
+    "calloc",
+    "realloc",
+    "new",
+    "memalign",
+    "aligned_alloc",
+    "valloc",
+    "posix_memalign",
+];
+
 /// The program, waiting for a line.
 pub(crate) struct Program {
     pub(crate) host: Host,
@@ -66,7 +78,7 @@ pub(crate) struct Program {
 }
 
 impl Linked {
-    fn start(self, more: &[&str]) -> Program {
+    pub(crate) fn start(self, more: &[&str]) -> Program {
         self.start_by(&[], more)
     }
 
@@ -112,7 +124,7 @@ impl Program {
     }
 
     /// Starts sampling.
-    fn activate(&self) {
+    pub(crate) fn activate(&self) {
         let sampler: &[&str] = match self.linked.library {
             Some(_) => &["sampler=memprof"],
             None => &[],
@@ -122,7 +134,7 @@ impl Program {
     }
 
     /// Code of its allocator's file.
-    fn text(&self) -> Vec<u8> {
+    pub(crate) fn text(&self) -> Vec<u8> {
         let pid = self.host.pid();
         let file = self.linked.library.unwrap_or("/linked");
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
@@ -141,10 +153,13 @@ impl Program {
         bytes.collect()
     }
 
+    /// Status of its allocator.
     pub(crate) fn own_malloc(&self) -> serde_json::Value {
         let status = self.host.memprof("status", &["--json"]).exits(0).json();
         let allocators = status["allocators"].as_array().unwrap().iter();
-        let own = allocators.clone().find(|each| each["owns_malloc"] == true);
+        let own = allocators
+            .clone()
+            .find(|each| each["kind"] == self.linked.name);
         own.unwrap_or_else(|| panic!("{status}")).clone()
     }
 
@@ -154,7 +169,7 @@ impl Program {
     }
 
     /// Attaches and detaches; returns the number of patched functions.
-    fn leads(&self) -> u64 {
+    pub(crate) fn leads(&self) -> u64 {
         let attached = self.attach(&[]).exits(0).json();
         let functions = attached["entries"]["functions"].as_u64();
         functions.unwrap_or_else(|| panic!("{attached}"))
@@ -186,16 +201,7 @@ fn linked_allocator_is_patched_sampled_and_restored() {
             (&linked.name.into(), &"entry_patches".into()),
             "{own}"
         );
-        for function in [
-            "malloc",
-            "calloc",
-            "realloc",
-            "new",
-            "memalign",
-            "aligned_alloc",
-            "valloc",
-            "posix_memalign",
-        ] {
+        for function in FUNCTIONS {
             let [samples, live] = program.counts();
             program.does(&format!("keep {function} 400"));
             let [all, alive] = program.counts();

@@ -20,6 +20,7 @@ mod attach_confined;
 mod attach_jvm;
 mod attach_linked;
 mod attach_node;
+mod attach_prefixed;
 mod attach_strange;
 mod attach_unhooked;
 mod book;

@@ -1,0 +1,97 @@
+//! Entry patches of allocators that do not serve `malloc`, such as that of a Rust program. They are sampled together with
+//! `malloc`.
+
+use memprof_sampler::{PatchedEntries, Role};
+
+use crate::allocators::loaded_objects;
+use crate::identity::AllocatorIdentity;
+
+/// The tables of these entry patches that an interception uses.
+#[derive(Debug)]
+pub(super) struct EntriesBesideMalloc {
+    used: Vec<PatchedEntries>,
+    /// First function of each table that the process had when these were found.
+    known: Vec<usize>,
+}
+
+impl EntriesBesideMalloc {
+    /// Finds all complete tables.
+    pub(super) fn find() -> Self {
+        Self {
+            used: PatchedEntries::beside_malloc().collect(),
+            known: first_functions(),
+        }
+    }
+
+    /// Uses none of the process's tables.
+    pub(super) fn unused() -> Self {
+        Self {
+            used: Vec::new(),
+            known: first_functions(),
+        }
+    }
+
+    /// Removes one of the tables, which another method then enables. `None` if there is none.
+    pub(super) fn take_one(&mut self) -> Option<PatchedEntries> {
+        self.used.pop()
+    }
+
+    /// Whether there are tables.
+    pub(super) fn is_used(&self) -> bool {
+        !self.used.is_empty()
+    }
+
+    /// Whether some hooks are enabled.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.used.iter().any(|entries| entries.enabled_count() > 0)
+    }
+
+    /// Whether `memprof attach` has written or restored entry patches since these were found.
+    pub(super) fn is_outdated(&self) -> bool {
+        self.known != first_functions()
+    }
+
+    /// Enables all hooks. `None` if a jump is missing.
+    pub(super) fn enable(&self) -> Option<()> {
+        let mut used = self.used.iter();
+        used.try_for_each(|entries| entries.enable().map(drop))
+    }
+
+    /// Disables the hooks of functions with `role`, or all.
+    pub(super) fn disable(&self, role: Option<Role>) {
+        for entries in &self.used {
+            entries.disable(role);
+        }
+    }
+}
+
+/// First function of each complete table.
+fn first_functions() -> Vec<usize> {
+    let tables = PatchedEntries::beside_malloc();
+    tables.map(|entries| entries.first_function()).collect()
+}
+
+/// Whether `memprof attach` has patched the functions of an allocator that does not serve `malloc`: those of the object
+/// that contains it.
+pub(super) fn is_patched_beside_malloc(allocator: &AllocatorIdentity) -> bool {
+    let functions = first_functions();
+    !allocator.owns_malloc
+        && !functions.is_empty()
+        && loaded_objects::list_loaded_objects().iter().any(|object| {
+            object.contains(allocator.address)
+                && functions.iter().any(|function| object.contains(*function))
+        })
+}
+
+/// Names of the allocators that do not serve `malloc` and have patched functions, of objects that contain none of the
+/// `known` addresses.
+pub(crate) fn patched_allocators_beside(known: &[usize]) -> Vec<&'static str> {
+    let objects = loaded_objects::list_loaded_objects();
+    let is_known = |entries: &PatchedEntries| {
+        let function = entries.first_function();
+        let object = objects.iter().find(|object| object.contains(function));
+        object.is_some_and(|object| known.iter().any(|address| object.contains(*address)))
+    };
+    let unknown = PatchedEntries::beside_malloc().filter(|entries| !is_known(entries));
+    unknown.filter_map(|entries| entries.allocator()).collect()
+}
