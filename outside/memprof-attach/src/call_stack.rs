@@ -52,7 +52,8 @@ struct UnwindInfo {
 }
 
 impl CallStacks {
-    /// Reads the current mappings of code, and the unwind information that the last walks lacked.
+    /// Reads the unwind information that the last walks lacked, and the current mappings of code. Call it before
+    /// each round of [`unwind`](Self::unwind).
     pub(crate) fn refresh(&mut self, memory: &Memory, maps: &[u8]) {
         let mut object: Option<MappedObject> = None;
         self.code.clear();
@@ -67,11 +68,6 @@ impl CallStacks {
                 self.code.push((mapping.range, object));
             }
         }
-        self.read_missing(memory);
-    }
-
-    /// Reads the unwind information that the last walks lacked. Call it while no thread is stopped.
-    pub(crate) fn read_missing(&mut self, memory: &Memory) {
         for object in std::mem::take(&mut self.missing) {
             let information = UnwindInfo::read(memory, object.base).ok();
             self.information.insert(object, information);

@@ -83,16 +83,6 @@ impl ProgramCodeMap {
             .collect();
     }
 
-    /// Whether no code is known, because it was never refreshed.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.code.is_empty()
-    }
-
-    /// Reads the unwind information that the last walks lacked.
-    pub(crate) fn read_missing(&mut self, memory: &Memory) {
-        self.stacks.read_missing(memory);
-    }
-
     /// Checks whether a thread that was stopped while running may make remote calls.
     ///
     /// # Errors

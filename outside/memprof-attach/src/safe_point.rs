@@ -124,20 +124,20 @@ pub(crate) fn stop_at_safe_point(
         let candidates: Vec<_> = waiting
             .chain(running.map(|tid| (tid, CandidateState::Running)))
             .collect();
-        let has_waiting = candidates
-            .iter()
-            .any(|(_, state)| matches!(state, CandidateState::InSyscall));
-        let is_due = target.is_refresh_due() || (tries_running && target.running.is_empty());
-        // A running thread is mostly refused by its program counter, for which old mappings do.
-        let is_current = has_waiting || (!candidates.is_empty() && is_due);
-        match is_current {
-            true if tries_running => target.refresh_with_code()?,
-            true => target.refresh()?,
-            false => target.require_unchanged_code()?,
+        target.refresh()?;
+        if tries_running {
+            let Target {
+                running,
+                memory,
+                maps,
+                pid,
+                ..
+            } = target;
+            running.refresh(*pid, memory, maps);
         }
         for (tid, state_when_listed) in candidates.iter().filter(|(tid, _)| !avoided.contains(tid))
         {
-            match stop_if_safe(target, *tid, *state_when_listed, calls, is_current) {
+            match stop_if_safe(target, *tid, *state_when_listed, calls) {
                 Ok(borrowed) => return Ok(borrowed),
                 Err(UnsafeReason::Retry(reason)) => {
                     let reason = reason.to_owned();
@@ -199,14 +199,12 @@ fn list_candidates(
     Ok((waiting, running))
 }
 
-/// Stops a thread. If it is at no safe point, resumes it and returns the reason. Unless the mappings are current, they
-/// are read again before a running thread counts as safe.
+/// Stops a thread. If it is at no safe point, resumes it and returns the reason.
 fn stop_if_safe(
     target: &mut Target,
     tid: u32,
     state_when_listed: CandidateState,
     calls: usize,
-    is_current: bool,
 ) -> Result<SafePointThread, UnsafeReason> {
     let stopped = StoppedThread::interrupt(tid).map_err(|error| match error {
         StopError::Ended => UnsafeReason::Retry("its threads end"),
@@ -219,14 +217,7 @@ fn stop_if_safe(
     if stopped.signal().is_some() {
         return Err(UnsafeReason::Retry("signals arrive"));
     }
-    let mut inspected = inspect_thread(target, tid, state_when_listed, &stopped, calls);
-    if inspected.is_ok() && !is_current {
-        inspected = target
-            .refresh_with_code()
-            .map_err(UnsafeReason::Fatal)
-            .and_then(|()| inspect_thread(target, tid, state_when_listed, &stopped, calls));
-    }
-    match inspected {
+    match inspect_thread(target, tid, state_when_listed, &stopped, calls) {
         Ok((registers, state, blocked, end)) => Ok(SafePointThread {
             tid,
             stopped,

@@ -25,8 +25,6 @@ pub(crate) struct Target {
     pub(crate) memory: Arc<Memory>,
     /// /proc/PID/maps, as of the last refresh.
     pub(crate) maps: Vec<u8>,
-    /// End of the last refresh, and the time that it took.
-    refreshed: (Instant, Duration),
     pub(crate) functions: Functions,
     pub(crate) gadgets: Gadgets,
     /// Code of allocators that are libraries: a thread that waits in it may be in the midst of a change to the
@@ -59,10 +57,6 @@ pub(crate) struct Functions {
 /// Time in which the loader of a program that was just executed maps the C library.
 const START_TIMEOUT: Duration = Duration::from_millis(250);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-
-/// Time between two reads of the mappings while a thread is searched, as a multiple of the time that a read takes: with
-/// thousands of libraries, that is some milliseconds.
-const REFRESH_DISTANCE: u32 = 10;
 
 /// Number of libc's mappings that are searched for gadgets.
 const MAX_CODE_MAPPINGS: usize = 8;
@@ -176,35 +170,13 @@ impl Target {
             running: ProgramCodeMap::default(),
             libc,
             maps,
-            refreshed: (Instant::now(), Duration::ZERO),
         })
     }
 
     /// Reads the mappings again. Fails if the process has ended or executed another program.
     pub(crate) fn refresh(&mut self) -> Result<(), AttachError> {
-        let start = Instant::now();
         self.maps = read_maps(self.pid)?;
-        self.refreshed = (Instant::now(), start.elapsed());
         self.require_same_program()
-    }
-
-    /// Like [`refresh`](Self::refresh), and finds the code in which running threads may be stopped.
-    pub(crate) fn refresh_with_code(&mut self) -> Result<(), AttachError> {
-        self.refresh()?;
-        self.running.refresh(self.pid, &self.memory, &self.maps);
-        Ok(())
-    }
-
-    /// Fails if the process has ended or executed another program. Reads the unwind information that walks lacked.
-    pub(crate) fn require_unchanged_code(&mut self) -> Result<(), AttachError> {
-        self.running.read_missing(&self.memory);
-        self.require_same_program()
-    }
-
-    /// Whether the mappings were read so long ago that reading them again takes a small part of the time.
-    pub(crate) fn is_refresh_due(&self) -> bool {
-        let (end, duration) = self.refreshed;
-        end.elapsed() >= duration * REFRESH_DISTANCE
     }
 
     /// Fails if the process has ended or executed another program, so that addresses are void.

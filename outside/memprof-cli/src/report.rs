@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use memprof_report::{
-    Error, Filter, Format, Input, Label, Limits, Options, OriginRules, SampleType, Sources, StackFrames,
-    compile_pattern,
+    Error, Filter, Format, Input, Label, Limits, Options, OriginRules, SampleType, Sources,
+    StackFrames, compile_pattern,
 };
 
 use crate::live_profile::{is_file, take_profile};

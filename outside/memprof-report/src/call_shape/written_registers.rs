@@ -1,0 +1,32 @@
+//! Registers that an instruction writes, read from its encoding.
+
+use iced_x86::{Instruction, InstructionInfoFactory, OpAccess, OpKind, Register};
+
+/// Whether an instruction can write the register of one of the first two arguments: it names one, or is a string
+/// instruction, which moves both. To ask that is far cheaper than to list all that it writes.
+pub(super) fn may_write_argument(instruction: &Instruction) -> bool {
+    let is_argument = |register: Register| {
+        let full = register.full_register();
+        full == Register::RDI || full == Register::RSI
+    };
+    instruction.is_string_instruction()
+        || (0..instruction.op_count()).any(|operand| {
+            instruction.op_kind(operand) == OpKind::Register
+                && is_argument(instruction.op_register(operand))
+        })
+}
+
+/// Full registers that an instruction writes.
+pub(super) fn written_registers<'i>(
+    info: &'i mut InstructionInfoFactory,
+    instruction: &Instruction,
+) -> impl Iterator<Item = Register> + 'i {
+    let used = info.info(instruction).used_registers().iter();
+    let written = used.filter(|used| {
+        matches!(
+            used.access(),
+            OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite
+        )
+    });
+    written.map(|used| used.register().full_register())
+}
