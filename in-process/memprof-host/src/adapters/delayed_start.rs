@@ -271,12 +271,13 @@ extern "C" fn after_fork_in_child() {
 /// Gives the threads of the plugin and of the control socket a descriptor table of their own, apart from the program's.
 /// For a plugin that needs no descriptor of the program's on them and passes none of its own to the program's threads.
 /// Call it while the library is loaded.
+#[cfg(feature = "adapter-preload")]
 #[doc(hidden)]
 pub fn use_own_descriptors() {
     USES_OWN_DESCRIPTORS.store(true, Ordering::Release);
 }
 
-/// Leaves the program's descriptor table, if [`use_own_descriptors`] was called.
+/// Leaves the program's descriptor table, if `use_own_descriptors` was called.
 fn leave_descriptors() {
     if USES_OWN_DESCRIPTORS.load(Ordering::Acquire) {
         memprof_own::leave_program_table();
