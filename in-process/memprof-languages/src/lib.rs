@@ -1,10 +1,10 @@
 //! Frames of interpreted languages in the stacks of samples: the program's functions in place of the interpreter's.
 //!
-//! [`prepare_cpython`] is called once an interpreter was found in the process, outside of `malloc`. Inside, [`merge`]
+//! [`prepare_cpython`] is called once an interpreter was found in the process, outside of `malloc`. Inside, [`merge()`]
 //! puts one word for each function of the program into a stack that was walked: a [managed word](MANAGED), which
 //! stands for a name in a table, read with [`for_each_name`].
 //!
-//! [`merge`] runs inside `malloc`: it allocates nothing, takes no lock, and calls nothing but `pthread_getspecific`.
+//! [`merge()`] runs inside `malloc`: it allocates nothing, takes no lock, and calls nothing but `pthread_getspecific`.
 //! Words of the interpreter are read only if the kernel says that they are readable; those of a frame belong to the
 //! calling thread, so that nothing frees them meanwhile. A structure that is not as expected ends the walk: a name is
 //! missing then, never wrong.
