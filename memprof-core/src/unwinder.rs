@@ -256,7 +256,7 @@ impl WalkerRecord {
         format!("only {agreed} of {compared} stacks were those that the allocator found")
     }
 
-    /// Counts of memprof's walker since its installation; 0 if it was never installed.
+    /// Counts of walks and of fallbacks since memprof's walker was installed; 0 if it never was.
     fn counts(&self) -> installed_walker::HookStats {
         self.walker.as_ref().map_or(
             installed_walker::HookStats::default(),

@@ -24,7 +24,7 @@ const MACROS: &str = "\
 %global _binary_payload w9.gzdio
 ";
 
-/// Builds the package from its installation tree in the directory `to`. `epoch` is the time of all files, in seconds
+/// Builds the package from its installation tree, and writes it to the directory `to`. `epoch` is the time of all files, in seconds
 /// since 1970.
 pub(crate) fn build_rpm(package: &Package, tree: &Path, to: &Path, epoch: u64) -> Result<()> {
     let work = tempfile::tempdir()?;

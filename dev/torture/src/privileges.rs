@@ -64,8 +64,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Checks that memprof's threads have the user of the main thread, and those that serve messages no capability that the
-/// main thread lacks.
+/// Checks that every thread has the main thread's users, and that threads of memprof that serve messages have no
+/// capability that the main thread lacks.
 fn check_credentials(pid: u32) -> Result<()> {
     let main_thread = Credentials::read(pid, pid)?;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {

@@ -18,7 +18,7 @@ pub enum Profile {
     Release,
 }
 
-/// Directory of everything that is built.
+/// Directory of everything as it would be installed: `target/dist`.
 pub fn dist() -> PathBuf {
     root().join("target/dist")
 }

@@ -60,8 +60,8 @@ impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
         Self::new_verified(descriptor, |_| true)
     }
 
-    /// Like [`new`](Self::new), if `is_expected` recognizes the descriptor. Otherwise the program has closed it and
-    /// opened its own file under the number, which stays open.
+    /// Like [`new`](Self::new), if `is_expected` recognizes the descriptor. If it does not, the program has closed it
+    /// and opened a file of its own under that number; the program's file stays open.
     ///
     /// # Errors
     /// Those of [`new`](Self::new); `EBADF` if `is_expected` returns false, or if the program replaced the file while

@@ -317,7 +317,7 @@ impl Profiler {
 
     /// Starts the periodic task for memprof's sampler, if that sampled before this profiler existed. A failure
     /// is only logged.
-    pub fn maintain_running_sampler(self: &Arc<Self>) {
+    pub fn start_task_of_running_sampler(self: &Arc<Self>) {
         if !self.maintain_sampler() {
             return;
         }

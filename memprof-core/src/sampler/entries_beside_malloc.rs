@@ -19,7 +19,7 @@ impl EntriesBesideMalloc {
     pub(super) fn find() -> Self {
         Self {
             used: PatchedEntries::beside_malloc().collect(),
-            known: first_functions(),
+            known: first_function_addresses(),
         }
     }
 
@@ -27,7 +27,7 @@ impl EntriesBesideMalloc {
     pub(super) fn unused() -> Self {
         Self {
             used: Vec::new(),
-            known: first_functions(),
+            known: first_function_addresses(),
         }
     }
 
@@ -48,7 +48,7 @@ impl EntriesBesideMalloc {
 
     /// Whether `memprof attach` has written or restored entry patches since these were found.
     pub(super) fn is_outdated(&self) -> bool {
-        self.known != first_functions()
+        self.known != first_function_addresses()
     }
 
     /// Enables all hooks. `None` if a jump is missing.
@@ -65,8 +65,8 @@ impl EntriesBesideMalloc {
     }
 }
 
-/// First function of each complete table.
-fn first_functions() -> Vec<usize> {
+/// Address of the first patched function of each complete table, by which a table is recognized.
+fn first_function_addresses() -> Vec<usize> {
     let tables = PatchedEntries::beside_malloc();
     tables.map(|entries| entries.first_function()).collect()
 }
@@ -74,7 +74,7 @@ fn first_functions() -> Vec<usize> {
 /// Whether `memprof attach` has patched the functions of an allocator that does not serve `malloc`: those of the object
 /// that contains it.
 pub(super) fn is_patched_beside_malloc(allocator: &AllocatorIdentity) -> bool {
-    let functions = first_functions();
+    let functions = first_function_addresses();
     !allocator.owns_malloc
         && !functions.is_empty()
         && loaded_objects::list_loaded_objects().iter().any(|object| {

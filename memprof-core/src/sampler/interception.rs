@@ -150,7 +150,7 @@ impl Interception {
     pub(super) fn set_allocator(&mut self, allocator: &AllocatorIdentity) -> Result<()> {
         let is_another = sampled_allocator::is_another(allocator);
         if is_another || self.samples_several() {
-            sampled_allocator::remember_several();
+            sampled_allocator::mark_several_allocators();
         }
         if is_another {
             self.drop_samples()?;

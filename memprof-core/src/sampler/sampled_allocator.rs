@@ -39,7 +39,7 @@ pub(super) fn is_another(allocator: &AllocatorIdentity) -> bool {
 }
 
 /// Records that samples are not of one allocator only.
-pub(super) fn remember_several() {
+pub(super) fn mark_several_allocators() {
     SAMPLED_SEVERAL.store(true, Ordering::Release);
 }
 

@@ -285,7 +285,7 @@ fn inspect_thread(
     };
     let owner = StackOwner {
         is_main: tid == target.pid,
-        stack_end: remote_call::stack_limit(&saved),
+        stack_end: remote_call::top_below_red_zone(&saved),
         control_block: registers.fs_base,
     };
     let length = remote_call::frames_size(calls, &saved);

@@ -69,8 +69,8 @@ impl Interrupts {
         Ok(Self(shared))
     }
 
-    /// Adds a change that stays in the other process if this program ends at once: its time limit, and how to undo
-    /// it.
+    /// Registers a change of the other process that stays if this program ends at once. `change` is the text that is
+    /// printed then: when the change ends by itself, and how to undo it.
     pub(crate) fn add_change(&self, change: String) {
         self.0.lock().changes.push(change);
     }

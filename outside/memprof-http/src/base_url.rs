@@ -65,8 +65,8 @@ impl BaseUrl {
         &self.path
     }
 
-    /// Returns a path without the base's, which a proxy may pass on. `None` if the path lies elsewhere; empty if it is
-    /// the base itself without its slash.
+    /// Removes the base URL's path from the start of a path, which some proxies leave there. `None` if the path is not
+    /// below the base; empty if it is the base without its final slash.
     pub(crate) fn strip_path<'p>(&self, path: &'p str) -> Option<&'p str> {
         let rest = path.strip_prefix(&self.path)?;
         (rest.is_empty() || rest.starts_with('/')).then_some(rest)

@@ -155,8 +155,8 @@ impl Gateway {
         })
     }
 
-    /// Calls `take` for a dump when no other one of this host runs and the call limiter permits it. Cannot be
-    /// cancelled: it ends with the dump.
+    /// Waits until no other dump of this host runs and the call limiter permits one, then calls `take` on a blocking
+    /// thread. A dump that has started cannot be cancelled.
     fn run_exclusive<T: Send + 'static>(
         &self,
         take: impl FnOnce(&dyn HostClient) -> Result<T, HostUnavailable> + Send + 'static,

@@ -38,7 +38,7 @@ enum AcceptedStream {
 }
 
 impl Listener {
-    /// Serves clients of a socket that listens already.
+    /// Creates a listener of a TCP socket that listens already.
     pub fn tcp(listener: TcpListener) -> Self {
         Self {
             socket: ListeningSocket::Tcp(listener),

@@ -30,7 +30,7 @@ impl FromStr for ProxyNetwork {
 }
 
 impl ProxyNetwork {
-    /// Returns whether the network has the address; one of IPv4 may be written as one of IPv6.
+    /// Returns whether the network has the address. An IPv4-mapped IPv6 address counts as its IPv4 address, too.
     pub(crate) fn contains(&self, address: IpAddr) -> bool {
         self.0.contains(&address) || self.0.contains(&address.to_canonical())
     }

@@ -224,7 +224,7 @@ impl CopyTarget {
     fn frame_memory(&self, maps: &[u8], context: &SavedContext<'_>, tid: u32) -> Option<u64> {
         let owner = StackOwner {
             is_main: tid == self.pid,
-            stack_end: remote_call::stack_limit(context),
+            stack_end: remote_call::top_below_red_zone(context),
             control_block: context.registers.fs_base,
         };
         find_frame_memory(&self.memory, maps, owner, clone_frames_size(context))

@@ -22,7 +22,7 @@ const MAX_LIBRARIES: usize = 4096;
 pub struct StackOwner {
     /// Whether the thread is its process's main thread.
     pub is_main: bool,
-    /// Highest address that the thread does not use: [`crate::remote_call::stack_limit`].
+    /// Highest address that the thread does not use: [`crate::remote_call::top_below_red_zone`].
     pub stack_end: u64,
     /// Address of the thread's control block (`fs_base`).
     pub control_block: u64,

@@ -109,8 +109,8 @@ pub fn frames_size(calls: usize, saved: &SavedContext<'_>) -> u64 {
     FRAME_STRIDE * (calls as u64 + 1) + saved.xstate.to_frame_bytes().len() as u64 + 64 + 16
 }
 
-/// Highest address at which call frames may end on the thread's stack: below the red zone.
-pub fn stack_limit(saved: &SavedContext<'_>) -> u64 {
+/// Highest address of the thread's stack that new call frames may use: below the red zone.
+pub fn top_below_red_zone(saved: &SavedContext<'_>) -> u64 {
     saved.registers.rsp - RED_ZONE
 }
 
@@ -291,7 +291,7 @@ mod tests {
                 RemoteCall::Syscall(9, [1, 2, 3, 4, 5, 6]),
                 RemoteCall::Syscall(11, [0; 6]),
             ];
-            let end = stack_limit(saved);
+            let end = top_below_red_zone(saved);
             let locations = FrameLocations {
                 saved: end,
                 calls: None,
@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn cloned_child_calls_only_exit_group() {
         with_context(|saved| {
-            let end = stack_limit(saved);
+            let end = top_below_red_zone(saved);
             let frames = build_clone_frames(0x400, end, 0x55, GADGETS, saved);
             let lowest = frames.writes.iter().map(|(at, _)| *at).min().unwrap();
             assert!(end - lowest <= clone_frames_size(saved), "{}", end - lowest);
@@ -346,7 +346,7 @@ mod tests {
             ];
             let stack = 0x5000_0000;
             let locations = FrameLocations {
-                saved: stack_limit(saved),
+                saved: top_below_red_zone(saved),
                 calls: Some(stack),
             };
             let frames = build_frames(&calls, locations, 0, GADGETS, saved);

@@ -168,9 +168,8 @@ impl<'a> DumpReader<'a> {
         }
     }
 
-    /// Reads the first line of a dump, which determines its format. Fails if the format is unknown. Skips what may
-    /// precede it: blank lines, messages of the allocator, and the line by which `jeprof --raw` names the kind of
-    /// profile.
+    /// Reads a line up to the header, which determines the format. Before it, blank lines and `--- heap` of `jeprof
+    /// --raw` are skipped, and messages of the allocator become warnings. Fails on any other line.
     fn read_header(&mut self, line: &[u8]) -> Result<()> {
         if let Some(warning) = strip_message_prefix(line) {
             let warning = String::from_utf8_lossy(warning.trim_ascii());

@@ -77,7 +77,7 @@ impl ForkGeneration {
     /// Creates the profiler of the calling process, and lets it maintain sampling that began before.
     fn new(settings: &ProfilerSettings) -> Self {
         let profiler = Arc::new(Profiler::new(settings.clone(), SystemTime::now()));
-        profiler.maintain_running_sampler();
+        profiler.start_task_of_running_sampler();
         Self {
             process: process::id(),
             profiler,

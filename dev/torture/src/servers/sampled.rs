@@ -56,7 +56,7 @@ pub(super) fn sample(
     let active = tools.send(pid, "activate", &ACTIVATE_ARGS)?;
     ensure!(active["profiling"] == "active", "{active}");
     running.run_load()?;
-    let during = own_sampler_status(&tools.send(pid, "status", &[])?)?;
+    let during = sampled_allocator_status(&tools.send(pid, "status", &[])?)?;
     let dump = tools.file("dump.heap")?;
     tools.run_memprof(&["dump", "-t", &pid.to_string(), "-o", &dump])?;
     let json = tools.run_memprof(&["report", &dump, "--format", "json", "--cum"])?;
@@ -64,7 +64,7 @@ pub(super) fn sample(
         find_largest_function(&serde_json::from_str(&json)?, server.load_symbol)?;
     tools.send(pid, "deactivate", &[])?;
     tools.send(pid, "reset", &[])?;
-    let after = own_sampler_status(&tools.send(pid, "status", &[])?)?;
+    let after = sampled_allocator_status(&tools.send(pid, "status", &[])?)?;
     ensure!(
         after["slots"]["patched"] == 0,
         "slots are not restored: {after}"
@@ -86,8 +86,8 @@ pub(super) fn sample(
     Ok(report)
 }
 
-/// Status of the allocator that memprof samples.
-fn own_sampler_status(status: &Value) -> Result<Value> {
+/// Status of the allocator that memprof's sampler serves.
+fn sampled_allocator_status(status: &Value) -> Result<Value> {
     let allocators = status["allocators"].as_array().context("allocators")?;
     let status_of_sampler = allocators.iter().find(|each| each["sampler"] == "memprof");
     status_of_sampler

@@ -25,9 +25,10 @@ struct LockedJob<'a> {
     is_done: bool,
 }
 
-/// Runs `work` while no thread loads, relocates or unloads an object. Returns false if it could not run: if
-/// this library was loaded twice, for example, dlsym(3) finds the other copy's resolver. `work` must not
-/// allocate, and only one thread may be here.
+/// Runs `work` while no thread loads, relocates or unloads an object: dlsym(3) of [`RESOLVER_NAME`] calls this library's
+/// IFUNC resolver with the loader's lock held, and the resolver runs it. Returns false if it did not run: where this
+/// library is loaded twice, dlsym finds the other copy's resolver. `work` must not allocate, and only one thread may be
+/// here.
 pub(super) fn with_loader_locked(work: &mut dyn FnMut()) -> bool {
     let mut job = LockedJob {
         work,

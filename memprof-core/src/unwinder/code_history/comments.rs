@@ -33,7 +33,8 @@ pub(crate) struct ChangedCode {
 }
 
 impl ChangedCode {
-    /// Lists the ranges, up to the last update. All addresses if another thread keeps the history locked.
+    /// Lists the addresses of code that changed, as of the history's last update. All addresses if another thread
+    /// keeps the history locked.
     pub(crate) fn now() -> Self {
         let _reading = ForkGuard::acquire();
         let ranges = match wait_for_history() {

@@ -154,8 +154,8 @@ pub(super) fn note_failure(ledger: &mut Ledger, reason: &str) {
     }
 }
 
-/// Live bytes that the walked allocators count and the walk did not find, as jemalloc's arena for huge objects; 0 if
-/// they are not notable.
+/// Live bytes that the walked allocators count and the walk did not find, for example those in jemalloc's arena for huge
+/// objects; 0 if they are too few to be said.
 fn missed_bytes(ledger: &Ledger, walked: &HeapResidency) -> u64 {
     let heaps = ledger
         .allocators

@@ -31,7 +31,7 @@ pub(super) fn find_heap(space: &AddressSpace) -> Vec<MemoryClaim> {
     let Some(library) = library else {
         return Vec::new();
     };
-    let fields = read_fields(space, library.range.start).unwrap_or_default();
+    let fields = read_field_places(space, library.range.start).unwrap_or_default();
     let heap = heap_range(space, &fields);
     let heap = heap.map(|range| (range, MappedPartKind::LanguageHeap, "Java heap"));
     let code = code_range(space, &fields);
@@ -45,8 +45,9 @@ pub(super) fn find_heap(space: &AddressSpace) -> Vec<MemoryClaim> {
 /// Address of a static field, or offset of another one, by type and name.
 type FieldPlaces = HashMap<[&'static str; 2], u64>;
 
-/// Reads the places of [`FIELDS`]; `None` if the table cannot be read.
-fn read_fields(space: &AddressSpace, base: u64) -> Option<FieldPlaces> {
+/// Looks up [`FIELDS`] in HotSpot's `gHotSpotVMStructs`: the offset in the object, of a static field the address. `None`
+/// if that table cannot be read.
+fn read_field_places(space: &AddressSpace, base: u64) -> Option<FieldPlaces> {
     let image = LibraryImage::read(&space.memory, base).ok()?;
     let variable = |name: &str| space.word(image.symbol(name)?);
     let entry = |field: &str| variable(&format!("gHotSpotVMStructEntry{field}"));

@@ -90,8 +90,8 @@ impl PointerTable {
         self.postpones_unread = self.is_full();
     }
 
-    /// Lets objects that are not in the table be read.
-    pub(super) fn read_unread(&mut self) {
+    /// From now on, objects that are not in the table are read at once, not postponed.
+    pub(super) fn allow_unread_objects(&mut self) {
         self.postpones_unread = false;
     }
 
@@ -175,13 +175,13 @@ impl PartEncoder {
 
     /// Adds an object without pointers.
     pub(super) fn add_empty(&mut self) {
-        encode(NONE, &mut self.numbers);
+        append_varint(NONE, &mut self.numbers);
     }
 
     /// Adds an object whose pointers are to be read later.
     pub(super) fn add_unread(&mut self) {
-        encode(UNREAD, &mut self.numbers);
-        encode(NONE, &mut self.numbers);
+        append_varint(UNREAD, &mut self.numbers);
+        append_varint(NONE, &mut self.numbers);
     }
 
     /// Adds a word of the object at `start`, unless it equals the one before.
@@ -193,14 +193,14 @@ impl PartEncoder {
             return;
         }
         if let Some(before) = self.pending.replace(number) {
-            encode(before, &mut self.numbers);
+            append_varint(before, &mut self.numbers);
         }
     }
 
     /// Ends an object whose links were added.
     pub(super) fn end_object(&mut self) {
         let last = self.pending.take().unwrap_or_default();
-        encode(last | LAST, &mut self.numbers);
+        append_varint(last | LAST, &mut self.numbers);
     }
 
     /// Forgets the part, but keeps the buffers.
@@ -218,7 +218,7 @@ fn base(start: u64, shift: u32) -> u64 {
 }
 
 /// Appends a number in groups of 7 bits, the lowest first; all but the last byte have the highest bit.
-fn encode(mut number: u64, bytes: &mut Vec<u8>) {
+fn append_varint(mut number: u64, bytes: &mut Vec<u8>) {
     while number >= 0x80 {
         bytes.push(number as u8 | 0x80);
         number >>= 7;
@@ -226,7 +226,7 @@ fn encode(mut number: u64, bytes: &mut Vec<u8>) {
     bytes.push(number as u8);
 }
 
-/// Reads a number of [`encode`].
+/// Reads a number of [`append_varint`].
 #[inline]
 fn decode(bytes: &mut std::slice::Iter<'_, u8>) -> u64 {
     let (mut number, mut shift) = (0, 0);

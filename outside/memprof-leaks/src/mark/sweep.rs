@@ -48,7 +48,7 @@ impl Marker<'_> {
         is_last: bool,
     ) -> Option<PointerTable> {
         if is_last || self.objects.marked_unscanned().take(MIN_POSTPONED).count() < MIN_POSTPONED {
-            table.read_unread();
+            table.allow_unread_objects();
             return Some(table);
         }
         drop(table);
@@ -113,13 +113,13 @@ impl Marker<'_> {
                 worker.mark_block_words(own, WORD_STEP);
                 encoder.add_empty();
             } else {
-                self.encode(start, &worker.block[own], encoder);
+                self.append_varint(start, &worker.block[own], encoder);
             }
         }
     }
 
     /// Encodes the words of an object that point to unmarked objects.
-    fn encode(&self, start: u64, bytes: &[u8], encoder: &mut PartEncoder) {
+    fn append_varint(&self, start: u64, bytes: &[u8], encoder: &mut PartEncoder) {
         for first in (0..WORD).step_by(WORD_STEP) {
             for word in bytes.get(first..).unwrap_or_default().chunks_exact(WORD) {
                 let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));

@@ -71,8 +71,9 @@ impl<'p> MappedFile<'p> {
     }
 }
 
-/// Returns whether a path is of a library that the system's linker finds: `lib*.so*` in one of its directories or the
-/// machine's own below it. What lies deeper came with a program: plugins, modules of interpreters.
+/// Returns whether a path is that of a system library: `lib*.so*` in a default directory of the dynamic loader (`/lib`,
+/// `/usr/lib64`), or in its multiarch subdirectory (`x86_64-linux-gnu`). Deeper files are plugins or an interpreter's
+/// modules.
 fn is_system_library(path: &str) -> bool {
     let Some((directory, name)) = path.rsplit_once('/') else {
         return false;

@@ -3,8 +3,8 @@
 /// Digits of an address by `%p` of Microsoft's C library, which writes no `0x`: 8 or 16.
 const MIN_BARE_DIGITS: usize = 8;
 
-/// Rewrites the addresses of a stack. Separators are blanks and tabs; `(nil)`, which glibc's `%p` writes, is 0; digits
-/// without `0x` count if they are an address of `%p`. `None` if nothing changes, or a word is none of these.
+/// Rewrites a stack as addresses with `0x`, one blank apart. Accepts `(nil)` (glibc's `%p` of null) as 0, and hexadecimal
+/// digits without `0x` if there are at least [`MIN_BARE_DIGITS`]. `None` if nothing changes, or a word is no address.
 pub(super) fn normalize_stack(text: &[u8]) -> Option<Vec<u8>> {
     let mut words = Vec::new();
     for word in text
