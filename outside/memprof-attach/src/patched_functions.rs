@@ -10,6 +10,7 @@
 mod allocator_code;
 mod allocator_file;
 mod call_graph;
+mod file_budget;
 mod function_names;
 mod pause;
 mod plan;

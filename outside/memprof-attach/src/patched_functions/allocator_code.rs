@@ -15,6 +15,7 @@ use object::{
 
 use super::MallocOwner;
 use super::allocator_file::AllocatorFile;
+use super::file_budget::FileBudget;
 use super::function_names::{FunctionNames, KnownFunction, may_contain_allocator};
 use super::prologue::{branch_target, decode_instructions, has_fixed_operand};
 use crate::error::AttachError;
@@ -26,6 +27,8 @@ type Elf<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<File>>;
 const AT_PHDR: u64 = 3;
 /// Largest size of all code, in bytes: no program has more. A malicious file could otherwise take memory and time.
 const MAX_CODE_SIZE: usize = 512 << 20;
+/// Most functions of a file: the largest browsers have a million.
+const MAX_FUNCTIONS: usize = 2 << 20;
 /// Largest size of a function, in bytes; a larger one is cut off there.
 const MAX_FUNCTION_SIZE: u64 = 1 << 20;
 /// Timeout for reading the symbols.
@@ -70,12 +73,14 @@ impl AllocatorCode {
     /// `Io`, `Failed`: the file cannot be read or parsed; `NotPatched`: the program was stripped, the library was
     /// replaced, or one of them is too large.
     pub(crate) fn read(pid: u32, owner: MallocOwner) -> Result<Option<Self>, AttachError> {
-        let program = Self::read_file(pid, AllocatorFile::open_program(pid)?, true)?;
+        let mut budget = FileBudget::new();
+        let program = AllocatorFile::open_program(pid)?;
+        let program = Self::read_file(pid, program, true, &mut budget)?;
         match (program, owner) {
             (Some(program), _) => Ok(Some(program)),
             (None, MallocOwner::Program) => Ok(None),
             (None, MallocOwner::First) => match AllocatorFile::open_library(pid)? {
-                Some(library) => Self::read_file(pid, library, true),
+                Some(library) => Self::read_file(pid, library, true, &mut budget),
                 None => Ok(None),
             },
         }
@@ -86,9 +91,12 @@ impl AllocatorCode {
     /// # Errors
     /// As for [`Self::read`], of the program only.
     pub(crate) fn read_beside_malloc(pid: u32) -> Result<Vec<Self>, AttachError> {
-        let program = Self::read_file(pid, AllocatorFile::open_program(pid)?, false)?;
+        let mut budget = FileBudget::new();
+        let program = AllocatorFile::open_program(pid)?;
+        let program = Self::read_file(pid, program, false, &mut budget)?;
         let libraries = AllocatorFile::open_others(pid)?.into_iter();
-        let libraries = libraries.filter_map(|file| Self::read_file(pid, file, false).ok()?);
+        let libraries =
+            libraries.filter_map(|file| Self::read_file(pid, file, false, &mut budget).ok()?);
         Ok(program.into_iter().chain(libraries).collect())
     }
 
@@ -98,10 +106,15 @@ impl AllocatorCode {
         pid: u32,
         opened: AllocatorFile,
         serves_malloc: bool,
+        budget: &mut FileBudget,
     ) -> Result<Option<Self>, AttachError> {
         let AllocatorFile { path, file, base } = opened;
         let cache = ReadCache::new(file);
         let invalid = |error: object::Error| AttachError::Failed(format!("{path}: {error}"));
+        let too_large = || AttachError::NotPatched(format!("{path} is too large"));
+        if !budget.take(&cache).map_err(invalid)? {
+            return Err(too_large());
+        }
         let elf = Elf::parse(&cache).map_err(invalid)?;
         if defines_malloc(&elf) != serves_malloc {
             return Ok(None);
@@ -133,12 +146,11 @@ impl AllocatorCode {
                 matches!(kind, elf::STT_FUNC | elf::STT_GNU_IFUNC) && !symbol.is_undefined()
             })
         };
-        let too_large = || AttachError::NotPatched("its file is too large".to_owned());
         let start = Instant::now();
         let mut names = FunctionNames::new(serves_malloc, is_program);
         let mut functions: BTreeMap<u64, AllocatorFunction> = BTreeMap::new();
         for symbol in symbols() {
-            if start.elapsed() > SYMBOLS_TIMEOUT {
+            if start.elapsed() > SYMBOLS_TIMEOUT || functions.len() > MAX_FUNCTIONS {
                 return Err(too_large());
             }
             names.add_prefix(symbol.name_bytes().unwrap_or_default());
@@ -281,8 +293,8 @@ fn contains_allocator_name(elf: &Elf<'_>) -> bool {
     tables.any(may_contain_allocator)
 }
 
-/// Start and length of each function of which `.eh_frame` says how to unwind it, as addresses in the file. Empty if
-/// there is no such section.
+/// Start and length of each function of which `.eh_frame` says how to unwind it, as addresses in the file, of
+/// [`MAX_FUNCTIONS`] at most. Empty if there is no such section.
 fn unwind_ranges(elf: &Elf<'_>) -> Result<Vec<(u64, u64)>, AttachError> {
     let invalid =
         |error: &dyn std::fmt::Display| AttachError::Failed(format!(".eh_frame: {error}"));
@@ -294,7 +306,9 @@ fn unwind_ranges(elf: &Elf<'_>) -> Result<Vec<(u64, u64)>, AttachError> {
     let bases = BaseAddresses::default().set_eh_frame(section.address());
     let mut entries = frames.entries(&bases);
     let mut ranges = Vec::new();
-    while let Some(entry) = entries.next().map_err(|error| invalid(&error))? {
+    while ranges.len() < MAX_FUNCTIONS
+        && let Some(entry) = entries.next().map_err(|error| invalid(&error))?
+    {
         let CieOrFde::Fde(partial) = entry else {
             continue;
         };
