@@ -49,8 +49,9 @@ pub(crate) struct UnusedMemory {
     pub(crate) is_purgeable: bool,
 }
 
-/// Least bytes of anonymous memory in which a heap may be that was not found: two pages of a pool.
-const MIN_HEAP_SIZE: u64 = 8 << 10;
+/// Least bytes of anonymous memory in which a heap may be that was not found: more than the two pages that the loader
+/// takes for its own lists.
+const MIN_HEAP_SIZE: u64 = 12 << 10;
 
 /// Bytes at the start of a free chunk's memory that `malloc_trim(3)` keeps: the chunk's list pointers
 /// (`struct malloc_chunk` without the header).
