@@ -317,7 +317,8 @@ mod tests {
         for argument in MESSAGES.iter().flat_map(|message| message.arguments) {
             let (key, schema) = describe_parameter(Effect::ReadOnly, argument);
             let Some(form) = schema["pattern"].as_str() else {
-                assert_eq!(schema["examples"], Value::Null, "{key} has no form");
+                let examples = schema["examples"].as_array();
+                assert!(examples.is_none_or(Vec::is_empty), "{key} has no form");
                 continue;
             };
             let form = compile_pattern(form).unwrap();

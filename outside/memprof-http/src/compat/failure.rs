@@ -27,6 +27,14 @@ impl Problem {
         text.split(" (os error").next().unwrap_or(&text).to_owned()
     }
 
+    /// Makes a value that this process cannot take the invalid argument that it is to mallctl(3).
+    pub(super) fn with_invalid_value(mut self) -> Self {
+        if self.kind() == "unavailable" {
+            self.error.errno.get_or_insert(Errno::INVAL.raw_os_error());
+        }
+        self
+    }
+
     /// Message and remedy, on one line.
     pub(super) fn reason(&self) -> String {
         self.error.to_string()

@@ -35,7 +35,9 @@ async fn run_command(
         "bg_threads_enable" => send_ok_text(&host, "background_thread", &[("state", "on")]).await,
         "bg_threads_disable" => send_ok_text(&host, "background_thread", &[("state", "off")]).await,
         "bg_threads_set_max" => match parse_thread_count(query.first_value("count")) {
-            Ok(max) => send_ok_text(&host, "background_thread", &[("max", &max)]).await,
+            Ok(max) => send_ok_text(&host, "background_thread", &[("max", &max)])
+                .await
+                .map_err(Problem::with_invalid_value),
             Err(message) => return Ok((StatusCode::BAD_REQUEST, message).into_response()),
         },
         _ => Ok("Unsupported command".to_owned()),

@@ -34,7 +34,8 @@ export const rootAddress = root || './';
 
 // Where a kept dump is rendered.
 export function dumpAddress(id, format, { base, type, label }) {
-  const query = new URLSearchParams({ format, sample_type: type });
+  const query = new URLSearchParams({ format });
+  if (type) query.set('sample_type', type);
   if (base) query.set('base', base);
   if (label) query.set('label', label);
   return `api/v1/dumps/${encodeURIComponent(id)}?${query}`;

@@ -81,9 +81,11 @@ export function leaveProfile() {
 
 function offer(id, options) {
   const links = FILES.map(([format, ending]) => {
-    const name = options.base ? `${id}.diff` : id;
+    // The dump itself has no options.
+    const chosen = format === 'heap' ? {} : options;
+    const name = chosen.base ? `${id}.diff` : id;
     return element('a', {
-      href: dumpAddress(id, format, options), download: `${name}.${ending}`,
+      href: dumpAddress(id, format, chosen), download: `${name}.${ending}`,
       textContent: format === 'flamegraph' ? 'SVG' : format === 'html' ? 'HTML' : format,
     });
   });
