@@ -111,18 +111,21 @@ impl Profiler {
     }
 }
 
-/// The backend that memprof's sampler would sample, of which there is one per process: one beside `malloc` that has the
-/// program's own heap, otherwise the allocator of `malloc`, otherwise a jemalloc that can be hooked. `None` if it can
+/// The backend that memprof's sampler would sample, of which there is one per process: the one that it samples now, whose
+/// samples another would lack; otherwise one beside `malloc` that has the program's own heap, otherwise the allocator of `malloc`, otherwise a jemalloc that can be hooked. `None` if it can
 /// sample none.
 fn own_sampler_backend(backends: &BackendList) -> Option<&Arc<Backend>> {
     let mut able = backends.iter().filter(|each| each.supports_own_sampler());
+    let sampled = able
+        .clone()
+        .find(|each| each.sampler_status().is_some() && each.is_active());
     let is_used =
         |each: &Backend| each.identity().kind == AllocatorKind::Jemalloc || !is_small(each);
     let beside = able
         .clone()
         .find(|each| serves_program_beside_malloc(each) && is_used(each));
     let malloc = || able.clone().find(|each| each.identity().owns_malloc);
-    beside.or_else(malloc).or_else(|| able.next())
+    sampled.or(beside).or_else(malloc).or_else(|| able.next())
 }
 
 /// Whether this is an allocator that does not serve `malloc`, but the program's own calls, as in Rust: the program

@@ -165,7 +165,8 @@ impl Program {
 
     pub(crate) fn counts(&self) -> [i64; 2] {
         let own = self.own_malloc();
-        ["samples", "live_samples"].map(|count| own[count].as_i64().unwrap())
+        let count = |name| own[name].as_i64();
+        ["samples", "live_samples"].map(|name| count(name).unwrap_or_else(|| panic!("{own}")))
     }
 
     /// Attaches and detaches; returns the number of patched functions.
@@ -186,11 +187,14 @@ fn linked_allocator_is_patched_sampled_and_restored() {
             attached["entries"]["functions"].as_u64().unwrap() >= 7,
             "{attached}"
         );
-        assert_eq!(
-            attached["entries"]["left_out"].as_array().unwrap().len(),
-            0,
-            "{attached}"
-        );
+        // The code of Debian's mi_valloc is shorter than a jump.
+        let left_out = attached["entries"]["left_out"].as_array().unwrap();
+        let is_expected = |note: &serde_json::Value| {
+            note.as_str()
+                .unwrap()
+                .starts_with("not sampled: mi_valloc ")
+        };
+        assert!(left_out.iter().all(is_expected), "{attached}");
         let changed = program.text();
         assert_ne!(before, changed, "{linked:?}");
         // Blocks of 12 KiB: of a million, six pass.

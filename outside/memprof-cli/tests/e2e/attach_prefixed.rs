@@ -217,6 +217,15 @@ fn record_names_the_caller_of_a_prefixed_malloc() {
     record.env("MEMPROF_SOCKET_DIR", program.host.socket_dir());
     record.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut record = record.spawn().unwrap();
+    let is_sampling = || {
+        let status = program.host.memprof("status", &["--json"]);
+        let allocators = (status.code == 0).then(|| status.json()["allocators"].take());
+        allocators.is_some_and(|all| {
+            let mut all = all.as_array().unwrap().iter();
+            all.any(|each| each["prof_active"] == true)
+        })
+    };
+    while record.try_wait().unwrap().is_none() && !is_sampling() {}
     while record.try_wait().unwrap().is_none() {
         program.does("keep malloc 100");
     }
