@@ -175,10 +175,11 @@ impl GotSlots {
         SLOT_COUNT.load(Acquire)
     }
 
-    /// Whether code can run under the loader's lock. False if two copies of this library are loaded, for example. Waits
-    /// for the lock.
+    /// Whether code can run under the loader's lock. False if two copies of this library are loaded, for example, or
+    /// another thread is patching. Waits for the lock.
     pub fn can_lock_loader(&self) -> bool {
-        with_loader_locked(&mut || {})
+        let guard = PatchingGuard::acquire();
+        guard.is_some() && with_loader_locked(&mut || {})
     }
 
     /// Patches all slots that are not patched, also those of objects that were loaded since the last call. Returns the

@@ -18,6 +18,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 use crate::unwinder::{notice_code_changes, prepare_walks};
 
+/// Most attempts to restore slots while threads of the program patch those of libraries that they load. Each waits for
+/// 200 ms at most.
+const RESTORE_ATTEMPTS: u32 = 10;
+
 /// Method by which calls of the allocator reach the sampler.
 #[derive(Debug)]
 pub(super) enum InterceptionMethod {
@@ -241,8 +245,13 @@ impl Interception {
             InterceptionMethod::Hooks(hooks) => return hooks.remove(),
         };
         let role = removable_role();
-        let _reading = ForkGuard::acquire();
-        slots.restore(role).ok_or_else(loader_lock_error)?;
+        // Forks of the program go on between the attempts.
+        let mut attempts = (0..RESTORE_ATTEMPTS).map(|_| {
+            let _reading = ForkGuard::acquire();
+            slots.restore(role)
+        });
+        let restored = attempts.find_map(|restored| restored);
+        restored.ok_or_else(loader_lock_error)?;
         self.slots.patched = slots.patched_count();
         Ok(())
     }
