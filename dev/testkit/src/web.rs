@@ -148,7 +148,7 @@ pub(crate) const PYTHON: Server = Server {
     packages: &["python3"],
     user: User::Starter,
     profiled: ProfiledProcess::Main,
-    load_symbol: "_PyEval_EvalFrameDefault",
+    load_symbol: "Handler.do_GET",
     fork: None,
     command: |dir| {
         interpreter_command(
