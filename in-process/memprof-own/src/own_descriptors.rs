@@ -1,8 +1,10 @@
 //! Leaving the program's descriptor table, and reaching back into it.
-#![expect(unsafe_code, reason = "close_range(2)")]
+#![expect(unsafe_code, reason = "close_range(2) and dladdr(3)")]
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::OnceLock;
 
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
@@ -11,9 +13,9 @@ use crate::privileges::is_unfiltered;
 
 /// Gives the calling thread, and those that it creates from now on, a table without the program's files. The
 /// thread keeps the program's table if it has a seccomp filter, which may end the process for the system call, if
-/// /proc does not say whether it has one, and before Linux 5.9.
+/// /proc does not say whether it has one, where the C library does not serve `malloc`, and before Linux 5.9.
 pub fn leave_program_table() {
-    if !is_unfiltered() {
+    if !is_unfiltered() || !is_malloc_of_libc() {
         return;
     }
     // SAFETY: close_range(2) with CLOSE_RANGE_UNSHARE closes nothing in the table that other threads have.
@@ -28,6 +30,23 @@ pub fn leave_program_table() {
     if left == 0 {
         DescriptorTable::occupy_standard_streams();
     }
+}
+
+/// Whether the C library serves `malloc`. Another allocator may keep numbers of descriptors for all threads: tcmalloc's
+/// libunwind reads and writes a pipe, whose numbers are other files in another table.
+fn is_malloc_of_libc() -> bool {
+    static IS_OF_LIBC: OnceLock<bool> = OnceLock::new();
+    let object_of = |function: *const ()| {
+        let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: dladdr(3) takes any address, and writes to `info`.
+        let found = unsafe { libc::dladdr(function.cast(), info.as_mut_ptr()) };
+        // SAFETY: zeroes are a Dl_info, and so is what dladdr(3) wrote.
+        (found != 0).then(|| unsafe { info.assume_init() }.dli_fbase)
+    };
+    *IS_OF_LIBC.get_or_init(|| {
+        let libc = object_of(libc::getauxval as *const ());
+        libc.is_some() && object_of(libc::malloc as *const ()) == libc
+    })
 }
 
 /// Calls `act` with the program's standard error, also in a thread that has left the program's table, where it is open

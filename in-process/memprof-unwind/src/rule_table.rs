@@ -108,7 +108,7 @@ impl RuleTable {
         rule.filter(|_| hashed.line == index.line() && address >> ADDRESS_BITS == 0)
     }
 
-    /// Returns the rule of an address, from `find` if the table does not have it, and its position.
+    /// Returns the rule of an address, and the rule's position in the table. `find` finds one that the table lacks.
     #[inline(always)]
     pub fn get_or_find(
         &self,

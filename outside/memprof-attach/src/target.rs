@@ -30,8 +30,8 @@ pub(crate) struct Target {
     /// Code of allocators that are libraries: a thread that waits in it may be in the midst of a change to the
     /// allocator's data.
     pub(crate) allocators: Vec<Range<u64>>,
-    /// Code of libc, of allocators that are libraries and of the program itself: a `malloc` there writes to no file, as
-    /// an interposed one may, which logs its calls.
+    /// Code of libc: a `malloc` there keeps no descriptor, as an interposed one may, which logs its calls, and tcmalloc's
+    /// libunwind, which has a pipe.
     pub(crate) malloc_code: Vec<Range<u64>>,
     /// Code in which running threads may be stopped.
     pub(crate) running: ProgramCodeMap,
@@ -129,10 +129,6 @@ impl Target {
             }
         };
         let libc = libc.range.start;
-        let program_code = mappings(&maps).filter(|mapping| {
-            mapping.is_executable() && mapping.path == program.as_os_str().as_bytes()
-        });
-        let program_code = program_code.map(|mapping| mapping.range).next();
         let image = LibraryImage::read(&memory, libc);
         let image = image.map_err(AttachError::io("libc's symbols"))?;
         let functions = Functions::find(&image).ok_or(Refusal::OldGlibc)?;
@@ -159,10 +155,9 @@ impl Target {
                     .any(|prefix| name.starts_with(prefix))
         });
         let allocators: Vec<_> = allocators.map(|mapping| mapping.range).collect();
-        let malloc_code = libc_code.into_iter().chain(program_code);
         Ok(Self {
             pid,
-            malloc_code: malloc_code.chain(allocators.iter().cloned()).collect(),
+            malloc_code: libc_code.into_iter().collect(),
             allocators,
             memory,
             functions,

@@ -93,13 +93,13 @@ impl FileFormat {
         let headers = [
             (CONTENT_TYPE, content_type),
             (CONTENT_DISPOSITION, file),
-            (CONTENT_SECURITY_POLICY, self.policy()),
+            (CONTENT_SECURITY_POLICY, self.content_security_policy()),
         ];
         (headers, body).into_response()
     }
 
     /// Content-Security-Policy of a reply in this format, which may contain untrusted names.
-    fn policy(&self) -> String {
+    fn content_security_policy(&self) -> String {
         headers::untrusted_document_policy(match self.source {
             FormatSource::Rendered(Format::Html) => &POLICY,
             FormatSource::Rendered(Format::Flamegraph) => &FLAMEGRAPH_POLICY,

@@ -239,7 +239,8 @@ impl CopyTarget {
 }
 
 impl Snapshot {
-    /// Snapshot of a program that is stopped in exit, without a copy.
+    /// Snapshot of a program that is stopped in exit. Its memory is read in place, and no process is forked: it no longer
+    /// changes.
     ///
     /// # Errors
     /// `Io`: its registers cannot be read; `Refused`: it has ended.

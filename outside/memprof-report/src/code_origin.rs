@@ -106,7 +106,8 @@ pub struct CodeOrigins {
 type FrameKey = (StringId, Option<StringId>, Option<StringId>, Option<usize>);
 
 impl CodeOrigins {
-    /// Determines the code origins of a profile's frames.
+    /// Determines the code origin of each function of a profile: the program's own, a library's, plumbing. Where no
+    /// function seems to be the program's own, those of system libraries count as its own.
     pub fn new(named: &SymbolizedProfile, origin_rules: &OriginRules) -> Self {
         let SymbolizedProfile { profile, names, .. } = named;
         let evidence = ProfileEvidence::new(named);

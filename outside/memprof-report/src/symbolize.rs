@@ -162,7 +162,7 @@ pub(crate) fn find_symbols(
     progress: Progress<'_>,
 ) -> Result<Names> {
     let mut names = profile.names.take().unwrap_or_default();
-    program::find_program(profile, sources);
+    program::set_unnamed_program(profile, sources);
     moved_text::restore_mappings(profile, Some(sources));
     let files = group_by_file(profile, &names, sources);
     let deadline = Instant::now() + TIME_LIMIT;
@@ -192,8 +192,9 @@ pub(crate) fn find_symbols(
     Ok(names)
 }
 
-/// Name of a pseudo frame. `None` for an address of code.
-fn pseudo_name(profile: &Profile, address: Address) -> Option<&'static str> {
+/// Name of a pseudo frame. `None` for an address of code, which `UNATTRIBUTED` and `EVICTED_STACKS` are in profiles that
+/// cannot have them.
+fn pseudo_frame_name(profile: &Profile, address: Address) -> Option<&'static str> {
     match address {
         UNATTRIBUTED if profile.is_pinned => Some("[not attributable]"),
         EVICTED_STACKS if profile.origin.sampling_since.is_some() => {
@@ -212,7 +213,7 @@ pub(crate) fn name_by_offset(profile: &mut Profile, names: &mut Names, modules: 
         if !names.frames(id).is_empty() {
             continue;
         }
-        let pseudo = pseudo_name(profile, profile.stacks.address(id));
+        let pseudo = pseudo_frame_name(profile, profile.stacks.address(id));
         let mapping = profile.mapping_of_frame(id);
         unmapped += usize::from(pseudo.is_none() && mapping.is_none());
         let mapping = mapping.map(|index| &profile.mappings[index]);

@@ -40,6 +40,7 @@ impl GatedTables {
         }
     }
 
+    /// Removes the sample of `BLOCK`, as a free does. loom reports an access of the records without the claim.
     fn remove(&self) {
         if let Some(_claim) = self.bucket.claim_sample(BLOCK) {
             self.records.with(|_| ());

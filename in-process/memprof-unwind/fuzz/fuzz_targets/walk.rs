@@ -29,6 +29,7 @@ impl StackReader for Stack<'_> {
 struct ListedRules<'a>(&'a [(u8, u16, u16)]);
 
 impl RuleSource for ListedRules<'_> {
+    /// Decodes the listed triple that an address selects: the kind, and offsets within the limits of [`Rule`].
     fn rule_at(&mut self, address: usize, _: usize) -> PackedRule {
         let Some(&(kind, cfa, bp)) = self.0.get(address % self.0.len().max(1)) else {
             return Rule::Outermost.into();

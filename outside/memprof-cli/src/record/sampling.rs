@@ -101,7 +101,8 @@ pub(super) fn wait_for_end(
 }
 
 impl HostProcess {
-    /// Opens the process of a connected host.
+    /// Opens a pidfd of the process at the other end of a connection, so that its end is noticed. There is none if its
+    /// pid is unknown, or it has ended.
     pub(super) fn from_client(client: &Client) -> Self {
         let pid = client.peer().pid;
         let descriptor = pid.and_then(|pid| PidFd::open(pid).ok());
