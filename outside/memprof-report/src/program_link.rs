@@ -58,6 +58,9 @@ mod tests {
         symlink("/bin/sleep", &link).unwrap();
         let check = |first: &OsStr, expected: Option<&str>| {
             let mut child = Command::new(&link).arg0(first).arg("1000").spawn().unwrap();
+            // execve(2) closes the pipe for which spawn waits before it sets the command line.
+            let command_line = format!("/proc/{}/cmdline", child.id());
+            while std::fs::read(&command_line).unwrap().is_empty() {}
             let found = program_link(child.id()).map(|link| link.name);
             child.kill().unwrap();
             child.wait().unwrap();
