@@ -1,8 +1,10 @@
 //! Containers that processes are in, by the names of their cgroups and by what Docker and Podman store.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::Path;
 
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use serde_json::Value;
 
 /// Digits of an id, as `docker ps` shows them.
@@ -74,9 +76,42 @@ impl Container {
     /// host name, which Kubernetes sets to the pod's name.
     fn is_called(&self, pid: u32, text: &str) -> bool {
         let is_prefix = self.has_id && text.len() >= MIN_PREFIX && self.id.starts_with(text);
-        let host = || fs::read_to_string(format!("/proc/{pid}/root/etc/hostname"));
-        is_prefix || self.name() == text || host().is_ok_and(|host| host.trim() == text)
+        is_prefix
+            || self.name() == text
+            || host_name(Path::new(&format!("/proc/{pid}/root")))
+                .is_some_and(|host| host.trim() == text)
     }
+}
+
+/// Most bytes of a host name (`HOST_NAME_MAX`), and its line end.
+const MAX_HOST_NAME: u64 = 65;
+
+/// Host name in the root directory of a process, which may have chosen the file: no link leads out of its root, and it is read only
+/// if it is a regular file.
+fn host_name(root: &Path) -> Option<String> {
+    let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = openat(CWD, root, directory, Mode::empty()).ok()?;
+    let open = |flags: OFlags| {
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        openat2(
+            &root,
+            "etc/hostname",
+            flags | OFlags::CLOEXEC,
+            Mode::empty(),
+            resolve,
+        )
+        .ok()
+        .map(File::from)
+    };
+    // Another file may be a device, whose opening has an effect.
+    let is_regular = |file: File| file.metadata().is_ok_and(|found| found.is_file());
+    if !open(OFlags::PATH).is_some_and(is_regular) {
+        return None;
+    }
+    let mut name = String::new();
+    let file = open(OFlags::RDONLY | OFlags::NOCTTY | OFlags::NONBLOCK)?;
+    file.take(MAX_HOST_NAME).read_to_string(&mut name).ok()?;
+    Some(name)
 }
 
 /// Name of a container by its id, as Docker and Podman store it for root.
@@ -178,5 +213,26 @@ mod tests {
         check("0::/system.slice/docker.service", None);
         check("0::/", None);
         check("", None);
+    }
+
+    #[test]
+    fn host_name_is_read_of_a_regular_file_below_the_root_only() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("etc/hostname");
+        fs::create_dir(place.path().join("etc")).unwrap();
+        let name = || host_name(place.path());
+        assert_eq!(name(), None);
+        fs::write(&file, "pod-7\n").unwrap();
+        assert_eq!(name().as_deref(), Some("pod-7\n"));
+        fs::write(&file, "x".repeat(1 << 20)).unwrap();
+        assert_eq!(name().unwrap().len() as u64, MAX_HOST_NAME);
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", &file).unwrap();
+        assert_eq!(name(), None);
+        fs::remove_file(&file).unwrap();
+        // Its opening would wait for a writer.
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(CWD, &file, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert_eq!(name(), None);
     }
 }

@@ -13,9 +13,9 @@ use crate::target::{TargetArgs, connect, connect_to, socket_path};
 
 /// Process that a command is about.
 pub(crate) enum Subject {
-    /// It has the plugin.
+    /// Host: its plugin answers.
     Host(Client),
-    /// It has not, or does not answer: it is looked at from outside.
+    /// Pid of a process without a plugin that answers, which is examined from outside.
     Process(u32),
 }
 

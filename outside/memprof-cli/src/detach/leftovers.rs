@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use memprof_host::client::Client;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, openat, openat2, unlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, openat, openat2, statat, unlinkat};
 
 /// Name of the directories above those of single programs.
 const MEMPROF: &str = "memprof";
@@ -16,6 +16,8 @@ const MEMPROF: &str = "memprof";
 #[derive(Debug)]
 pub(crate) struct Leftovers {
     root: OwnedFd,
+    /// User of the process, which can have made only what is its own.
+    user: u32,
     directories: Vec<PathBuf>,
 }
 
@@ -48,7 +50,11 @@ impl Leftovers {
             PathBuf::from(format!("/tmp/memprof-{user}")),
             PathBuf::from("/run/memprof"),
         ]);
-        Some(Self { root, directories })
+        Some(Self {
+            root,
+            user,
+            directories,
+        })
     }
 
     /// Removes the directories that are empty.
@@ -63,7 +69,8 @@ impl Leftovers {
         self.unlink(path, AtFlags::empty());
     }
 
-    /// Removes what is at a path below the root. It stays if it is not empty, or may not be removed: it harms nothing.
+    /// Removes what is at a path below the root. It stays if it is not empty, may not be removed, or is of another user:
+    /// the process chose the path.
     fn unlink(&self, path: &Path, flags: AtFlags) {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return;
@@ -71,7 +78,10 @@ impl Leftovers {
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         if let Ok(parent) = openat2(&self.root, parent, directory, Mode::empty(), resolve) {
-            let _ = unlinkat(&parent, name, flags);
+            let found = statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW);
+            if found.is_ok_and(|found| found.st_uid == self.user) {
+                let _ = unlinkat(&parent, name, flags);
+            }
         }
     }
 }
@@ -98,6 +108,7 @@ mod tests {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let leftovers = Leftovers {
             root: openat(CWD, path("root"), flags, Mode::empty()).unwrap(),
+            user: rustix::process::geteuid().as_raw(),
             directories: [
                 "/var/lib/memprof/web",
                 "/tmp/memprof-0",
@@ -111,7 +122,15 @@ mod tests {
         assert!(!path("root/tmp/memprof-0").exists());
         assert!(path("root/var/lib/memprof/web").exists());
         assert!(path("outside/memprof-0").exists());
-        leftovers.remove_file(Path::new("/var/lib/memprof/web/kept.heap"));
+        let kept = Path::new("/var/lib/memprof/web/kept.heap");
+        let of_another_user = Leftovers {
+            root: leftovers.root.try_clone().unwrap(),
+            user: leftovers.user + 1,
+            directories: Vec::new(),
+        };
+        of_another_user.remove_file(kept);
+        assert!(path("root").join("var/lib/memprof/web/kept.heap").exists());
+        leftovers.remove_file(kept);
         leftovers.remove();
         assert!(!path("root/var/lib/memprof/web").exists());
     }

@@ -348,7 +348,7 @@ fn unprofilable_host_has_metrics() {
     assert!(!text.contains("jemalloc_"), "{text}");
 }
 
-/// What scrapers take, by the rules of the consumers' own parsers.
+/// Profiles for scrapers, held against the rules of their own parsers.
 #[test]
 fn pyroscope_and_parca_accept_what_is_scraped() {
     let rules = source("outside/memprof-cli/tests/fixtures/pprof_consumers.py");

@@ -132,7 +132,7 @@ fn subject_token(name: &str) -> String {
 /// Change of a connection.
 #[derive(Debug)]
 pub(crate) enum ConnectionEvent {
-    /// It is made, at first or again.
+    /// A connection was made, the first one or a later one.
     Connected,
     /// An error of the server or of the connection.
     Failed(String),
