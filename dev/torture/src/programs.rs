@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use xtask::dist::{
-    self, Profile, build_package, built_dir, dist, host_library, host_link_args,
+    self, Profile, build_packages, built_dir, dist, host_library, host_link_args,
     host_link_args_with_jemalloc, install,
 };
 
@@ -79,8 +79,7 @@ pub fn build_stress_host() -> Result<()> {
 /// # Errors
 /// The compiler fails.
 pub fn build_probe(profile: Profile) -> Result<()> {
-    build_package("memprof-unwind", profile)?;
-    build_package("unwind-probe", profile)?;
+    build_packages(&["unwind-probe"], profile)?;
     let probe = built_dir(profile).join("libunwind_probe.so");
     install(&probe, &dist().join("torture/unwind_probe.so"))
 }

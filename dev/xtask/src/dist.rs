@@ -34,9 +34,9 @@ const MEMORY_PROFILE: BuiltArtifact = (
 const RUST_HOST: BuiltArtifact = ("rust-host", "rust_host", "examples/rust_host");
 const MEMPROF: BuiltArtifact = ("memprof-cli", "memprof", "bin/memprof");
 
-/// Libraries that foreign processes load, and hosts with features of their own. Each is built alone, because cargo
-/// would add the features of packages that are built with it.
-const ISOLATED_BUILDS: &[BuiltArtifact] = &[
+/// Libraries that foreign processes load. Each is built alone, because cargo would add the features of packages that
+/// are built with it: hello_rust.so would export the entries of every adapter.
+const LIBRARIES: &[BuiltArtifact] = &[
     MEMORY_PROFILE,
     ("hello-rust", "libhello_rust.so", "plugins/hello_rust.so"),
     (
@@ -44,13 +44,15 @@ const ISOLATED_BUILDS: &[BuiltArtifact] = &[
         "libmemprof_host.a",
         "lib/libmemprof_host.a",
     ),
-    RUST_HOST,
-    ("rust-host", "plain_rust", "examples/plain_rust"),
-    ("tokio-labels", "tokio_labels", "examples/tokio_labels"),
 ];
 
-/// Programs.
-const PROGRAMS: &[BuiltArtifact] = &[MEMPROF, ("rust-http", "rust_http", "examples/rust_http")];
+const PROGRAMS: &[BuiltArtifact] = &[
+    MEMPROF,
+    RUST_HOST,
+    ("rust-host", "plain_rust", "examples/plain_rust"),
+    ("rust-http", "rust_http", "examples/rust_http"),
+    ("tokio-labels", "tokio_labels", "examples/tokio_labels"),
+];
 
 /// Builds everything, also `memprof-fleet`, whose libraries take minutes.
 pub fn build_all(profile: Profile) -> Result<()> {
@@ -70,7 +72,7 @@ pub fn build(profile: Profile) -> Result<()> {
 
 fn build_with(programs: &[BuiltArtifact], profile: Profile) -> Result<()> {
     packages::ensure_installed(packages::BUILD)?;
-    build_each_alone(ISOLATED_BUILDS, profile)?;
+    build_libraries(LIBRARIES, profile)?;
     build_and_install_programs(programs, profile)?;
     for header in HEADERS {
         let name = Path::new(header).file_name().expect("a header's file");
@@ -176,31 +178,29 @@ fn add_neighbour_paths(manifest: &Path) -> Result<()> {
 /// Builds only what the demo runs.
 pub fn build_demo() -> Result<()> {
     packages::ensure_installed(&["gcc"])?;
-    build_each_alone(&[MEMORY_PROFILE, RUST_HOST, MEMPROF], Profile::Dev)?;
+    build_libraries(&[MEMORY_PROFILE], Profile::Dev)?;
+    build_and_install_programs(&[MEMPROF, RUST_HOST], Profile::Dev)?;
     build_unprepared()
 }
 
-fn build_each_alone(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
-    for made in list {
-        build_package(made.0, profile)?;
-        install_artifact(made, profile)?;
+fn build_libraries(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
+    for built in list {
+        build_packages(&[built.0], profile)?;
+        install_artifact(built, profile)?;
     }
     Ok(())
 }
 
 fn build_and_install_programs(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
     match profile {
-        Profile::Dev => build_programs(list.iter().map(|made| made.1))?,
+        Profile::Dev => build_programs(list.iter().map(|built| built.1))?,
         Profile::Release => {
-            let mut command = cargo(&["build", "--quiet", "--release"]);
-            for made in list {
-                command.args(["--package", made.0]);
-            }
-            run(&mut command)?;
+            let packages: Vec<_> = list.iter().map(|built| built.0).collect();
+            build_packages(&packages, profile)?;
         }
     }
     list.iter()
-        .try_for_each(|made| install_artifact(made, profile))
+        .try_for_each(|built| install_artifact(built, profile))
 }
 
 /// Builds programs for development, in `target/debug`. Their libraries get the features that the whole workspace
@@ -217,9 +217,12 @@ fn install_artifact((_, built, place): &BuiltArtifact, profile: Profile) -> Resu
     install(&built_dir(profile).join(built), &dist().join(place))
 }
 
-/// Builds one package.
-pub fn build_package(package: &str, profile: Profile) -> Result<()> {
-    let mut command = cargo(&["build", "--quiet", "--package", package]);
+/// Builds packages, with no other features than they request themselves.
+pub fn build_packages(packages: &[&str], profile: Profile) -> Result<()> {
+    let mut command = cargo(&["build", "--quiet"]);
+    for package in packages {
+        command.args(["--package", package]);
+    }
     if profile == Profile::Release {
         command.arg("--release");
     }
