@@ -112,6 +112,7 @@ impl TestBinary {
         let first = self.run(2 * thread::available_parallelism()?.get(), &[])?;
         if first.status.success() {
             println!("ok: {name}");
+            print_skipped(&first);
             return Ok(Vec::new());
         }
         let written = print_output(&first);
@@ -158,6 +159,14 @@ fn print_output(run: &Output) -> String {
     written.push_str(&String::from_utf8_lossy(&run.stderr));
     println!("{written}");
     written
+}
+
+/// Prints which tests were left out: they write a line each past libtest.
+fn print_skipped(run: &Output) {
+    let written = String::from_utf8_lossy(&run.stderr);
+    for line in written.lines().filter(|line| line.starts_with("SKIPPED")) {
+        println!("{line}");
+    }
 }
 
 /// Reads which tests failed: libtest lists their names, indented, after its last `failures:`.

@@ -16,6 +16,7 @@ use crate::dist::dist;
 use crate::host::{Host, TEST_TIMEOUT};
 use crate::memprof::{Run, memprof};
 use crate::place::copy_program;
+use crate::root::skip_without_root;
 
 /// State of a process that an attachment may change and must restore.
 #[derive(Debug, PartialEq)]
@@ -171,7 +172,7 @@ fn raises_limits() -> bool {
 
 #[test]
 fn stock_haproxy_is_profiled_in_its_chroot_and_detached() {
-    if !geteuid().is_root() {
+    if skip_without_root("attach_confined::stock_haproxy_is_profiled_in_its_chroot_and_detached") {
         return;
     }
     let stock = Haproxy::start("");
@@ -259,7 +260,7 @@ fn perl_after(command: &[&str], script: &str) -> Host {
 
 #[test]
 fn process_without_writable_directory_sends_its_dump() {
-    if !geteuid().is_root() {
+    if skip_without_root("attach_confined::process_without_writable_directory_sends_its_dump") {
         return;
     }
     // As a container with a read-only root directory, and with a network of its own.
@@ -351,7 +352,7 @@ fn record_leaves_nothing_in_another_root() {
 
 #[test]
 fn low_thread_limit_is_raised_for_the_attachment() {
-    if !geteuid().is_root() {
+    if skip_without_root("attach_confined::low_thread_limit_is_raised_for_the_attachment") {
         return;
     }
     const USER: &str = "54321";

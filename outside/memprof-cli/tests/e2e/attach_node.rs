@@ -7,6 +7,7 @@ use std::time::Instant;
 use crate::host::{Host, TEST_TIMEOUT};
 use crate::memprof::{Run, memprof};
 use crate::processes::memprof_as_nobody;
+use crate::root::skip_without_root;
 
 /// Answers a line with a line, and keeps 32 MiB for each.
 const SERVER: &str = "
@@ -235,7 +236,7 @@ fn process_without_handler_gets_no_signal() {
 
 #[test]
 fn node_of_another_user_is_refused() {
-    if !nix::unistd::geteuid().is_root() {
+    if skip_without_root("attach_node::node_of_another_user_is_refused") {
         return;
     }
     let mut host = node(ECHO);

@@ -13,6 +13,7 @@ use nix::unistd::{Pid, User, geteuid};
 use crate::bus::{self, CONF, Load, Server, free_port};
 use crate::dist::{dist, tool_text};
 use crate::host::{Host, TEST_TIMEOUT};
+use crate::root::skip_without_root;
 
 struct TrafficServer {
     host: Host,
@@ -266,7 +267,9 @@ fn survives_any_misuse() {
 
 #[test]
 fn server_that_changes_its_user_ignores_environment_but_is_sampled() {
-    if !geteuid().is_root() {
+    if skip_without_root(
+        "bus_traffic_server::server_that_changes_its_user_ignores_environment_but_is_sampled",
+    ) {
         return;
     }
     let load = Load {

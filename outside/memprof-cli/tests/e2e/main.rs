@@ -6,6 +6,7 @@ mod dist;
 mod host;
 mod memprof;
 mod place;
+mod root;
 #[path = "../../../../in-process/memprof-messages/tests/schema/mod.rs"]
 mod schema;
 mod server;

@@ -15,6 +15,7 @@ use crate::curl::as_user;
 use crate::dist::{dist, tool_text};
 use crate::host::Setup;
 use crate::memprof::{Run, memprof};
+use crate::root::skip_without_root;
 
 pub(crate) const NOBODY: u32 = 65534;
 
@@ -199,7 +200,7 @@ pub(crate) fn memprof_as_nobody(sockets: &Path, args: &[&str]) -> Run {
 
 #[test]
 fn other_users_see_only_their_own_processes() {
-    if !geteuid().is_root() {
+    if skip_without_root("processes::other_users_see_only_their_own_processes") {
         return;
     }
     let (place, program) = compiled("cc", "target.c", &["-pthread"]);

@@ -8,12 +8,12 @@ use std::time::Instant;
 use memprof_ptrace::seccomp::{BpfInstruction, Rseq, forbidden_call};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
-use nix::unistd::geteuid;
 
 use crate::curl::as_user;
 use crate::host::TEST_TIMEOUT;
 use crate::memprof::{Run, memprof};
 use crate::processes::{NOBODY, Process, compiled, memprof_as_nobody};
+use crate::root::skip_without_root;
 
 const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 
@@ -223,7 +223,7 @@ fn go_program_is_refused() {
 
 #[test]
 fn harmful_seccomp_filters_are_refused() {
-    if !geteuid().is_root() {
+    if skip_without_root("refusals::harmful_seccomp_filters_are_refused") {
         return;
     }
     let forbidden = |call: libc::c_long, answer: u32, name: &str| {
@@ -245,7 +245,7 @@ fn harmful_seccomp_filters_are_refused() {
 
 #[test]
 fn sufficient_seccomp_filters_are_accepted() {
-    if !geteuid().is_root() {
+    if skip_without_root("refusals::sufficient_seccomp_filters_are_accepted") {
         return;
     }
     let (_place, program) = compiled("cc", "target.c", &["-pthread"]);
@@ -294,7 +294,7 @@ fn needed(answer: u32) -> Vec<String> {
 /// That nothing is called but what was looked at before shows where all else kills.
 #[test]
 fn minimal_seccomp_filter_suffices() {
-    if !geteuid().is_root() {
+    if skip_without_root("refusals::minimal_seccomp_filter_suffices") {
         return;
     }
     let (_place, program) = compiled("cc", "target.c", &["-pthread"]);
@@ -339,7 +339,7 @@ fn minimal_seccomp_filter_suffices() {
 
 #[test]
 fn processes_of_other_users_are_refused() {
-    if !geteuid().is_root() {
+    if skip_without_root("refusals::processes_of_other_users_are_refused") {
         return;
     }
     let (place, program) = compiled("cc", "target.c", &["-pthread"]);
@@ -365,7 +365,7 @@ fn processes_of_other_users_are_refused() {
 /// Root of a user namespace has no rights outside of it.
 #[test]
 fn container_root_is_refused() {
-    if !geteuid().is_root() {
+    if skip_without_root("refusals::container_root_is_refused") {
         return;
     }
     let (_place, program) = compiled("cc", "target.c", &["-pthread"]);

@@ -8,6 +8,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::{Pid, geteuid};
 
 use crate::dist::{dist, source};
+use crate::root::skip_without_root;
 
 /// A block of code, and the heading above it.
 #[derive(Debug)]
@@ -103,8 +104,7 @@ pub(crate) fn type_in(page: &str, system: System, script: &str) {
     alone.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
     let mut before = WORDS.to_owned();
     if system == System::Own {
-        if !geteuid().is_root() {
-            eprintln!("{page}: not tried, because only root has a system of its own");
+        if skip_without_root(page) {
             return;
         }
         alone.arg("--net");

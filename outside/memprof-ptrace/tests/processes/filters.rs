@@ -15,8 +15,9 @@ use memprof_ptrace::seccomp::{
 use nix::errno::Errno;
 use nix::sys::ptrace;
 use nix::sys::wait::waitpid;
-use nix::unistd::{Pid, geteuid};
+use nix::unistd::Pid;
 
+use crate::root::skip_without_root;
 use crate::target::Target;
 
 fn plain(code: u32, operand: u32) -> BpfInstruction {
@@ -233,7 +234,7 @@ fn while_stopped<T>(target: &Target, look: impl FnOnce() -> T) -> T {
 
 #[test]
 fn filters_of_a_stopped_thread_are_read() {
-    if !geteuid().is_root() {
+    if skip_without_root("filters::filters_of_a_stopped_thread_are_read") {
         return;
     }
     let check = |call: libc::c_long, answer: u32, words: Option<&str>| {
@@ -268,7 +269,7 @@ fn filters_of_a_stopped_thread_are_read() {
 /// so do its new threads.
 #[test]
 fn rseq_is_unused_by_a_thread_without_it() {
-    if !geteuid().is_root() {
+    if skip_without_root("filters::rseq_is_unused_by_a_thread_without_it") {
         return;
     }
     let mut command = Target::command();
@@ -282,7 +283,7 @@ fn rseq_is_unused_by_a_thread_without_it() {
 
 #[test]
 fn filters_are_returned_as_installed() {
-    if !geteuid().is_root() {
+    if skip_without_root("filters::filters_are_returned_as_installed") {
         return;
     }
     let call = libc::SYS_reboot as u32;

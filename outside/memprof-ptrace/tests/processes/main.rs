@@ -2,4 +2,6 @@
 
 mod filters;
 mod refusals;
+#[path = "../../../memprof-cli/tests/e2e/root.rs"]
+mod root;
 mod target;
