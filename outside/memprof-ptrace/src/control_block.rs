@@ -8,14 +8,14 @@ use nix::errno::Errno;
 
 use crate::memory::Memory;
 
-/// Size limit of `struct pthread` in glibc 2.34 to 2.42, rounded up, in bytes. The list of robust locks lies in it.
+/// Upper bound of the size of `struct pthread` in glibc 2.34 to 2.42, in bytes. It contains the list of robust locks.
 const MAX_CONTROL_BLOCK_SIZE: u64 = 4096;
 /// Offset of `self` in `tcbhead_t`.
 const SELF_OFFSET: u64 = 16;
 
-/// Returns whether a thread may call functions of the C library, which find their variables by `fs_base`.
-/// `control_block` is the thread's `fs_base`. A thread that was created by clone(2) alone has the value of its
-/// creator, or an address of something else.
+/// Returns whether a thread may call functions of the C library, which find the thread's variables by its `fs_base`.
+/// `control_block` is this register, and must be the address of a block that glibc allocated for the thread. In a
+/// thread that was created by clone(2) alone, it is the address of the creator's block or of something else.
 ///
 /// The kernel knows from `set_robust_list(2)` which block glibc allocated for the thread. The main thread of a
 /// process that was created without glibc's fork(3) has no list, and a copy of its creator's block.

@@ -32,22 +32,22 @@ pub struct ExaminedProcess {
 }
 
 impl ExaminedProcess {
-    /// Whether its main thread has a seccomp filter, which [`crate::seccomp::require_calls`] reads once a thread is
-    /// stopped.
+    /// Whether its main thread has a seccomp filter. [`crate::seccomp::require_calls`] reads the filter once a thread
+    /// is stopped.
     pub fn has_filter(&self) -> bool {
         self.status.seccomp == SeccompMode::Filter
     }
 }
 
-/// Use that is planned of a process.
+/// Planned use of a process. It decides which checks the process must pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Loading a library into it, which needs glibc 2.34 and its loader.
     Load,
     /// Reading its memory. The program may be linked statically, with any C library.
     Read,
-    /// Listing it, with other processes, as one to load a library into. Its memory is not read: a page of a file may
-    /// never arrive (FUSE), and not even SIGKILL ends that wait.
+    /// Listing it with the result of the checks for [`Self::Load`]. Its memory is not read: a page of a file may never
+    /// arrive (FUSE), and not even SIGKILL ends that wait.
     List,
 }
 
@@ -123,6 +123,7 @@ impl TracerCredentials {
     ) -> Result<ExaminedProcess, Refusal> {
         let stat = proc_dir.parse("stat", ProcStat::parse)?;
         require_process(pid, &status, stat)?;
+        // The file itself is not needed: this checks that the kernel permits tracing.
         self.open_memory(proc_dir, &status)?;
         require_running(pid, &status)?;
         self.require_thawed(proc_dir)?;
@@ -135,6 +136,7 @@ impl TracerCredentials {
         let maps = proc_dir.read("maps")?;
         match (purpose, loader) {
             (Purpose::Read, Ok(_) | Err(Refusal::Static)) => {}
+            // The name must do: the version of glibc is in the process's memory.
             (Purpose::List, loader) => {
                 find_glibc_by_name(loader?, &maps)?;
             }
@@ -211,7 +213,7 @@ impl TracerCredentials {
     }
 }
 
-/// Fails unless the number is the pid of another process that has memory.
+/// Fails if the number is this process's own pid, or that of a kernel thread, a further thread or a zombie.
 fn require_process(pid: u32, status: &ProcStatus, stat: ProcStat) -> Result<(), Refusal> {
     if pid == std::process::id() {
         return Err(Refusal::Itself);

@@ -72,8 +72,9 @@ pub(crate) fn require_glibc(
     }
 }
 
-/// Finds the first mapping of a process's glibc by its name and its code, without reading memory. Accepts an old
-/// glibc under the name of a later one, and one of another namespace.
+/// Finds the first mapping of a process's glibc by its file name, without reading memory; the file must also be mapped
+/// as code. Wrongly accepts an old glibc under the name of a later one, and a glibc that only another namespace
+/// (dlmopen(3)) has.
 ///
 /// # Errors
 /// `Musl`: the C library is musl; `NoGlibc`: no glibc is loaded; `OldGlibc`: glibc is older than 2.34.

@@ -41,7 +41,7 @@ pub struct ExitingProgram {
     unreaped: BTreeSet<pid_t>,
 }
 
-/// Registers of a thread that the exit of the program ended: it may have held pointers until then.
+/// Registers of a thread that the program's exit has ended. They may hold the only pointers to some objects.
 #[derive(Debug)]
 pub struct KilledThread {
     /// Thread id (TID).
@@ -99,8 +99,8 @@ pub fn run_until_exit(command: &mut Command, on_start: impl FnOnce(u32)) -> io::
     })
 }
 
-/// Blocks until a traced process executes a program, and leaves it stopped. False if it ends before: its end is left to
-/// the thread that started it, which also waits for it.
+/// Blocks until a traced process executes a program, and leaves it stopped. False if it ends before; its exit status is
+/// then left to the thread that started it.
 fn wait_for_exec(pid: pid_t) -> io::Result<bool> {
     loop {
         if !wait_until_stopped(pid)? {
@@ -131,17 +131,18 @@ fn wait_until_stopped(pid: pid_t) -> io::Result<bool> {
                 return Ok([libc::CLD_STOPPED, libc::CLD_TRAPPED].contains(&info.si_code));
             }
             error if error.kind() == io::ErrorKind::Interrupted => {}
+            // The thread that started the process has waited for it.
             error if error.raw_os_error() == Some(libc::ECHILD) => return Ok(false),
             error => return Err(error),
         }
     }
 }
 
-/// Gate that a forked child passes before it executes its program: it is traced by then.
+/// Gate at which a forked child waits, before it executes its program, until it is traced.
 struct StartGate {
-    /// From the child: its pid. From this process: 0 once it is not waited for any more.
+    /// The child writes its pid. Once `spawn` has returned, this process writes 0, which ends the wait for a pid.
     pids: (PipeReader, PipeWriter),
-    /// To the child: whether it is traced. It ends if this process is killed.
+    /// One byte for the child: whether it is traced. The pipe ends if this process is killed.
     opened: PipeWriter,
 }
 
@@ -152,11 +153,11 @@ impl StartGate {
         let (reader, opened) = io::pipe()?;
         let [own_end, report] = [opened.as_raw_fd(), pids.1.as_raw_fd()];
         let pass = move || {
-            // SAFETY: close(2) of the child's copy of the writer: the pipe then ends with this process.
+            // SAFETY: close(2) closes only the child's copy of the writer. The pipe then ends with this process.
             unsafe { libc::close(own_end) };
-            // SAFETY: getpid(2).
+            // SAFETY: getpid(2) only returns a number.
             let pid = unsafe { libc::getpid() }.to_ne_bytes();
-            // SAFETY: write(2) of bytes of a variable. A pipe accepts so few bytes in one call.
+            // SAFETY: write(2) reads the bytes of a variable. A pipe accepts so few bytes in one call.
             unsafe { libc::write(report, pid.as_ptr().cast(), pid.len()) };
             let mut is_traced = [1];
             match (&reader).read(&mut is_traced) {
@@ -231,7 +232,7 @@ impl TracedProgram {
                 continue;
             }
             if !self.started.contains(&tid) && !self.is_own_thread(tid) {
-                // A process that clone(2) created with options of a thread.
+                // Another process, which clone(2) created with options of a thread.
                 request(libc::PTRACE_DETACH, tid, 0, 0)?;
                 continue;
             }
@@ -241,7 +242,7 @@ impl TracedProgram {
                     self.running.remove(&tid);
                     let has_exited = libc::WIFEXITED(event_message(tid)? as c_int);
                     let (call, thread) = exit_call_and_registers(tid);
-                    // Others may be ended by an execve(2), which waits for them.
+                    // Any other thread may be ended by an execve(2), which waits for it, so it must not be held.
                     let ends_all = call == Some(libc::SYS_exit_group) || self.running.is_empty();
                     if self.held.is_none() && has_exited && ends_all {
                         self.held = Some(tid);
@@ -260,7 +261,7 @@ impl TracedProgram {
                 }
                 libc::PTRACE_EVENT_CLONE => {
                     let new = event_message(tid)? as pid_t;
-                    // It may have started already, and ended.
+                    // The new thread may have started already, and ended.
                     if !self.started.contains(&new) && self.is_own_thread(new) {
                         self.running.insert(new);
                     }
@@ -298,7 +299,7 @@ impl TracedProgram {
     }
 }
 
-/// Registers of a thread that is stopped in exit, and the system call in which it is. Both are `None` if it was killed.
+/// Returns the system call and the registers of a thread that is stopped in exit. Both are `None` if it was killed.
 fn exit_call_and_registers(tid: pid_t) -> (Option<c_long>, Option<KilledThread>) {
     let stopped = StoppedThread::from_event(tid);
     let (registers, xstate) = (stopped.registers(), stopped.xstate());
@@ -389,8 +390,8 @@ impl ExitingProgram {
     /// Another thread of this process has waited for the program.
     pub fn end(self) -> io::Result<ExitStatus> {
         drop(self.stopped);
-        // The kernel reports the program's end after that of each traced thread. One that is no longer traced is not
-        // reported.
+        // The kernel reports the program's end only after that of each traced thread. The wait fails for a thread that
+        // is no longer traced.
         for tid in self.unreaped {
             let _ = wait_for(tid);
         }

@@ -28,11 +28,10 @@ pub struct StackOwner {
     pub control_block: u64,
 }
 
-/// Returns the end of `length` free bytes: on the thread's own stack if that is certain to have room, else in the
-/// last page of the variables of the program or of a library that is never unloaded, after the variables. `None` if
-/// there are none.
+/// Returns the end of `length` free bytes: on the thread's own stack if it certainly has room, else behind the
+/// variables of the program or of a library that is never unloaded, in their last page. `None` if there are none.
 ///
-/// A stack is not certain if the program allocated it itself: below a coroutine's stack of 4 KiB lies the heap.
+/// A stack that the program allocated itself is not certain: below a coroutine's stack of 4 KiB lies the heap.
 pub fn find_frame_memory(
     memory: &Memory,
     maps: &[u8],
@@ -78,9 +77,9 @@ fn find_bss_slack(memory: &Memory, maps: &[u8], length: u64) -> Option<u64> {
     Some(end)
 }
 
-/// Returns the load addresses of the program and of the libraries that were loaded at its start, up to the loader,
-/// whose own slack serves early allocations. Libraries after the loader in its list may be unloaded at any moment.
-/// Without glibc's loader, only the program is known.
+/// Returns the load addresses of the program and of the libraries that were loaded at its start, which precede the
+/// loader in its list. Later libraries may be unloaded at any moment, and the loader uses its own slack for early
+/// allocations. Without glibc's loader, only the program is known.
 ///
 /// A load address is what the loader adds to the addresses in a file: 0 for a program that is not position
 /// independent. `None` if the loader is not in its own list.
@@ -124,6 +123,7 @@ fn loader_list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Option<u64
         return Ok((program.into_iter().collect(), None));
     };
     let mut bases = Vec::new();
+    // `r_map` of `struct r_debug`, then `l_addr` and `l_next` of each `struct link_map` (link.h).
     let mut entry = memory.read_u64(list.wrapping_add(8))?;
     for _ in 0..MAX_LIBRARIES {
         if entry == 0 {
@@ -150,7 +150,7 @@ fn bss_slack(memory: &Memory, base: u64) -> io::Result<Option<(u64, u64)>> {
         return Ok(None);
     }
     let read_u16 = |offset: usize| u16::from_le_bytes([header[offset], header[offset + 1]]);
-    // `e_phentsize` and `e_phnum`.
+    // `e_phentsize` and `e_phnum`; `e_phoff` is at 32.
     let (entry_size, count) = (u64::from(read_u16(54)), u64::from(read_u16(56)));
     if entry_size != PROGRAM_HEADER_SIZE {
         return Ok(None);
@@ -161,6 +161,7 @@ fn bss_slack(memory: &Memory, base: u64) -> io::Result<Option<(u64, u64)>> {
         let segment: [u8; 56] =
             memory.read_array(headers.wrapping_add(index * PROGRAM_HEADER_SIZE))?;
         if read_u32(&segment, 0) == PT_LOAD && read_u32(&segment, 4) & PF_W != 0 {
+            // `p_vaddr` and `p_memsz`. The last writable segment holds the variables.
             let start = base.checked_add(read_u64(&segment, 16));
             let end = start.and_then(|start| start.checked_add(read_u64(&segment, 40)));
             last = end.and_then(|end| Some((end, end.checked_next_multiple_of(PAGE_SIZE)?)));

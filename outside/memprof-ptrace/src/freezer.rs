@@ -27,6 +27,7 @@ impl FreezerCgroups {
                 continue;
             };
             let mut mount_fields = mount_fields.split(' ').skip(3);
+            // Only a mount of the whole hierarchy: its root, field 4, is `/`. Field 5 is the mount point.
             let (Some("/"), Some(mount_point)) = (mount_fields.next(), mount_fields.next()) else {
                 continue;
             };
@@ -65,6 +66,7 @@ impl FreezerCgroups {
             let directory = mount.as_ref()?.join(path);
             fs::read_to_string(directory.join(file)).ok()
         };
+        // The line of cgroup v2 names no controllers.
         if controllers.is_empty() {
             let events = read(&self.unified, "cgroup.events")?;
             return Some(events.lines().any(|line| line == "frozen 1"));

@@ -10,7 +10,7 @@ use crate::process::{ProcStatus, ProcessState};
 /// Time between two checks of a process.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// A process none of whose threads runs, with the cause.
+/// A process in which no thread runs, with the cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Halt {
     pid: u32,

@@ -15,8 +15,8 @@ use crate::pidfd::PidFd;
 
 /// Most bytes that are read of one queue.
 const MAX_QUEUE_BYTES: u64 = 16 << 20;
-/// Most receive memory of an internet socket that holds a single datagram, in bytes: a further buffer of the kernel
-/// (`SKB_TRUESIZE` of linux/skbuff.h) takes at least 768.
+/// Receive memory of an internet socket, in bytes, up to which it holds at most one datagram: each buffer of the kernel
+/// takes at least 768 (`SKB_TRUESIZE` of linux/skbuff.h).
 const SINGLE_DATAGRAM_MEMORY: u32 = 2 * 768 - 1;
 /// `SO_MEMINFO` of asm-generic/socket.h, and the number of its values; the first is the receive memory.
 const SO_MEMINFO: libc::c_int = 55;
@@ -78,7 +78,8 @@ impl QueueReader {
         }
     }
 
-    /// Reads the data in a pipe, of which `end` is either end.
+    /// Reads the data in a pipe. `end` duplicates descriptor `number`, which is either end. Data that cannot be copied
+    /// counts as unread.
     fn read_pipe(&self, number: i32, end: &File, inode: u64) -> io::Result<QueueContent> {
         let mut content = QueueContent {
             inode,
@@ -147,12 +148,12 @@ fn copy_pipe(source: &File, queued: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads the receive queue of a socket: of a stream all of it, else the first datagram. `None` if the socket has no
-/// queue of data, as one that listens.
+/// Reads the receive queue of a socket: all of it for a stream, else the first datagram. `None` if the socket has no
+/// queue of data, as a listening one.
 fn read_socket(socket: &File, inode: u64) -> io::Result<Option<QueueContent>> {
     let queued = match queued_bytes(socket) {
         Ok(queued) => queued,
-        // Sockets that listen, and families whose messages come from the kernel.
+        // FIONREAD fails for listening sockets, and for families whose messages come from the kernel.
         Err(_) => return Ok(None),
     };
     let mut content = QueueContent {
@@ -175,6 +176,7 @@ fn read_socket(socket: &File, inode: u64) -> io::Result<Option<QueueContent>> {
     };
     match Errno::result(received) {
         Ok(received) => bytes.truncate(received.unsigned_abs()),
+        // The data was consumed meanwhile.
         Err(Errno::EAGAIN) => bytes.clear(),
         Err(error) => return Err(error.into()),
     }
@@ -185,8 +187,8 @@ fn read_socket(socket: &File, inode: u64) -> io::Result<Option<QueueContent>> {
     Ok(Some(content))
 }
 
-/// Whether an internet socket has room for only one datagram in its receive memory. False for Unix sockets, whose
-/// datagrams count towards the sender.
+/// Whether the receive memory in use of an internet socket is too small for a second datagram. False for Unix sockets,
+/// whose datagrams count towards the sender.
 fn has_one_datagram(socket: &File) -> bool {
     let mut values = [0_u32; MEMINFO_VALUES];
     let mut length = size_of_val(&values) as libc::socklen_t;

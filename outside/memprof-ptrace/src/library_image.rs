@@ -41,6 +41,7 @@ impl LibraryImage {
         if header[..5] != *b"\x7fELF\x02" {
             return Err(malformed_error("no ELF file of 64 bits"));
         }
+        // `e_type`, then `e_phoff` and `e_phnum` of the ELF header, and `p_vaddr` of the program header.
         let bias = match read_u16(&header, 16) {
             ET_EXEC => 0,
             _ => base,
@@ -89,7 +90,7 @@ impl LibraryImage {
         Ok(image)
     }
 
-    /// Address of a symbol that the library defines; `None` if it does not.
+    /// Address (`st_value`) of a symbol that the library defines; `None` if it does not.
     pub fn symbol(&self, name: &str) -> Option<u64> {
         let symbol = self.symbols_named(name).find(|symbol| is_defined(symbol))?;
         Some(self.bias.wrapping_add(read_u64(symbol, 8)))
@@ -100,7 +101,7 @@ impl LibraryImage {
         self.symbols_named(name).any(|symbol| !is_defined(symbol))
     }
 
-    /// Symbols with that name, as the bytes of `Elf64_Sym`.
+    /// Symbols with that name, as the bytes of `Elf64_Sym`. They begin with `st_name`, an offset in the names.
     fn symbols_named(&self, name: &str) -> impl Iterator<Item = &[u8]> {
         self.symbols
             .chunks_exact(SYMBOL_SIZE)

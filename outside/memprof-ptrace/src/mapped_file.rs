@@ -1,5 +1,5 @@
-//! The file of a mapping. Another process chose its path, which may name anything by now, and its file system, which a
-//! process may serve (FUSE): then each step that touches the file may wait for ever, past SIGKILL.
+//! The file of a mapping. Another process chose the path, which may name anything by now, and the file system, which
+//! may be FUSE: then each step that touches the file may block for ever, even past SIGKILL.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -63,6 +63,7 @@ fn is_fuse_mount(mount: &str, key: MountKey<'_>) -> bool {
             expected.is_some() && device.and_then(|device| numbers(device, 10)) == expected
         }
     };
+    // A subtype may follow: `fuse.sshfs`.
     let kind = kind.split([' ', '.']).next();
     is_keyed && matches!(kind, Some("fuse" | "fuseblk"))
 }
@@ -77,8 +78,8 @@ pub fn open_mapped(pid: u32, mapping: &Mapping<'_>) -> Option<File> {
     open_regular(Path::new(OsStr::from_bytes(&path)), mapping.inode)
 }
 
-/// Opens a file for reading. `None` if it cannot be opened, is not regular, or has another inode. A file of the last
-/// two kinds is not opened, because that could block or have an effect.
+/// Opens a file for reading. `None` if it cannot be opened, is not regular, or has another inode. A file that is not
+/// regular is not even opened for a moment: opening a FIFO can block, and opening a device can have an effect.
 pub fn open_regular(path: &Path, inode: u64) -> Option<File> {
     // `O_PATH` names the file without opening it (open(2)).
     let handle = OpenOptions::new()

@@ -11,8 +11,8 @@ pub use crate::reader::MEMORY_TIMEOUT;
 use crate::reader::Reader;
 use crate::refusal::Refusal;
 
-/// An open /proc/PID/mem. It keeps referring to the memory that the process had when it was opened, also when the
-/// process executes another program: the memory lives on where another process shares it (clone(2), `CLONE_VM`).
+/// An open /proc/PID/mem. It keeps referring to the memory that the process had when it was opened, even after the
+/// process executes another program: that memory lives on if another process shares it (clone(2), `CLONE_VM`).
 ///
 /// Until threads are stopped, a child process does the reading ([`open_by_child`](Self::open_by_child)): if a page
 /// does not arrive within [`MEMORY_TIMEOUT`], every later call fails.
@@ -62,7 +62,8 @@ impl Memory {
     /// Like [`open_by_child`](Self::open_by_child).
     pub fn open_copy_by_child(pid: u32, original: u32) -> io::Result<Self> {
         let memory = Self::open(pid)?;
-        // Opened again: the child may outlive this process, and the lock goes with the open file description.
+        // Opened again: the child may outlive this process, and the lock of `try_lock` belongs to the open file
+        // description.
         let file = File::open(format!("/proc/self/fd/{}", memory.file.as_raw_fd()))?;
         *memory.lock_reader() = Some(Reader::start(&file, original)?);
         Ok(memory)
@@ -165,7 +166,7 @@ impl Memory {
         auxiliary::read_vector(self.pid)
     }
 
-    /// Writes bytes, as a debugger does also where the process has no write access itself.
+    /// Writes bytes, even where the process itself has no write access, as a debugger does.
     ///
     /// # Errors
     /// Like [`read`](Self::read); also for a shared mapping of a file without write access.

@@ -75,16 +75,16 @@ impl PidFd {
     /// Sends a signal to the process.
     ///
     /// # Errors
-    /// `ESRCH`: its parent has waited for it; `EPERM`: its user is another one.
+    /// `ESRCH`: its parent has waited for it; `EPERM`: it runs as another user.
     pub fn send_signal(&self, signal: Signal) -> io::Result<()> {
         self.send(signal, 0)
     }
 
-    /// Sends a signal to the process group of a process that is its leader, or was it until its end. Linux before 6.9
-    /// sends it to the group with that number, which is another's once no process of this one is left.
+    /// Sends a signal to the process group whose leader this process is, or was until its end. Linux before 6.9 finds
+    /// the group by its number, which may belong to a new group once no process of the old one is left.
     ///
     /// # Errors
-    /// `ESRCH`: no process of the group is left; `EPERM`: their users are other ones.
+    /// `ESRCH`: no process of the group is left; `EPERM`: they run as other users.
     pub fn send_signal_to_group(&self, signal: Signal) -> io::Result<()> {
         match self.send(signal, SIGNAL_PROCESS_GROUP) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {

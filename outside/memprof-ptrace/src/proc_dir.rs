@@ -16,12 +16,10 @@ use crate::refusal::Refusal;
 pub(crate) struct ProcDir(PathBuf);
 
 impl ProcDir {
-    /// Directory of the process with that pid.
     pub(crate) fn for_pid(pid: u32) -> Self {
         Self(PathBuf::from(format!("/proc/{pid}")))
     }
 
-    /// Directory of this process.
     pub(crate) fn current() -> Self {
         Self(PathBuf::from("/proc/self"))
     }
@@ -77,7 +75,7 @@ impl ProcDir {
         File::open(self.0.join("exe")).map_err(|error| self.read_error("exe", &error))
     }
 
-    /// Returns the file name of the executed file, without directory and without the suffix of a removed file.
+    /// Returns the file name of the executed file, without its directory and the ` (deleted)` of a removed file.
     ///
     /// # Errors
     /// Like [`read`](Self::read).

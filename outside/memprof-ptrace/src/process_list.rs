@@ -42,7 +42,7 @@ pub fn list_processes() -> Result<ProcessList, Refusal> {
     };
     for pid in ProcDir::list_pids()? {
         let proc_dir = ProcDir::for_pid(pid);
-        // The process has ended meanwhile.
+        // Skip a process that has ended meanwhile.
         let Ok(status) = proc_dir.parse("status", ProcStatus::parse) else {
             continue;
         };

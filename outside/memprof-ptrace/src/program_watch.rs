@@ -1,5 +1,5 @@
-//! Watches the program of a process while memprof works on the process: if the process ends or calls execve(2), any
-//! step fails, with whatever error that step has.
+//! Watches whether a process still executes its program while memprof works on it. If the process ends or calls
+//! execve(2), any step may fail, with an error that hides this cause.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,8 +13,7 @@ use crate::auxiliary::ProgramIdentity;
 use crate::pidfd::PidFd;
 use crate::refusal::Refusal;
 
-/// Longest time between the first step that fails and the visible end of the process: its threads end one after
-/// another.
+/// Timeout for the end of a process to become visible once a step has failed: its threads end one after another.
 const END_TIMEOUT: Duration = Duration::from_millis(250);
 /// Time in which an execve(2) ends the other threads.
 const EXECUTE_DELAY: Duration = Duration::from_millis(20);
@@ -29,7 +28,7 @@ pub struct ProgramWatch {
     /// The open /proc/PID/maps, which shows the memory of that program only, and nothing once it is gone. `None` if
     /// this user may not read it.
     maps: Option<File>,
-    /// The program itself: its memory is not gone where another process shares it (clone(2), `CLONE_VM`).
+    /// Shows an execve(2) even if another process keeps the old memory alive (clone(2), `CLONE_VM`).
     program: ProgramIdentity,
 }
 
@@ -51,8 +50,8 @@ impl ProgramWatch {
         let program = ProgramIdentity::for_pid(pid);
         let open_maps = || File::open(format!("/proc/{pid}/maps")).ok();
         let has_memory = |maps: &File| !is_memory_gone(maps);
-        // Kernel threads and zombies have no memory, and neither has the main thread while another thread's
-        // execve(2) ends it.
+        // Kernel threads and zombies have no memory. Neither has the main thread while another thread's execve(2) ends
+        // it: then the second attempt succeeds.
         let maps = open_maps().filter(has_memory).or_else(|| {
             let has_ended = process.as_ref()?.wait_for_end(EXECUTE_DELAY);
             (!has_ended).then(open_maps)?.filter(has_memory)
@@ -78,7 +77,8 @@ impl ProgramWatch {
         if !self.maps.as_ref().is_some_and(is_memory_gone) && !self.program.was_replaced(self.pid) {
             return None;
         }
-        // The kernel installs the new program's memory before it releases the old one's.
+        // The kernel installs the new program's memory before it releases the old one's, so a process without an
+        // executable has ended. A link that exists may be denied to this user.
         let has_memory = match fs::read_link(format!("/proc/{}/exe", self.pid)) {
             Ok(_) => true,
             Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
@@ -89,8 +89,8 @@ impl ProgramWatch {
         })
     }
 
-    /// Replaces an error by the end of the program, if the program has ended. If `is_transient` says that the error
-    /// may come from a process that is about to end, waits for the end.
+    /// Replaces an error by the end of the program, if the program has ended. Waits up to 250 ms for that end if
+    /// `is_transient` says that the error may come from a process that is about to end.
     pub fn explain_error<E: From<Refusal>>(
         &self,
         error: E,

@@ -37,7 +37,8 @@ pub(crate) fn wait_for_stop(tid: pid_t, deadline: Instant) -> Result<i32, StopEr
         let waited = unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL | libc::WNOHANG) };
         match waited {
             0 if Instant::now() > deadline => return Err(StopError::Uninterruptible),
-            // waitpid(2) does not report the end of a first thread before all others have ended, which are traced too.
+            // waitpid(2) does not report the end of a main thread before all others have ended, and those may be
+            // stopped too.
             0 if Instant::now() > next_check => {
                 if is_zombie(tid) {
                     return Err(StopError::Ended);
@@ -51,7 +52,7 @@ pub(crate) fn wait_for_stop(tid: pid_t, deadline: Instant) -> Result<i32, StopEr
     }
 }
 
-/// Whether a thread has ended, and was not waited for.
+/// Whether a thread has ended and has not been waited for yet.
 fn is_zombie(tid: pid_t) -> bool {
     let stat = fs::read(format!("/proc/{tid}/stat"));
     stat.is_ok_and(|stat| ProcStat::parse(&stat).is_ok_and(|stat| stat.is_zombie))

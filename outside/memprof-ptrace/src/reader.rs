@@ -24,7 +24,7 @@ use crate::stuck_reader;
 
 /// Longest total wait for the memory of one process, beyond the time that disks and swap take.
 pub const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time in which a page arrives that is swapped out to a slow disk.
+/// Time allowed for one page, which may be swapped out to a slow disk.
 const SLOW_PAGE_TIME: Duration = Duration::from_millis(2);
 const PAGE_SIZE: usize = 4096;
 /// Largest part of a read, in bytes.
@@ -208,7 +208,7 @@ struct ReaderServer {
 /// The child is created by clone(2) directly, without the handlers of fork(3), so it must make system calls only.
 unsafe fn fork_without_signals(server: &ReaderServer) -> io::Result<pid_t> {
     let old_mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-    // No signal at the child's end: handlers of SIGCHLD belong to other children.
+    // The flags are 0, so the child sends no signal at its end: handlers of SIGCHLD expect other children.
     // SAFETY: clone(2) with these arguments is fork(2): the child continues on a copy of this stack.
     let child =
         unsafe { libc::syscall(libc::SYS_clone, 0_usize, 0_usize, 0_usize, 0_usize, 0_usize) };
@@ -239,7 +239,7 @@ impl ReaderServer {
         close_range(0, low.checked_sub(1));
         close_range(low + 1, high.checked_sub(1));
         close_range(high + 1, Some(u32::MAX));
-        // SAFETY: prctl(2) reads up to 16 bytes with their final zero, as `stuck_reader::name` builds them.
+        // SAFETY: prctl(2) reads up to 16 bytes with their final zero, as `stuck_reader::reader_name` builds them.
         unsafe { libc::prctl(libc::PR_SET_NAME, self.name.as_ptr()) };
         let mut request = [0_u64; 2];
         loop {

@@ -5,8 +5,8 @@ use nix::errno::Errno;
 use crate::limit::Limit;
 use crate::reader::MEMORY_TIMEOUT;
 
-/// Reason why a process is not attached to. The text is a predicate whose subject is the process, or a clause.
-/// Nothing in the process was changed.
+/// Reason why memprof does not attach to a process. The text is a predicate about the process (`is a kernel thread`) or
+/// a clause. Nothing in the process was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -64,7 +64,7 @@ pub enum Refusal {
     /// A kernel thread has no user memory.
     #[error("is a kernel thread")]
     KernelThread,
-    /// Changes of its memory would change its parent's.
+    /// The process runs in its parent's memory, so an attachment would change the parent too.
     #[error("is between vfork and exec and runs in its parent's memory")]
     Vfork,
     /// The program has no loader; includes Go programs.
@@ -82,7 +82,7 @@ pub enum Refusal {
     /// The program is for 32 bit, or runs in an emulator.
     #[error("is a program for {0}")]
     OtherArchitecture(&'static str),
-    /// The processor would kill it at the first return that matches no call.
+    /// Remote calls return without a matching call, at which the processor would kill the process.
     #[error("has a shadow stack (CET), so memprof cannot make calls in it")]
     ShadowStack,
     /// The filter answers a system call that attaching needs with an error or a signal.
@@ -94,7 +94,7 @@ pub enum Refusal {
     /// `PR_SET_SYSCALL_USER_DISPATCH` of prctl(2) is on: a call from code outside its range gets a SIGSYS.
     #[error("handles system calls itself (syscall user dispatch, as Wine does)")]
     UserDispatch,
-    /// Threads whose creation the sanitizer did not see end the process.
+    /// The sanitizer ends the process at the first thread whose creation it did not see.
     #[error(
         "was built with {sanitizer}, which ends it when a thread comes by another way than its own"
     )]
@@ -131,7 +131,7 @@ pub enum Refusal {
         /// Message of the loader about the file in memory.
         memfd_error: String,
     },
-    /// `HAProxy` sets such a limit for itself.
+    /// `RLIMIT_NPROC` allows no further thread. `HAProxy` sets such a limit for itself.
     #[error("may have no more threads (RLIMIT_NPROC is {limit}), and the limit could not be raised: {}", .errno.desc())]
     ThreadLimit {
         /// The soft limit.
@@ -163,7 +163,7 @@ pub enum Refusal {
         /// Largest amount that an attachment adds.
         needed: u64,
     },
-    /// Compiled C and Rust code relies on 16-byte alignment, with instructions that otherwise end the process.
+    /// Compiled C and Rust code may use instructions that fault on memory without 16-byte alignment.
     #[error(
         "its malloc ({allocator}) does not align to 16 bytes as the C ABI requires, so a library could crash in it"
     )]

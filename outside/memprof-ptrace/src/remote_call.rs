@@ -44,8 +44,8 @@ pub struct Gadgets {
 const CODE_LIMIT: u64 = 16 << 20;
 
 impl Gadgets {
-    /// Searches both instruction sequences in a mapping of code, in its first 16 MiB. `None` if one is missing or
-    /// the memory cannot be read.
+    /// Searches the first 16 MiB of a mapping of code for both instruction sequences. `None` if one is missing or the
+    /// memory cannot be read.
     pub fn find(memory: &Memory, code: &Range<u64>) -> Option<Self> {
         let length = (code.end - code.start).min(CODE_LIMIT);
         let mut bytes = vec![0; length as usize];
@@ -125,8 +125,8 @@ pub fn build_frames(
 ) -> CallFrames {
     let state = saved.xstate.to_frame_bytes();
     let vectors = (locations.saved - state.len() as u64) & !63;
-    // A function expects its return address at an address of 8 modulo 16.
     let last = frame_address(vectors, 1);
+    // `last + 8` is a multiple of 16, so that the frames of the calls end right at `last`.
     let first = frame_address(locations.calls.unwrap_or(last + 8), calls.len() as u64);
     let address = |index: usize| match index {
         index if index == calls.len() => last,
@@ -136,6 +136,7 @@ pub fn build_frames(
     for (index, call) in calls.iter().enumerate() {
         let mut registers = saved.registers;
         call.set_registers(&mut registers, gadgets);
+        // The call returns to the first word of the next frame: the restorer, which loads that frame.
         registers.rsp = address(index + 1);
         registers.eflags &= !CLEARED_FLAGS;
         // Without vectors the kernel loads the initial state, in which functions expect to be called.
@@ -149,6 +150,7 @@ pub fn build_frames(
     let mut registers = saved.registers;
     registers.rip = gadgets.restorer;
     registers.rsp = address(0) + 8;
+    // -1: the thread is in no system call, so the kernel restarts none.
     registers.orig_rax = u64::MAX;
     registers.eflags &= !CLEARED_FLAGS;
     CallFrames { writes, registers }
@@ -192,13 +194,14 @@ pub fn clone_frames_size(saved: &SavedContext<'_>) -> u64 {
     frames_size(1, saved) + FRAME_STRIDE + 24
 }
 
-/// Address of the lowest of `frames` frames that end below `end`.
+/// Address of the lowest of `frames` adjacent frames that end below `end`. Each frame begins with a return address,
+/// which the ABI requires at 8 modulo 16.
 fn frame_address(end: u64, frames: u64) -> u64 {
     ((end - FRAME_STRIDE * frames) & !15) - 8
 }
 
-/// Returns whether the words at a stack address are the frame of a signal handler, and not of a remote call. A
-/// thread in a handler may have interrupted any code.
+/// Returns whether the words at a stack address are the frame of a signal handler, and not of a remote call: return
+/// address, code segment, `uc_flags`, `uc_link`. A thread in a handler may have interrupted any code.
 pub fn is_signal_frame(words: &[u64], restorer: u64) -> bool {
     words[0] == restorer
         && words
@@ -227,6 +230,7 @@ fn signal_frame(
     ]);
     let [error, trap, old_mask, fault] = [0; 4];
     words.extend([error, trap, old_mask, fault, vectors]);
+    // `reserved1` of `struct sigcontext`, then `uc_sigmask`.
     words.extend([0; 8]);
     words.push(blocked);
     words.into_iter().flat_map(u64::to_le_bytes).collect()
@@ -244,6 +248,7 @@ impl RemoteCall {
             }
             Self::Function(address, [rdi, rsi, rdx, rcx]) => {
                 registers.rip = address;
+                // `al`: the number of vector registers with arguments, if the function is variadic.
                 registers.rax = 0;
                 (registers.rdi, registers.rsi, registers.rdx) = (rdi, rsi, rdx);
                 registers.rcx = rcx;

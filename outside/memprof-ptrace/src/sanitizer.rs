@@ -12,8 +12,8 @@ struct Sanitizer {
     name: &'static str,
     /// Prefixes of the file name of its runtime library.
     files: &'static [&'static [u8]],
-    /// Text that only the runtime contains, with `_` for each space, so that a program with this table is no match.
-    /// Names of its functions are also in compilers.
+    /// Text that only the runtime contains; names of its functions are also in compilers. `_` replaces each space, so
+    /// that memprof's own table is no match.
     text: &'static str,
 }
 
@@ -78,6 +78,7 @@ pub fn require_none_linked(memory: &Memory, maps: &[u8], program: &[u8]) -> Resu
 /// Finds the sanitizer whose text is among the constants; `None` if there is none.
 fn find_linked_runtime(constants: &[u8]) -> Option<&'static Sanitizer> {
     SANITIZERS.iter().find(|sanitizer| {
+        // `Sanitizer::text` has underscores in place of spaces.
         let text = sanitizer.text.replace('_', " ");
         memmem::find(constants, text.as_bytes()).is_some()
     })

@@ -21,17 +21,18 @@ use calls::{
     MUNLOCK, OPTIONAL, OWN_DESCRIPTORS, REQUIRED, RSEQ, SIGNAL_STACK, SNAPSHOT, SyscallRequirement,
 };
 
-/// Fails if a call that the plugin makes would fail so that the plugin cannot be loaded, or would end the process.
-/// The caller must have stopped the thread by ptrace(2). Threads that it creates have the same filters.
+/// Fails if a filter would end the process at a call of the plugin, or deny a call without which the plugin cannot be
+/// loaded. The caller must have stopped the thread by ptrace(2). Threads that it creates have the same filters.
 ///
 /// # Errors
 /// `UserDispatch`: the thread redirects its system calls; `ForbiddenCall`: a filter forbids one of the calls;
 /// `StrictSeccomp`: the thread has strict mode; `UnreadFilter`: the caller lacks `CAP_SYS_ADMIN` or has a filter
-/// too; `UnreadableFilter`: a filter cannot be read otherwise, or cannot be decided.
+/// too; `UnreadableFilter`: a filter cannot be read for another reason, or its result is unknown.
 pub fn require_calls(thread: u32) -> Result<(), Refusal> {
     let has_locked_memory = ProcStatus::read_thread(thread)?.locked > 0;
     require_allowed(thread, |filters| {
         match forbidden_call(filters, rseq::rseq_use(thread))? {
+            // The plugin calls munlock(2) only if mlockall(2) has locked its memory.
             None if has_locked_memory && evaluate(filters, &MUNLOCK.call)?.kills_process() => {
                 Ok(Some(MUNLOCK.name))
             }
@@ -57,8 +58,8 @@ pub fn require_signal_stack_calls(thread: u32) -> Result<(), Refusal> {
     require_allowed(thread, |filters| first_missing_call(filters, SIGNAL_STACK))
 }
 
-/// Whether the filters of a thread let it, and threads that it creates, leave the process's descriptor table. The caller
-/// must have stopped it by ptrace(2). False if a filter cannot be read.
+/// Whether the filters of a thread let it, and the threads that it creates, unshare the process's descriptor table. The
+/// caller must have stopped it by ptrace(2). False if a filter cannot be read.
 pub fn allows_own_descriptors(thread: u32) -> bool {
     let missing = require_allowed(thread, |filters| {
         first_missing_call(filters, OWN_DESCRIPTORS)
@@ -90,8 +91,8 @@ fn require_allowed(
     }
 }
 
-/// Returns the name of the first call of the plugin that the filters forbid, or at which they end the process;
-/// `None` if they allow all.
+/// Returns the name of the first call that makes the plugin unusable: a required call that the filters deny, or an
+/// optional one at which they end the process. `None` if there is none.
 ///
 /// # Errors
 /// A filter checks data that is unknown here, or is invalid for seccomp(2).
@@ -111,7 +112,7 @@ pub fn forbidden_call(
     Ok(None)
 }
 
-/// Returns the name of the first call without which one of the requirements is not met; `None` if all are met.
+/// Returns the name of the denied call of the first unmet requirement; `None` if all are met.
 fn first_missing_call(
     filters: &[Vec<BpfInstruction>],
     needs: impl IntoIterator<Item = &'static SyscallRequirement>,
@@ -124,7 +125,7 @@ fn first_missing_call(
     Ok(None)
 }
 
-/// Returns the name of the call without which a requirement is not met; `None` if it is met. Alternatives count
+/// Returns the name of the denied call if a requirement is unmet; `None` if it is met. The next alternative is tried
 /// only after `ENOSYS`.
 fn missing_call(
     filters: &[Vec<BpfInstruction>],

@@ -16,7 +16,7 @@ use crate::ptrace_request::{request, request_value, wait_for_stop};
 use crate::remote_call::SavedContext;
 use crate::xstate::XState;
 
-/// Timeout of a stop: longer than any wait that a signal can interrupt.
+/// Timeout of a stop. A thread that needs longer counts as sleeping uninterruptibly.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 const NT_X86_XSTATE: usize = 0x202;
@@ -156,8 +156,8 @@ impl StoppedThread {
         XState::new(bytes)
     }
 
-    /// Reads the signals that the thread blocks. During a call that blocks others temporarily (ppoll(2),
-    /// sigsuspend(2)), those that it blocks afterwards.
+    /// Reads the signals that the thread blocks. During a call with a temporary mask (ppoll(2), sigsuspend(2)), returns
+    /// the mask that applies afterwards.
     ///
     /// # Errors
     /// The thread was killed.
@@ -252,12 +252,13 @@ impl StoppedThread {
         let options = (libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACESYSGOOD) as usize;
         request(libc::PTRACE_SETOPTIONS, self.tid, 0, options)?;
         self.set_registers(registers)?;
+        // The last frame of the remote call restores the mask.
         self.set_signal_mask(u64::MAX)?;
         let mut signal = 0;
         loop {
             let is_late = Instant::now() > deadline;
             if is_late {
-                // Makes it stop where its registers can be restored, unless it is in the midst of the call.
+                // The thread then stops where its registers can be restored, unless it is in the midst of the call.
                 request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)?;
             }
             request(libc::PTRACE_SYSCALL, self.tid, 0, signal as usize)?;
@@ -300,8 +301,8 @@ impl StoppedThread {
         Ok((ProcessCopy::adopt(child as pid_t)?, self))
     }
 
-    /// Makes the thread run a remote call ([`crate::remote_call::build_frames`]) up to the end of system call `number`,
-    /// which it contains. The thread is stopped there, and continues with the call's last frame when it is dropped.
+    /// Makes the thread run a remote call ([`crate::remote_call::build_frames`]) up to the end of its system call
+    /// `number`. The thread is stopped there, and continues with the remote call's last frame when it is dropped.
     ///
     /// # Errors
     /// `ESRCH`: it was killed, or did not reach that point before the deadline; it then completes the remote call.
@@ -314,6 +315,7 @@ impl StoppedThread {
         let (options, mut signal) = (libc::PTRACE_O_TRACESYSGOOD, 0);
         request(libc::PTRACE_SETOPTIONS, self.tid, 0, options as usize)?;
         self.set_registers(registers)?;
+        // The last frame of the remote call restores the mask.
         self.set_signal_mask(u64::MAX)?;
         loop {
             request(libc::PTRACE_SYSCALL, self.tid, 0, signal as usize)?;
@@ -322,7 +324,7 @@ impl StoppedThread {
             signal = match CloneStep::from_status(status) {
                 CloneStep::SystemCall => {
                     let registers = self.registers()?;
-                    // At the call's begin, `rax` is ENOSYS (arch/x86/entry).
+                    // On entry to a call, `rax` is -ENOSYS (arch/x86/entry).
                     let is_begin = registers.rax.cast_signed() == -i64::from(libc::ENOSYS);
                     if registers.orig_rax.cast_signed() == number && !is_begin {
                         return Ok(self);
@@ -340,6 +342,7 @@ impl StoppedThread {
     /// # Errors
     /// The thread was killed.
     pub fn resume_with(self, registers: &user_regs_struct) -> io::Result<()> {
+        // Dropping `self` then detaches the thread.
         self.set_registers(registers)
     }
 }
@@ -369,7 +372,7 @@ enum CloneStep {
 }
 
 impl CloneStep {
-    /// Converts the wait status (waitpid(2)) of a stop.
+    /// Converts the wait status of a stop (waitpid(2)). A ptrace event is in its upper half.
     fn from_status(status: i32) -> Self {
         match (status >> 16, libc::WSTOPSIG(status)) {
             (libc::PTRACE_EVENT_CLONE, _) => Self::Cloned,

@@ -61,8 +61,8 @@ pub fn stop_all(
     }
 }
 
-/// Detaches a thread so that none of its system calls fails because it was stopped. A thread that was killed is
-/// ignored.
+/// Detaches a thread. A system call that would fail with EINTR only because of the stop is restarted. Ignores a thread
+/// that was killed.
 pub fn resume(memory: &Memory, stopped: StoppedThread) {
     let registers = stopped.registers().ok().filter(would_see_eintr);
     let restarted = registers.and_then(|registers| {

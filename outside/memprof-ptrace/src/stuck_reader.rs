@@ -14,7 +14,8 @@ pub(crate) fn reader_name(pid: u32) -> [u8; 16] {
     name
 }
 
-/// Returns whether a reader waits for process `pid`. Reads only files of /proc that need no memory of the processes.
+/// Returns whether a killed reader still waits for process `pid`. Reads only files of /proc that touch no process's
+/// memory, so that it cannot block itself.
 pub(crate) fn has_stuck_reader(pid: u32) -> bool {
     let name = reader_name(pid);
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();

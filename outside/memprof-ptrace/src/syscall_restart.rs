@@ -1,4 +1,4 @@
-//! System calls that a thread may be interrupted in for remote calls, and the registers with which it restarts them.
+//! System calls in which a thread may be interrupted for remote calls, and the registers with which it restarts them.
 //!
 //! The kernel restarts an interrupted call only if it then delivers a signal, or if the thread continues with the
 //! registers that it was stopped with. It never restarts a call that ends with EINTR, as `epoll_wait(2)`, recv(2)
@@ -49,11 +49,11 @@ const NO_EFFECT_ON_EINTR: [i64; 12] = [
 /// Kinds of interruptible calls, from the best to interrupt to the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RestartClass {
-    /// Restarted, it waits for the same event, and not longer in all.
+    /// Restarted, it waits for the same event, and until the same time.
     Transparent,
-    /// Waits for descriptors, and restarts its whole timeout.
+    /// Waits for descriptors; restarted, it may wait for its whole timeout again.
     Events,
-    /// Restarted, it may wait for its whole timeout again.
+    /// Another wait that may last for its whole timeout again after a restart.
     RestartsTimeout,
     /// Reads data, perhaps for the loader or an allocator.
     Read,
@@ -66,6 +66,8 @@ pub enum RestartClass {
 /// interrupted in it.
 pub fn restart_class(number: i64, arguments: [u64; 6]) -> Option<RestartClass> {
     let operation = arguments[1] & !FUTEX_FLAGS;
+    // Timeouts in milliseconds: the third argument of poll(2), the fourth of epoll_wait(2). That of epoll_pwait2(2) is
+    // a pointer.
     let waits_for_ever = arguments[2] as i32 == -1;
     let awaits_events_for_ever = match number {
         SYS_epoll_pwait2 => arguments[3] == 0,
@@ -107,6 +109,7 @@ pub fn restarted_registers(
         SYS_restart_syscall => u64::from(syscall_number_before(code)?),
         _ => stopped.orig_rax,
     };
+    // Back to the `syscall` instruction of two bytes. With -1 the thread is in no call, so the kernel restarts none.
     registers.rip -= 2;
     registers.orig_rax = u64::MAX;
     use_remaining_time(&mut registers);

@@ -28,12 +28,11 @@ pub struct WaitingSyscall {
     pub instruction: u64,
 }
 
-/// Number of threads that are listed whatever time that takes.
+/// Number of threads that are listed even beyond the time limit.
 const MIN_THREADS: usize = 64;
 
-/// Lists the threads of a process, beginning with the one at index `first`, until `time_limit` is over: the kernel
-/// waits for a clock tick before it reports the call of a thread that is ready to run, and a busy process has thousands
-/// of them.
+/// Lists the threads of a process from index `first` on, and from the start again, until `time_limit` is over. Reading
+/// a runnable thread's call takes a clock tick of the kernel, and a busy process has thousands of such threads.
 ///
 /// # Errors
 /// The process has ended, or this user may not inspect it.

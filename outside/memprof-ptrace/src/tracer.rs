@@ -68,6 +68,7 @@ impl TracerCredentials {
         match self.yama {
             3 => Denial::Yama(3),
             2 if !may_trace => Denial::Yama(2),
+            // With this capability, a tracer needs none of the rights below.
             _ if may_trace => Denial::Unknown,
             _ if effective == 0 => Denial::WithoutPtrace,
             _ if !is_same_user => Denial::OtherUser(target.uids[1]),

@@ -39,13 +39,14 @@ impl XState {
 
     /// Builds the bytes for a signal frame, which must lie at a multiple of 64.
     ///
-    /// The kernel searches their end mark at one of two offsets: at the size in the frame, or (Linux 6.12 and
-    /// others) at the size of all components that the thread may use, which only a thread with AMX granted has in
-    /// full. So both offsets are marked: the kernel treats a frame without the mark as one without vector registers,
-    /// and sends a SIGSEGV if the mark cannot be read.
+    /// The kernel looks for their end mark at one of two offsets: at the size in the frame, or (Linux 6.12 and others)
+    /// at the size of all components that the thread may use, which only a thread with AMX granted has in full. So both
+    /// offsets are marked: the kernel treats a frame without the mark as one without vector registers, and sends a
+    /// SIGSEGV if the mark cannot be read.
     pub fn to_frame_bytes(&self) -> Vec<u8> {
         self.frame_bytes_with(|component| {
             let leaf = __cpuid_count(COMPONENTS_LEAF, component);
+            // Offset and size of the component.
             (leaf.ebx + leaf.eax) as usize
         })
     }
@@ -57,10 +58,12 @@ impl XState {
             0 => components & !GRANTED_COMPONENTS,
             _ => components,
         };
+        // Components 0 and 1 lie in the legacy area.
         let ends = (2..63).filter(|bit| granted >> bit & 1 != 0).map(end);
         let size = ends.fold(MIN_SIZE, usize::max).min(self.0.len());
         let mut frame = self.0.clone();
-        // Components to restore. The kernel resets those to their initial state that are not present.
+        // `struct _fpx_sw_bytes`: mark, size with the end mark, components to restore, size. The kernel resets
+        // components without data to their initial state.
         let mut reserved = Vec::with_capacity(48);
         for field in [
             MAGIC1,

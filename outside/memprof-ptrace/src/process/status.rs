@@ -66,7 +66,7 @@ pub enum SeccompMode {
 }
 
 impl ProcStatus {
-    /// Reads the status of a thread.
+    /// Reads the status of a thread or process from /proc/TID, which exists for every thread.
     ///
     /// # Errors
     /// `NoSuchProcess`: no process has the pid; `Unreadable`: a file of /proc cannot be read or parsed.

@@ -22,8 +22,8 @@ pub(crate) fn shares_memory_with_parent(pid: u32, child: &ProcStatus, parent: &P
     }
 }
 
-/// Number of processes that share the memory of process `pid`: children of its threads, and its parent, made by
-/// vfork(2) or by clone(2) with `CLONE_VM`. 0 if the kernel was built without kcmp(2).
+/// Counts the children and the parent of process `pid` that share its memory, as after vfork(2) or clone(2) with
+/// `CLONE_VM`. 0 if the kernel was built without kcmp(2).
 pub fn count_memory_sharers(pid: u32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let children = tasks.into_iter().flatten().flatten().flat_map(|task| {
@@ -49,8 +49,9 @@ fn have_same_memory(one: u32, other: u32) -> Result<bool, Errno> {
     Errno::result(order).map(|order| order == 0)
 }
 
-/// Returns whether size, peak and resident set are equal, as they are for shared memory. A fork that has touched
-/// nothing yet has an equal size but another resident set: file pages are not copied.
+/// Returns whether both have the same mapped memory (current and peak) and resident memory, as processes with shared
+/// memory do. A fork that has touched nothing yet maps as much, but has less resident memory: file pages are not
+/// copied.
 fn has_same_memory_size(child: &ProcStatus, parent: &ProcStatus) -> bool {
     (child.size, child.resident) == (parent.size, parent.resident)
 }

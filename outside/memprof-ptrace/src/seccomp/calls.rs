@@ -182,7 +182,7 @@ pub(super) const RSEQ: SyscallRequirement =
 /// Call that unlocks the sampler's memory if mlockall(2) has locked it.
 pub(super) const MUNLOCK: NamedSyscall = syscall("munlock", libc::SYS_munlock, [0, 4096, 0, 0]);
 
-/// Calls that may fail, because memprof then does something else or goes without, but must not end the process.
+/// Calls that may fail, because memprof can do without them, but must not end the process.
 pub(super) const OPTIONAL: &[NamedSyscall] = &[
     syscall("brk", libc::SYS_brk, [0; 4]),
     syscall("capset", libc::SYS_capset, [0; 4]),

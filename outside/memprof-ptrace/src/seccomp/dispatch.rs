@@ -1,6 +1,6 @@
-//! Check whether a thread handles system calls itself (Linux's admin-guide/syscall-user-dispatch.rst), as Wine does
-//! for Windows programs: the kernel sends a SIGSYS for each call from outside an address range, which ends the
-//! process if it is blocked.
+//! Check whether a thread handles system calls itself (Linux's admin-guide/syscall-user-dispatch.rst), as Wine does for
+//! Windows programs. The kernel sends a SIGSYS for each call from outside an address range. If the thread blocks that
+//! signal, it ends the process.
 #![expect(
     unsafe_code,
     reason = "PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG of ptrace(2)"

@@ -100,8 +100,8 @@ impl FilterAction {
     }
 }
 
-/// Evaluates all filters of a thread, oldest first: the most severe result decides, and among equals the newest
-/// filter's.
+/// Evaluates all filters of a thread, which are in order, oldest first. The most severe result decides; of equally
+/// severe ones, that of the newest filter.
 ///
 /// # Errors
 /// A filter has an invalid instruction, or checks the address of the call.
@@ -109,6 +109,7 @@ pub fn evaluate(
     filters: &[Vec<BpfInstruction>],
     call: &SeccompData,
 ) -> Result<FilterAction, UndecidedFilter> {
+    // As in the kernel, the lowest action as a signed number is the most severe.
     let severity = |value: u32| (value & libc::SECCOMP_RET_ACTION_FULL).cast_signed();
     let mut decided = libc::SECCOMP_RET_ALLOW;
     for filter in filters.iter().rev() {
@@ -126,6 +127,7 @@ fn run_filter(filter: &[BpfInstruction], call: &SeccompData) -> Result<u32, Unde
     let mut index = 0;
     // Jumps only go forward, so the loop ends.
     while let Some(instruction) = filter.get(index) {
+        // `& !4` matches both halves of the 64-bit pointer.
         if (instruction.code, instruction.operand & !4)
             == (LOAD_DATA as u16, INSTRUCTION_POINTER_OFFSET)
         {
