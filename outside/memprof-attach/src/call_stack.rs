@@ -74,8 +74,8 @@ impl CallStacks {
         }
     }
 
-    /// Returns the program counters of a thread's stack, the innermost first. `None` if the walk does not reach the
-    /// outermost frame.
+    /// Returns the program counters of a thread's stack, the innermost first. `None` if the walk ends early. Code
+    /// without call frame information counts as the outermost frame.
     pub(crate) fn unwind(&mut self, memory: &Memory, start: Registers) -> Option<Vec<u64>> {
         let mut frames = vec![0; MAX_FRAMES];
         let mut stack = StackWords(memory);
@@ -134,6 +134,7 @@ impl UnwindInfo {
         if header[..5] != *b"\x7fELF\x02" {
             return Err(io::ErrorKind::InvalidData.into());
         }
+        // `e_phoff`, and below `e_phnum`, of the ELF header.
         let headers = base.wrapping_add(read_u64(&header, 32));
         let count = u64::from(read_u16(&header, 56)).min(MAX_SEGMENTS);
         let mut segments = Vec::new();
@@ -149,6 +150,7 @@ impl UnwindInfo {
         // The bias is 0 for a program that is not position independent.
         let first = of_type(PT_LOAD).next().ok_or(io::ErrorKind::NotFound)?;
         let bias = base.wrapping_sub(read_u64(first, 16) & !(PAGE_SIZE - 1));
+        // `p_vaddr` and `p_memsz`.
         let addresses = |segment: &[u8; 56]| {
             let start = bias.wrapping_add(read_u64(segment, 16));
             start..start.saturating_add(read_u64(segment, 40))
@@ -158,7 +160,8 @@ impl UnwindInfo {
         let mut readable = of_type(PT_LOAD).filter(|segment| read_u32(*segment, 4) & PF_R != 0);
         let segment = readable.find(|segment| addresses(segment).contains(&hdr));
         let segment = addresses(segment.ok_or(io::ErrorKind::NotFound)?);
-        // Linkers place `.eh_frame` after its header, or right before it.
+        // Linkers place `.eh_frame` after its header, or right before it. The second byte is the encoding of its
+        // address, which is at 4.
         let start: [u8; 8] = memory.read_array(hdr)?;
         let eh_frame = match start[1] {
             PCREL_SDATA4 => {

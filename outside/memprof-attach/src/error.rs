@@ -157,7 +157,7 @@ impl AttachError {
         }
     }
 
-    /// Builds an error from the act and the file; the system's error follows.
+    /// Returns a function that adds context to a system error: the act or the file.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |cause| Self::Io { what, cause }

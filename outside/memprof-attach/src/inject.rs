@@ -36,7 +36,7 @@ const PAGE_SIZE: u64 = 4096;
 const STACK_SIZE: u64 = 128 << 10;
 /// Timeout for the plugin to be loaded. Its constructors run meanwhile, and the loader's lock is waited for.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time between two checks by the new thread, for its `struct timespec`.
+/// Interval at which the new thread polls for a reply: `tv_nsec` of its `struct timespec`.
 const THREAD_POLL_INTERVAL_NS: u64 = 10_000_000;
 
 /// Signals of faults. They stay unblocked: a fault with a blocked signal ends the process without its handler.
@@ -138,6 +138,7 @@ fn inject(
     let mapped = [layout.code..layout.page, layout.page..layout.end];
     let first = run_calls(target, &maps, None, u64::MAX)?;
     wait_until_mapped(target, &mapped, &first)?;
+    // /proc/PID/mem writes to executable pages too, although they have no write access.
     let write = |address, bytes: &[u8]| target.memory.write(address, bytes);
     let written = write(layout.page, page.bytes()).and_then(|()| write(layout.code, loader_code()));
     written.map_err(|cause| write_error(target, cause))?;
@@ -230,6 +231,7 @@ fn fill_page(page: &mut SharedPage, target: &Target, layout: &TargetLayout, sour
     page.set_word(shared_page::LENGTH, layout.stack - layout.code);
     let unblocked = FAULT_SIGNALS.iter().chain([&SIGSETXID, &SIGCANCEL]);
     page.set_word(shared_page::MASK, signals_except(unblocked));
+    // `tv_nsec` of a `timespec`.
     page.set_word(shared_page::PAUSE + 8, THREAD_POLL_INTERVAL_NS);
     page.set_text(shared_page::MALLOC_NAME, b"malloc");
     page.set_text(shared_page::FREE_NAME, b"free");
@@ -280,6 +282,7 @@ fn wait_until_loaded(
         let stage = page.stage().map_err(lost_error)?;
         if let Some(halt) = halts.poll() {
             page.send_reply(LoaderAck::Cancelled).map_err(lost_error)?;
+            // Read after the cancellation: a thread at an earlier stage sees it before it calls the plugin.
             return Err(match page.stage().map_err(lost_error)? {
                 LoaderStage::Calling | LoaderStage::Done => {
                     AttachError::Failed(format!("{halt}; the plugin is there"))
@@ -315,7 +318,7 @@ fn wait_until_loaded(
             _ if start.elapsed() > LOAD_TIMEOUT && !is_cancelled => {
                 page.send_reply(LoaderAck::Cancelled).map_err(lost_error)?;
                 is_cancelled = true;
-                // From this stage on, the plugin itself takes long.
+                // From `Calling` on, it is the plugin itself that takes long.
                 if page.stage().map_err(lost_error)? < LoaderStage::Calling {
                     return failed(
                         "it was still loading the plugin after a minute: the program holds the loader's lock, or a \

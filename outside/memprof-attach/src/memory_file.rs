@@ -29,8 +29,8 @@ pub(crate) fn provide_plugin_file(
     }
     let bytes = fs::read(plugin).map_err(AttachError::io(plugin.display().to_string()))?;
     let process = Path::new("/proc").join(target.pid.to_string());
-    // The new thread, whose number is unknown here, may have a descriptor table of its own. Opening another file than
-    // one in memory may have an effect.
+    // The new thread may have a descriptor table of its own, and its ID is unknown here, so all threads are searched.
+    // Opening any other file than one in memory could have an effect.
     let paths = thread_dirs(&process).map(|thread| thread.join("fd").join(fd.to_string()));
     let is_in_memory =
         |path: &PathBuf| fs::read_link(path).is_ok_and(|link| link == Path::new(MEMFD_LINK));
@@ -44,7 +44,7 @@ pub(crate) fn provide_plugin_file(
     })?;
     let written = open_memory_file(&path).and_then(|mut file| file.write_all(&bytes));
     written.map_err(AttachError::io(path.display().to_string()))?;
-    // The loader would take a path that it knows for the library that was loaded by it, so slashes are added.
+    // The loader does not open a path again under which it has loaded a library, so the number of slashes varies.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let slashes = "/".repeat(1 + now.map_or(0, |now| now.subsec_micros() as usize) % 64);
     let path = format!("/proc/thread-self/fd{slashes}{fd}");

@@ -34,8 +34,8 @@ use load_script::LoadScript;
 const DEFAULT_PORT: u16 = 9229;
 /// Timeout for Node to open its inspector, which it does between two steps of its JavaScript.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time after the signal without a new port, after which the ports that were open before are tried too: an inspector
-/// that is open already ignores the signal. They may also belong to the program, so they are not tried earlier.
+/// Delay after the signal until, without a new port, the ports that were open before are tried too: one may be an
+/// inspector, which then ignores the signal. They may also be the program's own, so they are not tried earlier.
 const NO_NEW_PORT_DELAY: Duration = Duration::from_secs(1);
 /// Timeout for JavaScript to load the plugin.
 const EVALUATE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -164,6 +164,7 @@ struct OpenInspector {
 fn find_or_open_inspector(pid: u32, process: &OwnedFd) -> Result<OpenInspector, AttachError> {
     let list = || listeners(pid).map_err(|error| program::proc_error(pid, "fd", error));
     let mut known = list()?;
+    // An inspector that is open already needs no signal.
     let default = known
         .iter()
         .find(|known| known.address.port() == DEFAULT_PORT);

@@ -15,7 +15,8 @@ pub enum AttachOutcome {
         /// Thread limit (`RLIMIT_NPROC`) before and after it was raised; the plugin restores it when it is unloaded.
         /// `None` if it was not raised.
         thread_limit: Option<(u64, u64)>,
-        /// Signals whose handlers must not fork from now on, and might: the process had a single thread.
+        /// Signals whose handlers might fork. From now on that can deadlock, because the process no longer has a single
+        /// thread.
         handled: Vec<String>,
     },
     /// By the JVM in the process, without a stop.

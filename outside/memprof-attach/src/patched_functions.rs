@@ -1,6 +1,6 @@
-//! Patches the entry points of allocators: the first instructions of each function are replaced by a jump while all
-//! threads are stopped. No GOT slot holds the functions of one that is linked statically into the program or a library,
-//! and calls of a library's by an address that the program keeps go through none.
+//! Patches the entry points of allocators: replaces the first instructions of each function by a jump while all threads
+//! are stopped. Patching GOT slots would miss an allocator that is linked statically into the program or a library, and
+//! calls by a function pointer that the program keeps.
 //!
 //! The jump leads to a trampoline, which continues at the function's relocated prologue unless the plugin has set a
 //! hook. The table of trampolines is written before the first jump, and stays for the life of the process, because a
@@ -45,9 +45,9 @@ pub enum MallocOwner {
 /// Result of patching the entry points of an allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PatchReport {
-    /// Name of the library; `None` if they are the program's.
+    /// Name of the library that contains the functions; `None` for the program.
     pub library: Option<String>,
-    /// Name of one that allocates, such as `malloc` or `_rjem_malloc`.
+    /// Name of a patched function that allocates, such as `malloc` or `_rjem_malloc`; empty for restored functions.
     pub function: String,
     /// Number of patched functions.
     pub functions: usize,
@@ -74,8 +74,8 @@ pub fn patch_entry_points(
     })
 }
 
-/// Patches the functions of the allocators that do not serve `malloc`, but are called by other names, such as
-/// `_rjem_malloc` or `mi_malloc`: of the program, and of each library. Returns a result for each file that has some.
+/// Patches the allocators that do not serve `malloc`, but are called by other names, such as `_rjem_malloc` or
+/// `mi_malloc`, in the program and in each library. Returns a result for each file with such an allocator.
 ///
 /// # Errors
 /// The program cannot be read. Errors of each file are as for [`patch_entry_points`].
@@ -95,6 +95,7 @@ fn patch(pid: u32, code: AllocatorCode, max_pause: Duration) -> Result<PatchRepo
     let plan = PatchPlan::new(&code)?;
     let mut target = Target::inspect(pid)?;
     require_unchanged_code(&target, &plan)?;
+    // Checked before a table is written, because it would stay in the process.
     if table_of(&target, &plan).is_none() {
         pause::require_short_pause(&target, max_pause)?;
     }
@@ -155,8 +156,8 @@ fn table_of(target: &Target, plan: &PatchPlan) -> Option<u64> {
     })
 }
 
-/// Fails unless the program's symbols give the addresses of its functions. Succeeds for a program that does not
-/// export its own `malloc` to its libraries.
+/// Fails if the program exports a `malloc` of its own to its libraries, but has no symbols with the addresses of its
+/// allocator's functions.
 ///
 /// # Errors
 /// `NotPatched`: the program was stripped, or is too large.

@@ -39,6 +39,7 @@ pub(crate) enum PluginSource {
 impl PluginSource {
     /// Whether the loader's error says that the process may not open or map the plugin's file.
     pub(crate) fn is_refused(&self, loader_error: &str) -> bool {
+        // glibc begins the error for a file with its path and a colon.
         match self {
             Self::Path(path) | Self::TemporaryCopy(TemporaryCopy { path, .. }) => loader_error
                 .strip_prefix(&*path.to_string_lossy())

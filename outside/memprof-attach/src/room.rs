@@ -53,6 +53,7 @@ pub(crate) fn require_room(pid: u32, maps: &[u8]) -> Result<(), Refusal> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
     let status = read("status");
     let used = ResourceUsage {
+        // The kernel does not count `[vsyscall]`.
         mappings: mappings(maps)
             .filter(|mapping| mapping.path != b"[vsyscall]")
             .count() as u64,

@@ -91,6 +91,7 @@ fn try_run_calls(
     blocked: u64,
     avoided: &[u32],
 ) -> Result<CallInProgress, NoSafePoint> {
+    // Calls on a separate stack leave only the saved context on the thread's own.
     let calls_on_own_stack = if stack.is_some() { 0 } else { calls.len() };
     let thread = stop_at_safe_point(target, calls_on_own_stack, avoided)?;
     let locations = FrameLocations {
@@ -138,7 +139,6 @@ pub(crate) fn write_error(target: &Target, cause: io::Error) -> AttachError {
         .map_or_else(|error| error, failed)
 }
 
-/// Builds the call that unmaps memory.
 pub(crate) fn unmap_call(range: &Range<u64>) -> RemoteCall {
     RemoteCall::Syscall(
         SYS_munmap,
@@ -146,8 +146,8 @@ pub(crate) fn unmap_call(range: &Range<u64>) -> RemoteCall {
     )
 }
 
-/// Waits until a thread has mapped all of the ranges, of which the last is mapped last. If the kernel refuses one,
-/// unmaps the others and fails; fails also after 5 s.
+/// Waits until a thread has mapped all `ranges`, in their order. If the kernel refuses one, unmaps the others and
+/// fails. Also fails after 5 s.
 pub(crate) fn wait_until_mapped(
     target: &mut Target,
     ranges: &[Range<u64>],
@@ -178,13 +178,14 @@ pub(crate) fn wait_until_mapped(
     }
 }
 
-/// Whether a thread has made its calls and continued where it was stopped.
+/// Whether a thread has made its calls and waits again in a system call, with the stack pointer that it had when it was
+/// stopped.
 pub(crate) fn has_returned(target: &Target, call: &CallInProgress) -> bool {
     waiting_syscall(target.pid, call.tid).is_some_and(|waiting| waiting.stack == call.stack)
 }
 
-/// Unmaps those of the ranges that are mapped, and waits for it. Errors are ignored: the ranges then stay mapped.
-/// Nothing must run in them.
+/// Unmaps those of the ranges that are mapped, and waits for it. Ignores errors: the ranges then stay mapped. No thread
+/// may run code in them.
 pub(crate) fn unmap_leftovers(target: &mut Target, ranges: &[Range<u64>]) {
     if target.refresh().is_err() {
         return;

@@ -93,7 +93,7 @@ impl ProgramCodeMap {
         registers: &user_regs_struct,
         restorer: u64,
     ) -> Result<(), &'static str> {
-        // The C library finds a thread's variables by it (`tcbhead_t`, self).
+        // The C library finds a thread's variables by this address, and keeps it at offset 16 (`self` of `tcbhead_t`).
         let control_block = registers.fs_base;
         if !memory
             .read_u64(control_block.wrapping_add(16))

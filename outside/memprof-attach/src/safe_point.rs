@@ -24,7 +24,7 @@ use crate::target::Target;
 
 /// Timeout for a thread to reach a safe point.
 const SAFE_POINT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time to list threads in each round: the following one lists the next.
+/// Time to list threads in each round; the next round continues with the threads after them.
 const LIST_TIME_LIMIT: Duration = Duration::from_millis(50);
 const POLL_INTERVAL: Duration = Duration::from_micros(300);
 /// Time after which running threads are tried too.
@@ -140,6 +140,7 @@ pub(crate) fn stop_at_safe_point(
             match stop_if_safe(target, *tid, *state_when_listed, calls) {
                 Ok(borrowed) => return Ok(borrowed),
                 Err(UnsafeReason::Retry(reason)) => {
+                    // A filter's refusal stays: it is permanent, and says more.
                     let reason = reason.to_owned();
                     if let Refusal::NoSafePoint { .. } = last_refusal {
                         last_refusal = Refusal::NoSafePoint { reason };
@@ -171,9 +172,9 @@ enum CandidateState {
     Running,
 }
 
-/// Returns the IDs of the threads to try: waiting ones, the best first, one for each kind of call, because a
-/// thousand may wait in the same; and running ones. Each round starts with others, and `first` advances by the
-/// threads that were listed.
+/// Returns the IDs of the threads to try. The first list has waiting threads, the best first: one for each class of
+/// calls, because a thousand may wait in the same call. The second list has running threads. Each round starts with
+/// other threads. `first` advances by the number of listed threads.
 fn list_candidates(
     target: &Target,
     first: &mut usize,
@@ -259,7 +260,7 @@ fn inspect_thread(
     stopped: &StoppedThread,
     calls: usize,
 ) -> Result<ThreadSnapshot, UnsafeReason> {
-    // A stopped thread executes no other program.
+    // Checked while the thread is stopped: it cannot execute another program then.
     target.require_same_program().map_err(UnsafeReason::Fatal)?;
     let registers = stopped.registers().map_err(|_| THREAD_ENDED)?;
     if registers.cs != USER_CODE_SEGMENT {

@@ -30,8 +30,8 @@ pub(crate) struct Target {
     /// Code of allocators that are libraries: a thread that waits in it may be in the midst of a change to the
     /// allocator's data.
     pub(crate) allocators: Vec<Range<u64>>,
-    /// Code of libc: a `malloc` there keeps no descriptor, as an interposed one may, which logs its calls, and tcmalloc's
-    /// libunwind, which has a pipe.
+    /// Code of libc. A `malloc` in it keeps no descriptor open, unlike one that logs its calls, or tcmalloc's, whose
+    /// libunwind has a pipe.
     pub(crate) malloc_code: Vec<Range<u64>>,
     /// Code in which running threads may be stopped.
     pub(crate) running: ProgramCodeMap,
@@ -98,7 +98,7 @@ impl Target {
             // Two commands would write their frames to the same addresses.
             memory.try_lock().map_err(|_| AttachError::Busy)?;
         }
-        // It gives the reason if the memory could not be opened.
+        // Before the error of `memory` is returned, because this one names the reason.
         examine(pid)?;
         let memory = Arc::new(memory.map_err(AttachError::io(path))?);
         let target = Self::read_facts(pid, Arc::clone(&memory))

@@ -43,10 +43,9 @@ pub(crate) struct TemporaryCopy {
 }
 
 impl TargetRoot {
-    /// Opens the root directory of a process.
     pub(crate) fn for_pid(pid: u32) -> io::Result<Self> {
         let path = format!("/proc/{pid}/root");
-        // The link itself belongs to the kernel.
+        // The process cannot change this link, so it may be followed.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, path, flags, Mode::empty())?;
         Ok(Self { pid, root })

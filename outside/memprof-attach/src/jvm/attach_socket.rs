@@ -71,7 +71,6 @@ fn is_attach_disabled(pid: u32) -> bool {
     has_option("cmdline") || has_option("environ")
 }
 
-/// A running JVM.
 #[derive(Debug)]
 struct Jvm {
     pid: u32,
@@ -81,8 +80,8 @@ struct Jvm {
 }
 
 impl Jvm {
-    /// Requests the JVM to open its socket by SIGQUIT, and connects. `None` if it does not open it in time, or does
-    /// not handle the signal. A JVM that handles no signals (`-Xrs`) has opened it at its start.
+    /// Requests the JVM by SIGQUIT to open its socket, and connects. `None` if the socket is not open in time, or the
+    /// JVM does not handle the signal. With `-Xrs`, a JVM handles no signals, and opens the socket at its start.
     fn open_socket(&self, process: &OwnedFd) -> Option<UnixStream> {
         if self.status.caught & (1 << (Signal::QUIT.as_raw() - 1)) == 0 {
             return None;
@@ -96,6 +95,7 @@ impl Jvm {
             }
             thread::sleep(POLL_INTERVAL);
         }
+        // The JVM looks for the file when it handles the signal.
         drop(attach_file);
         None
     }

@@ -8,7 +8,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// `TCP_LISTEN` of `net/tcp_states.h`.
 const LISTEN_STATE: &str = "0A";
 
-/// A listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Listener {
     /// Address to connect to: the loopback address if the socket listens on all addresses.
@@ -60,9 +59,11 @@ fn parse_socket_link(link: &str) -> Option<u64> {
 }
 
 /// Parses a line of /proc/net/tcp or tcp6 (proc(5)): `0: 0100007F:240D 00000000:0000 0A 00000000:00000000
-/// 00:00000000 00000000  1000  0 15019218 1 …`. `None` unless the socket listens.
+/// 00:00000000 00000000  1000  0 15019218 1 …`. `None` unless the socket listens. A socket that listens on all
+/// addresses is given the loopback address.
 fn parse_listener(line: &str) -> Option<Listener> {
     let mut words = line.split_ascii_whitespace();
+    // Columns 2, 4 and 10.
     let local = words.nth(1)?;
     let state = words.nth(1)?;
     let inode = words.nth(5)?.parse().ok()?;

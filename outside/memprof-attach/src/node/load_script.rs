@@ -11,8 +11,7 @@ use crate::plugin::ENTRY_NAME;
 /// and exists only during the evaluation.
 ///
 /// The inspector is closed in a later turn of the event loop, when no client is connected: `close` would block the
-/// program until the clients disconnect; and Node may crash by a null pointer if a client to which it still replies
-/// is gone (20.20.2).
+/// program until the clients disconnect, and Node (20.20.2) may crash if a client disconnects before its reply.
 const FUNCTION: &str = r#"({ path, module, deadline, closes }) => {
   const [fs, inspector, timers] = ["fs", "inspector", "timers"].map((name) => require(name));
   const hasClient = (url) => {

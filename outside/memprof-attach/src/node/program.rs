@@ -31,7 +31,7 @@ pub(super) fn require_node(pid: u32) -> Result<OwnedFd, AttachError> {
     require_process(pid, &ProcStatus::read_thread(pid)?)?;
     let process = pidfd_open(number, PidfdFlags::empty());
     let process = process.map_err(|_| Refusal::NoSuchProcess)?;
-    // The process was opened before: what is read through its pid from here on belongs to it.
+    // Once the process is open, a reuse of its pid is harmless: the signal goes to the opened process, or fails.
     require_program(pid)?;
     let status = ProcStatus::read_thread(pid)?;
     require_process(pid, &status)?;

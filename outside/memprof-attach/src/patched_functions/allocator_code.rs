@@ -31,12 +31,11 @@ const MAX_CODE_SIZE: usize = 512 << 20;
 const MAX_FUNCTIONS: usize = 2 << 20;
 /// Largest size of a function, in bytes; a larger one is cut off there.
 const MAX_FUNCTION_SIZE: u64 = 1 << 20;
-/// Timeout for reading the symbols.
 const SYMBOLS_TIMEOUT: Duration = Duration::from_secs(20);
 /// Bytes of an entry of a procedure linkage table.
 const STUB_SIZE: usize = 16;
 
-/// Address in place of that of a function of another file that allocates.
+/// Replaces the address of an allocating function of another file, which is unknown.
 pub(crate) const OTHER_ALLOCATOR: u64 = u64::MAX;
 
 /// Code of a file that contains an allocator, at the addresses in the process.
@@ -48,7 +47,8 @@ pub(crate) struct AllocatorCode {
     pub(crate) sections: Vec<(u64, Vec<u8>)>,
     /// Its functions.
     functions: BTreeMap<u64, AllocatorFunction>,
-    /// GOT slots that hold addresses of its own functions, or of one that allocates of another file.
+    /// Functions of this file by the address of the GOT slot that holds them; [`OTHER_ALLOCATOR`] for one that
+    /// allocates of another file.
     slots: HashMap<u64, u64>,
     /// Whether it serves `malloc`.
     pub(crate) serves_malloc: bool,
@@ -86,7 +86,7 @@ impl AllocatorCode {
         }
     }
 
-    /// Reads the files that contain allocators beside the one that serves `malloc`: the program, and libraries.
+    /// Reads the program and the libraries if they contain an allocator other than the one that serves `malloc`.
     ///
     /// # Errors
     /// As for [`Self::read`], of the program only.
@@ -100,8 +100,8 @@ impl AllocatorCode {
         Ok(program.into_iter().chain(libraries).collect())
     }
 
-    /// Reads one file. `None` if it does not contain an allocator: one that `serves_malloc`, which it exports, or one
-    /// that does not.
+    /// Reads one file. `None` if it contains no allocator of the requested kind: one that exports `malloc` if
+    /// `serves_malloc`, else one whose functions have other names.
     fn read_file(
         pid: u32,
         opened: AllocatorFile,
@@ -123,13 +123,13 @@ impl AllocatorCode {
         if !serves_malloc && !is_program && !contains_allocator_name(&elf) {
             return Ok(None);
         }
-        // Other files enter a library through its dynamic symbols only; its own functions are known by their
-        // unwind information, which is never stripped.
         let bias = match base {
             Some(base) => base,
             None => load_bias(pid, &elf)?,
         };
         let table = elf.symbol_table();
+        // A library may be stripped: other files enter it through its dynamic symbols only, and its unwind information,
+        // which is never stripped, shows where its functions end.
         if is_program && serves_malloc && table.is_none() {
             return Err(AttachError::NotPatched(
                 "the program was stripped, so nothing tells where its functions end; keep its symbols (strip \
@@ -257,8 +257,8 @@ impl AllocatorCode {
     }
 }
 
-/// Slots that hold addresses of functions of the same file, unless another file replaces these, or
-/// [`OTHER_ALLOCATOR`].
+/// Functions of this file by the address of the GOT slot that holds them, unless another file replaces them;
+/// [`OTHER_ALLOCATOR`] for allocating functions of other files.
 fn called_slots(elf: &Elf<'_>, bias: u64) -> HashMap<u64, u64> {
     let relocations = elf.dynamic_relocations().into_iter().flatten();
     let slots = relocations.filter_map(|(slot, relocation)| {
@@ -293,8 +293,8 @@ fn contains_allocator_name(elf: &Elf<'_>) -> bool {
     tables.any(may_contain_allocator)
 }
 
-/// Start and length of each function of which `.eh_frame` says how to unwind it, as addresses in the file, of
-/// [`MAX_FUNCTIONS`] at most. Empty if there is no such section.
+/// Start (as an address in the file) and length of the functions that `.eh_frame` describes, [`MAX_FUNCTIONS`] at most.
+/// Empty if there is no such section.
 fn unwind_ranges(elf: &Elf<'_>) -> Result<Vec<(u64, u64)>, AttachError> {
     let invalid =
         |error: &dyn std::fmt::Display| AttachError::Failed(format!(".eh_frame: {error}"));

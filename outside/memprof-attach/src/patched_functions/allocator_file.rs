@@ -66,6 +66,7 @@ impl AllocatorFile {
     pub(super) fn open_others(pid: u32) -> Result<Vec<Self>, AttachError> {
         let libraries = LoadedLibraries::read(pid)?;
         let excluded = ["malloc", TABLES_SYMBOL];
+        // The first image is the program.
         let images = libraries.images().skip(1);
         let others =
             images.filter(|(_, image)| excluded.iter().all(|name| image.symbol(name).is_none()));
@@ -110,7 +111,7 @@ impl LoadedLibraries {
         let range = format!("{:x}-{:x}", image.range.start, image.range.end);
         let process = Path::new("/proc").join(pid.to_string());
         let seen = std::ffi::OsStr::from_bytes(image.path.strip_prefix(b"/").unwrap_or(b""));
-        // The kernel gives the former, which leads to a removed file too, to privileged users only.
+        // The first path leads to a removed file too, but the kernel gives it to privileged users only.
         let candidates = [
             process.join("map_files").join(range),
             process.join("root").join(seen),

@@ -8,10 +8,10 @@ use iced_x86::FlowControl;
 use super::allocator_code::AllocatorCode;
 use super::prologue::{branch_target, decode_instructions};
 
-/// Bytes of functions that are decoded at most. Functions beyond count as calling everything.
+/// Most bytes of functions that are decoded. Further functions count as calling everything.
 const MAX_DECODED_BYTES: usize = 64 << 20;
-/// Byte sequences that look like jumps into patched prologues. One in millions is a coincidence, so more of them
-/// means that some are real.
+/// Most byte sequences that look like jumps into patched prologues by coincidence. Among more of them, some are surely
+/// real.
 const MAX_CANDIDATES: usize = 1000;
 
 /// Direct calls of functions, decoded once each.
@@ -107,6 +107,7 @@ pub(crate) fn find_jump_into(code: &AllocatorCode, ranges: &[Range<u64>]) -> Opt
     let mut candidates = 0;
     for (start, bytes) in &code.sections {
         for offset in 0..bytes.len() {
+            // `call` and `jmp`, then conditional jumps, each with a distance of 32 bits.
             let (distance, length) = match bytes[offset..] {
                 [0xe8 | 0xe9, a, b, c, d, ..] => ([a, b, c, d], 5),
                 [0x0f, 0x80..=0x8f, a, b, c, d, ..] => ([a, b, c, d], 6),

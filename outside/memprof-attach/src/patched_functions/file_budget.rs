@@ -19,8 +19,8 @@ impl FileBudget {
         Self { left: MAX_BYTES }
     }
 
-    /// Takes the size of the sections of a file that are read as a whole: symbols, names, and what is loaded. Returns
-    /// false if too little is left.
+    /// Charges the sections of a file that are read as a whole: symbols, names, and loaded sections. If too little is
+    /// left, charges nothing and returns false.
     ///
     /// # Errors
     /// The file is no ELF file of this machine.

@@ -6,9 +6,9 @@ use std::sync::LazyLock;
 use memchr::memmem;
 use memprof_sampler::{C_FUNCTIONS, NamedShapes, OTHER_FUNCTIONS, PREFIXES, Role, Shape};
 
-/// Function by which a jemalloc is recognized, whatever its prefix: it calls that itself, so no linker omits it.
+/// Function by which a jemalloc is recognized, whatever its prefix: jemalloc calls it itself, so no linker omits it.
 const JEMALLOC: &str = "mallctl";
-/// Texts of which the names of each allocator's functions contain one.
+/// Each allocator has functions whose names contain one of these texts.
 const TEXTS: [&str; 8] = [
     JEMALLOC,
     "mi_malloc",
@@ -50,7 +50,8 @@ pub(crate) struct FunctionNames {
 }
 
 impl FunctionNames {
-    /// Creates the names of a file that `serves_malloc` or not, which is the program or a library.
+    /// Creates the names of a file. `serves_malloc` says whether its `malloc` is that of the process, `is_program`
+    /// whether it is the program or a library.
     pub(crate) fn new(serves_malloc: bool, is_program: bool) -> Self {
         Self {
             serves_malloc,
@@ -70,8 +71,8 @@ impl FunctionNames {
         }
     }
 
-    /// Function of that name. `None` if it is no allocator's, or if it is C's and cannot be meant: a library calls its own
-    /// only by exporting it, and one that is local to a source file beside an exported one is another function.
+    /// Finds the allocator function with that name. `None` if no allocator has the name, or if it is a name of C for
+    /// another function: a local one in a file that exports `malloc`, or any in a library that does not.
     pub(crate) fn find(&self, name: &[u8], is_local: bool) -> Option<KnownFunction> {
         let name = str::from_utf8(name).ok()?;
         let known = |shape: Shape, group: &str| KnownFunction {
@@ -86,6 +87,7 @@ impl FunctionNames {
             let is_other = group == OPERATORS && is_local && self.serves_malloc;
             return (!is_other).then(|| known(*shape, group));
         }
+        // A library calls its own `malloc` only if it exports it.
         let is_meant = match self.serves_malloc {
             true => !is_local,
             false => self.is_program,
@@ -100,7 +102,8 @@ impl FunctionNames {
         })
     }
 
-    /// Groups of functions that both allocate and free. Operators alone are those of the C++ library, which call `malloc`.
+    /// Returns all groups if the file serves `malloc`. Otherwise returns only the groups that both allocate and free,
+    /// but none if the C++ operators are the only one: they then belong to the C++ library, and call `malloc`.
     pub(crate) fn complete_groups<'a>(
         &self,
         functions: impl Iterator<Item = &'a KnownFunction>,

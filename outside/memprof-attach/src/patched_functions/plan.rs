@@ -10,8 +10,8 @@ use super::function_names::KnownFunction;
 use super::prologue::{Prologue, decode_instructions, single_jump};
 use crate::error::AttachError;
 
-/// Largest length in bytes of a function that cannot be patched, and need not be because it calls another one that does
-/// the same: with its own way to do it, it would be longer.
+/// Largest length of a forwarder, in bytes: a function that cannot be patched, and need not be, because it calls a
+/// patched one with the same purpose. A longer function may also do the work itself.
 const MAX_FORWARDER_LENGTH: usize = 128;
 
 /// Functions to patch, and those that are skipped.
@@ -68,7 +68,7 @@ impl PatchPlan {
         };
         for (address, (known, function)) in &hooked {
             let bytes = code.bytes(*address, function.length);
-            // It only jumps to a function where its calls are counted: a hooked one, or that of another file.
+            // If it only jumps to a hooked function or to another file's, its calls are counted there.
             let forwarded =
                 bytes.and_then(|bytes| code.call_target(&single_jump(bytes, *address)?));
             if forwarded.is_some_and(|other| {
@@ -144,7 +144,7 @@ fn hooked_functions(
     let mut hooked = BTreeMap::new();
     let mut names = HashSet::new();
     for (address, function) in code.functions() {
-        // Names of C first: by them, hooks of slots are found.
+        // A name of C is preferred, because the hooks of GOT slots have these names.
         let Some(known) = function.names.iter().min_by_key(|each| each.group.len()) else {
             continue;
         };

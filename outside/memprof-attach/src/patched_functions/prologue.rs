@@ -144,7 +144,7 @@ impl Prologue {
     /// `Far`: an operand cannot be reached from there.
     pub(crate) fn relocate_to(&self, address: u64) -> Result<RelocatedPrologue, NotRelocatable> {
         let mut instructions = self.instructions.clone();
-        // Its own address stays 0: a jump to the address of an instruction in the block would go into the block.
+        // Its own address stays 0: with `range.end` its target would lie in the block, and be encoded as itself.
         let back = Instruction::with_branch(Code::Jmp_rel32_64, self.range.end);
         let back = back.map_err(|_| NotRelocatable::Far)?;
         instructions.push(back);

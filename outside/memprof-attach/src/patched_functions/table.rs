@@ -46,6 +46,7 @@ impl TableImage {
     /// The name of the first function that cannot be relocated, and the reason.
     pub(crate) fn new(plan: &PatchPlan, base: u64) -> Result<Self, (String, NotRelocatable)> {
         let mut table = vec![0; TABLE_SIZE];
+        // `int3` between the pieces of code.
         let mut code = vec![0xcc; TABLE_AND_CODE_SIZE as usize - TABLE_SIZE];
         let mut addresses = Vec::new();
         let put = |bytes: &mut [u8], offset: usize, part: &[u8]| {
@@ -76,7 +77,7 @@ impl TableImage {
             set(offset_of!(EntryRow, original), function.original_bytes());
             set(offset_of!(EntryRow, is_outer), &[function.is_outer.into()]);
             set(offset_of!(EntryRow, shape), &[function.shape as u8]);
-            // A longer name is no hook's.
+            // Names of hooks are shorter, so a cut name is none of them.
             let length = function.name.len().min(MAX_NAME_LENGTH);
             set(
                 offset_of!(EntryRow, name),
@@ -97,20 +98,22 @@ impl TableImage {
         })
     }
 
-    /// Writes the table and the code; last the mark by which [`find_tables`] recognizes it.
+    /// Writes the table and the code, and last the mark by which [`find_tables`] recognizes a complete table.
     pub(crate) fn write(&self, memory: &Memory, base: u64) -> io::Result<()> {
         memory.write(base + TABLE_SIZE as u64, &self.code)?;
         memory.write(base, &self.table)?;
         memory.write(base + offset_of!(EntryTable, mark) as u64, &TABLE_MARK)
     }
 
-    /// Whether the process has this table and its code at `base`. The targets of the trampolines are not compared.
+    /// Whether the process has this table and its code at `base`. Ignores the targets of the trampolines, which the
+    /// plugin may have set to its hooks.
     pub(crate) fn matches(&self, memory: &Memory, base: u64) -> io::Result<bool> {
         let mut code = vec![0; self.code.len()];
         memory.read(base + TABLE_SIZE as u64, &mut code)?;
         let mut table = vec![0; self.table.len()];
         memory.read(base, &mut table)?;
         let mut expected = self.table.clone();
+        // [`Self::write`] adds the mark.
         expected[..TABLE_MARK.len()].copy_from_slice(&TABLE_MARK);
         for index in 0..EntryTable::MAX_ENTRIES {
             let target =
@@ -131,8 +134,8 @@ pub(crate) fn find_tables(memory: &Memory, maps: &[u8]) -> impl Iterator<Item = 
     })
 }
 
-/// Addresses at which a table may lie, before anonymous code. Its own mapping may begin earlier: the kernel merges it with
-/// one that the program maps below it.
+/// Addresses at which a table may lie: right below anonymous code. Its mapping may begin lower, because the kernel
+/// merges it with one that the program has mapped below.
 fn table_candidates(maps: &[u8]) -> impl Iterator<Item = u64> {
     let mut before: Option<Mapping<'_>> = None;
     mappings(maps).filter_map(move |mapping| {

@@ -17,7 +17,6 @@ use crate::target::Target;
 const STOP_ALL_TIMEOUT: Duration = Duration::from_millis(200);
 /// Timeout for all threads to be outside of the patched bytes.
 const PATCH_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(2);
 /// Bytes of a stack that are scanned for an address that a signal interrupted.
 const STACK_SCAN_LIMIT: u64 = 256 << 10;
