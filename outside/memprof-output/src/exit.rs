@@ -47,7 +47,7 @@ pub fn error_code(error: &anyhow::Error) -> Option<u8> {
     causes.find_map(|cause| Some(cause.downcast_ref::<ExitError>()?.code))
 }
 
-/// Joins an error and its causes; a cause that ends the text already is not repeated.
+/// Joins the texts of an error and its causes with `: `. Leaves out a cause with which the text already ends.
 pub fn error_chain(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -66,7 +66,7 @@ pub fn error_text(error: &anyhow::Error) -> String {
 }
 
 /// Remedy for an error of the kernel about a file, by the number that `std::io::Error` prints: `(os error 30)`. `None`
-/// for other errors, whose texts have a remedy.
+/// for other errors, whose texts already contain one.
 fn system_remedy(text: &str) -> Option<String> {
     let (_, number) = text.split_once("(os error ")?;
     let (number, _) = number.split_once(')')?;
@@ -95,6 +95,7 @@ pub fn finish_command(
 /// Prints the help, the version or the error that the parser of the command line returns instead of arguments. Returns
 /// the exit code.
 pub fn print_parser_output(error: &clap::Error) -> ExitCode {
+    // As for a command, lost text makes a success a failure, unless only its reader went away.
     let is_lost = match error.print() {
         Err(lost) if !error.use_stderr() => lost.kind() != std::io::ErrorKind::BrokenPipe,
         _ => false,

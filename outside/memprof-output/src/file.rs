@@ -15,17 +15,17 @@ const MAX_LINKS: usize = 40;
 /// Mode of a directory in which all users may create files: sticky, and writable for others.
 const SHARED_DIR_MODE: u32 = 0o1002;
 
-/// The end of an output path.
+/// Way in which the file at the end of an output path is written.
 #[derive(Debug)]
 enum OutputTarget {
-    /// Nothing, or a regular file: it is replaced by a rename in its directory.
+    /// No file yet, or a regular one of this mode: it is replaced by a rename in its directory.
     Replaced { path: PathBuf, mode: Option<u32> },
-    /// A device, a FIFO or a terminal: it is opened and written to.
+    /// A device, a FIFO or a terminal, opened for writing.
     Written(File),
 }
 
-/// Makes `write` fill the file at `path`, which is never visible incomplete. Something other than a regular file is
-/// written to directly. Links are followed.
+/// Calls `write` with a writer to the file at `path`. A regular file appears there only once it is complete; anything
+/// else is written to directly. Links are followed.
 pub fn publish_file<T>(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
@@ -86,8 +86,8 @@ fn without_path(error: &io::Error) -> anyhow::Error {
     anyhow::anyhow!("{text}")
 }
 
-/// Follows the links of an output path, and opens its end unless that is a regular file or does not exist yet.
-/// Fails for files that another user may have planted.
+/// Follows the links of an output path. Opens the file at their end, unless it is regular or does not exist yet. Fails
+/// for files that another user may have planted.
 fn resolve_target(path: &Path) -> io::Result<OutputTarget> {
     let mut end = path.to_owned();
     for _ in 0..MAX_LINKS {
@@ -102,6 +102,7 @@ fn resolve_target(path: &Path) -> io::Result<OutputTarget> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => break,
             metadata => metadata?,
         };
+        // A link in /proc may lead to another file than the one that its text names.
         if metadata.is_file() && is_same_file(&metadata, path) {
             return Ok(OutputTarget::Replaced {
                 path: end,

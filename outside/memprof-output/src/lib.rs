@@ -70,7 +70,7 @@ pub fn clear_progress() {
     }
 }
 
-/// Start of a text that is shorter than a number of columns: the cursor needs the last one.
+/// Longest start of a text that is narrower than `columns`: the cursor needs the last column.
 fn cut_to_width(text: &str, columns: usize) -> &str {
     let mut width = 0;
     let end = text.char_indices().find(|(_, c)| {
@@ -95,7 +95,7 @@ pub fn copy_to_output(data: &mut dyn io::Read, path: &Path) -> anyhow::Result<()
     Ok(())
 }
 
-/// Makes `write` fill the file at `path`, or stdout for `-`. `None` if the reader of stdout went away.
+/// Calls `write` with a writer to the file at `path`, or to stdout for `-`. `None` if the reader of stdout went away.
 ///
 /// # Errors
 /// `write` fails, or the file cannot be written.

@@ -12,9 +12,10 @@ const BUFFER_SIZE: usize = 256 << 10;
 /// Set once text was lost other than because its reader went away.
 static IS_INCOMPLETE: AtomicBool = AtomicBool::new(false);
 
-/// Makes `write` fill standard output: unchanged for a pipe or a file, printable for a terminal.
+/// Calls `write` with a writer to standard output. A pipe or a file gets the bytes unchanged, a terminal in printable
+/// form.
 ///
-/// `None` if the reader went away: then `write` is cut short, without an error.
+/// Returns `None` if the reader of standard output went away. The output is then cut short, without an error.
 pub fn write_to_stdout<T>(
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<Option<T>> {
@@ -22,11 +23,12 @@ pub fn write_to_stdout<T>(
     fill(io::stdout().lock(), is_terminal, write)
 }
 
-/// Prints a command's text and a newline. If it cannot be written, reports that on standard error, once, and
-/// `is_complete` returns false.
+/// Prints a command's text in printable form, with a newline at its end. If it cannot be written, reports that on
+/// standard error, once, and `is_complete` returns false.
 pub fn print(text: &str) {
     let line_end = if text.ends_with('\n') { "" } else { "\n" };
     let text = printable(text);
+    // Not for a terminal: `text` is printable already.
     let printed = fill(io::stdout().lock(), false, |out| {
         Ok(write!(out, "{text}{line_end}")?)
     });
@@ -45,7 +47,8 @@ pub(crate) fn is_complete() -> bool {
     !IS_INCOMPLETE.load(Ordering::Relaxed)
 }
 
-/// Makes `write` fill `out`, in printable form for a terminal. `None` if the reader of `out` went away.
+/// Calls `write` with a writer to `out`, which makes the text printable for a terminal. `None` if the reader of `out`
+/// went away.
 fn fill<T>(
     out: impl Write,
     is_terminal: bool,
@@ -68,7 +71,7 @@ fn fill<T>(
     }
 }
 
-/// Makes `write` fill `out`, and flushes it.
+/// Calls `write` with `out`, and flushes it.
 fn write_and_flush<T>(
     out: &mut dyn Write,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
@@ -78,7 +81,8 @@ fn write_and_flush<T>(
     Ok(value)
 }
 
-/// A writer that records whether its reader went away: the same error may come from what `write` reads.
+/// A writer that records whether its own reader went away: a `BrokenPipe` error may also come from a source that is
+/// copied to it.
 #[derive(Debug)]
 struct PipeWatcher<W> {
     inner: W,
