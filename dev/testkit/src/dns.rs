@@ -110,6 +110,7 @@ fn zone_file(load: usize) -> String {
         load + 1,
         load_address(load)
     );
+    // No names before the first load.
     for name in 0..NAMES_PER_LOAD.min(load * NAMES_PER_LOAD) {
         writeln!(zone_file, "n{name} A 127.0.0.2").expect("writing to a String cannot fail");
     }

@@ -198,7 +198,7 @@ fn percent_decode(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Executes a request; `None` if the connection shall close without a response.
+/// Executes a request; `None` if the connection is to close without a response.
 fn respond(request: &Request, store: &mut Store) -> Option<S3Response> {
     match &*request.method {
         "PUT" => put_object(request, store),

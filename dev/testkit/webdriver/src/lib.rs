@@ -216,6 +216,7 @@ impl Browser {
         let python = testkit::python::interpreter(&AXE).expect("pip installs axe");
         let libraries = python.parent().unwrap().with_file_name("lib");
         let mut versions = fs::read_dir(&libraries).unwrap();
+        // The only entry is the directory of Python's version.
         let version = versions.next().unwrap().unwrap().path();
         let script = version.join("site-packages/axe_playwright_python/axe.min.js");
         self.run_script(&fs::read_to_string(script).unwrap());
