@@ -196,6 +196,7 @@ fn attach_unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
         let numbers: Vec<&str> = line.split(' ').skip(2).collect();
         ensure!(numbers == ["0"; 3], "EINTR, early returns, errors: {line}");
     }
+    // waits.c prints a line for each of its 17 kinds of calls.
     ensure!(counts.lines().count() == 17, "it told {counts:?}");
     Ok(counts.lines().count())
 }
@@ -309,6 +310,7 @@ fn detach_leftover(target: &AttachTarget) -> Result<()> {
             .memprof_command(&["detach", &target.pid()])
             .output()?;
         match output.status.code() {
+            // 3 means that there was no plugin to detach.
             Some(0 | 3) if memprof_threads(&target.pid())?.is_empty() => return Ok(()),
             _ if start.elapsed() < REPLY_TIMEOUT => thread::sleep(Duration::from_millis(5)),
             _ => bail!("{}", String::from_utf8_lossy(&output.stderr)),
@@ -316,7 +318,6 @@ fn detach_leftover(target: &AttachTarget) -> Result<()> {
     }
 }
 
-/// Names of the threads of memprof in a process.
 fn memprof_threads(pid: &str) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {

@@ -107,6 +107,7 @@ fn report_bomb(bomb: &Bomb, size: usize, dir: &Path) -> Result<()> {
                 MEMORY_FACTOR * (bytes.len() >> 10) + BASE_KIB,
             )?;
             let stderr = String::from_utf8_lossy(&output.stderr);
+            // Success, a named failure or no data, but no panic or signal.
             ensure!(
                 matches!(output.status.code(), Some(0 | 1 | 5)),
                 "{format}: {}: {stderr}",
@@ -189,7 +190,8 @@ fn report_damaged_dumps(count: usize, dir: &Path) -> Result<usize> {
     Ok(damage_reported)
 }
 
-/// Dumps until a dump has samples, and returns its path. The report of an empty dump has a note.
+/// Dumps until a dump has samples, and returns its path. The report of an empty dump has a note, which would count as
+/// reported damage.
 fn dump_with_samples(client: &mut Client) -> Result<String> {
     let start = Instant::now();
     loop {

@@ -21,7 +21,6 @@ use serde_json::Value;
 use super::host_dir::HostDir;
 use xtask::dist::dist;
 
-/// Timeout of a reply.
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Last lines of a host's log that an error shows.
@@ -170,7 +169,6 @@ impl StressHost {
         self.child.id()
     }
 
-    /// Directory of the host.
     pub(super) fn dir(&self) -> &HostDir {
         self.dir.as_ref().expect("only `kill` takes the directory")
     }
@@ -231,7 +229,7 @@ impl StressHost {
         bail!("the host has no thread {name}")
     }
 
-    /// First number in a line of the host's /proc/PID/status.
+    /// First number in a line of the host's /proc/PID/status, in KiB for memory.
     pub(super) fn status_field(&self, field: &str) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
         let number = status.lines().find_map(|line| line.strip_prefix(field));
@@ -239,7 +237,6 @@ impl StressHost {
         Ok(number.with_context(|| field.to_owned())?.parse()?)
     }
 
-    /// Number of open descriptors.
     pub(super) fn descriptor_count(&self) -> Result<usize> {
         Ok(fs::read_dir(format!("/proc/{}/fd", self.pid()))?.count())
     }
@@ -256,7 +253,6 @@ impl StressHost {
         Ok(true)
     }
 
-    /// Fails if the host has exited.
     pub(super) fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),

@@ -58,7 +58,6 @@ const LEASE_TIMEOUT: Duration = Duration::from_secs(140);
 const LEASE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// A command that is interrupted.
 struct InterruptedCommand {
     /// Arguments before the pid.
     args: &'static [&'static str],
@@ -159,6 +158,7 @@ impl InterruptedCommand {
         tally.interrupts += 1;
         let status = output.status;
         let is_late = status.code() == Some(self.exit_code);
+        // By the signal itself, or with the exit code by which a shell reports it.
         let by_signal = [status.signal(), status.code().map(|code| code - 128)];
         ensure!(
             is_late || by_signal.contains(&Some(signal as i32)),
@@ -245,7 +245,6 @@ fn wait_for_lease() -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Whether the process is being sampled.
 fn is_sampled(pid: u32) -> Result<bool> {
     let mut command = Command::new(dist().join("bin/memprof"));
     let output = command

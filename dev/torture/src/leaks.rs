@@ -224,7 +224,7 @@ fn check_no_leaks(
     Ok(())
 }
 
-/// Kills `memprof leaks` `kills` times at random moments. Returns how often it had ended before.
+/// Kills `memprof leaks` `kills` times at random moments of a proof. Returns how often it had already ended.
 fn kill_while_proving(kills: usize) -> Result<usize> {
     let mut target = PlantedProgram::start("")?;
     let start = Instant::now();

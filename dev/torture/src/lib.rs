@@ -49,7 +49,6 @@ use anyhow::{Context, Result, bail};
 use xtask::dist::{self, Profile};
 use xtask::packages;
 
-/// Length of a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SuiteLength {
     /// Seconds; CI runs this.

@@ -110,11 +110,12 @@ impl Server {
             .split_once("serving ")
             .map(|(_, address)| address.trim_end());
         let address = address.with_context(|| line.clone())?.to_owned();
+        // Without a reader, the server would block on a full pipe.
         thread::spawn(move || io::copy(&mut stderr, &mut io::sink()));
         Ok(Self { child, address })
     }
 
-    /// First number in a line of the server's /proc/PID/status, in bytes for memory.
+    /// First number in a line of the server's /proc/PID/status, in KiB for memory.
     pub fn status_field(&self, field: &str) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.0.id()))?;
         let number = status.lines().find_map(|line| line.strip_prefix(field));
@@ -130,7 +131,6 @@ impl Server {
     }
 }
 
-/// A process that is killed when dropped.
 #[derive(Debug)]
 struct KillOnDrop(Child);
 

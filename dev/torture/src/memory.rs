@@ -79,7 +79,6 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Starts a host in the cgroup.
 fn start_host(
     group: &MemoryCgroup,
     length: SuiteLength,

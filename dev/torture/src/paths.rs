@@ -101,7 +101,7 @@ pub(super) fn run(_: SuiteLength) -> Result<String> {
     for (message, args) in ARGUMENTS {
         attack(message, &args.replace("OUTSIDE", &outside_name))?;
     }
-    // As many dumps make retention delete everything that it takes for a dump.
+    // More dumps than are kept by default: retention deletes everything that it takes for a dump.
     for _ in 0..40 {
         let reply = dump(&mut client)?;
         ensure!(reply["status"] == "ok", "{reply}");

@@ -110,7 +110,6 @@ impl PreloadedProgram {
         Ok(())
     }
 
-    /// Fails if the program has exited.
     pub(super) fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
@@ -118,7 +117,7 @@ impl PreloadedProgram {
         }
     }
 
-    /// Waits until the program exits; `None` if it still runs after `time`.
+    /// Waits until the program exits; `None` if it still runs after `timeout`.
     pub(super) fn wait_for_exit(&mut self, timeout: Duration) -> Result<Option<ExitStatus>> {
         let start = Instant::now();
         loop {

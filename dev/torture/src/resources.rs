@@ -34,7 +34,6 @@ const CASES: &[Case] = &[
     ("PID namespace", check_dump_in_pid_namespace),
 ];
 
-/// Cases that need root.
 const CASES_OF_ROOT: &[Case] = &[
     ("chroot without /proc", check_chroot_without_proc),
     ("uid drop", check_uid_drop),
@@ -141,6 +140,7 @@ fn check_address_space_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     for spare_kib in [0, 64, 256, 1024, 16 << 10] {
         let limit = (host.status_field("VmSize:")? + spare_kib) << 10;
         host.set_limit(&format!("--as={limit}:unlimited"))?;
+        // The error must name an errno, such as `(ENOMEM)`.
         dump_or_fail_with("(E", &mut client, tally).with_context(|| host.log())?;
         host.check_alive()
             .with_context(|| format!("{spare_kib} KiB spare"))?;
@@ -169,7 +169,6 @@ fn check_dumps_with_alarms(length: SuiteLength, tally: &mut Tally) -> Result<()>
     check_host_and_dumps(&mut host, &dumps)
 }
 
-/// Dumps after the host's main thread has ended.
 fn check_dump_without_main_thread(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host = HostSetup::with_options("allocate=2 main=ends").start()?;
     let mut client = host.client()?;

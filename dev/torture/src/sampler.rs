@@ -48,6 +48,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
         for cycle in 0..cycles {
             run_cycle(&mut client, cycle)
                 .with_context(|| format!("{name}, cycle {cycle}: {}", host.log()))?;
+            // `MESSAGES` begins with `dump`.
             dumps += usize::from(cycle % MESSAGES.len() == 0);
         }
         check_slots_restored(&mut client)?;

@@ -71,7 +71,6 @@ impl Slots {
         Ok(slots)
     }
 
-    /// Number of slots.
     pub(super) fn count(&self) -> usize {
         self.words.values().map(Vec::len).sum()
     }

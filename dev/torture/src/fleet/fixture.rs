@@ -110,6 +110,7 @@ impl FleetFixture {
     /// Adds a dump to the spool as an agent does. Returns its bytes.
     pub(super) fn add_dump(&self, number: u64) -> Result<u64> {
         self.add_dump_json(number, &dump_json(number))?;
+        // The sizes of the two samples in `dump_json`.
         Ok(1000 + number + 7)
     }
 

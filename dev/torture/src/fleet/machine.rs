@@ -16,7 +16,8 @@ use super::fixture::{AgentProcess, FleetFixture, dump_json};
 /// Time between two profiles of the process, in seconds.
 pub(super) const PERIOD_SECONDS: u64 = 30;
 
-/// Script of the namespaces' first process: a host name, a process to profile if `$2` names its program, the agent.
+/// Script of the namespaces' first process: sets the host name `$1`, starts the program `$2` under `memprof run` unless
+/// it is empty, and becomes the agent.
 const START: &str = "hostname \"$1\" || exit; [ -z \"$2\" ] || \"$3\" run --active -- \"$2\" & shift 3; exec \"$@\"";
 
 /// Options of a machine.
@@ -118,7 +119,6 @@ impl Machine {
         self.fixture.is_drained()
     }
 
-    /// Lines that the agent has printed.
     pub(super) fn read_log_lines(&self) -> Result<Vec<String>> {
         let log = fs::read_to_string(self.fixture.path("log"))?;
         Ok(log.lines().map(str::to_owned).collect())

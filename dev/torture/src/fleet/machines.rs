@@ -24,7 +24,8 @@ use crate::SuiteLength;
 const CLOCK_STEPS: [i64; 4] = [3, -5, 0, 10];
 /// Hours by which one clock is wrong all the time: an agent must not delete what others wrote.
 const WRONG_CLOCK: i64 = 30 * 24;
-/// Lines of an agent about one error: it begins and is over once for each fault, and is repeated at doubling intervals.
+/// Most lines of an agent about one error. Each fault gives one line at its start and one at its end; between them the
+/// line is repeated at doubling intervals.
 const MOST_LINES: usize = 40;
 
 /// Size and length of a run.
@@ -132,7 +133,6 @@ impl Fleet {
         })
     }
 
-    /// Adds a profile to the spool of each machine.
     fn add_profiles(&mut self) -> Result<()> {
         self.machines.iter_mut().try_for_each(Machine::add_profile)
     }
@@ -182,12 +182,12 @@ impl Fleet {
     /// Lets writes succeed, restarts the servers, and sets the clocks right, except the one that is always wrong.
     fn end_faults(&mut self) -> Result<()> {
         self.s3.set_faults(&[]);
-        // It may run, be stopped or be dead.
+        // The server runs, is stopped, or is dead already, which makes this fail.
         drop(self.seaweed.kill());
         self.seaweed.restart()?;
         self.nats.kill();
         self.nats.restart(&self.readers[0])?;
-        // A clock that is far from the server's is refused by S3.
+        // S3 refuses requests whose time is far from its own.
         let machines = self
             .machines
             .iter()
@@ -272,7 +272,7 @@ impl Fleet {
     fn check_added_profiles(&self) -> Result<usize> {
         let replaced = store_url(&self.dir.path().join("replaced"));
         let replaced = FleetFixture::new(&replaced, &[], "service = []")?;
-        // The replaced one may lack the names of the stacks that an agent was about to write.
+        // Not the replaced store, which may lack names of stacks that an agent was about to write.
         for reader in &self.readers {
             reader.run_fleet(&["fleet", "doctor"])?;
         }

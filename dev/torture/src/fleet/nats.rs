@@ -47,7 +47,6 @@ impl Nats {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
-    /// Kills the server.
     pub(super) fn kill(&mut self) {
         self.server = None;
     }

@@ -74,6 +74,7 @@ impl Forgery {
             }
             Self::Abbreviations | Self::Lines | Self::Functions | Self::InlinedFunctions => {
                 let mut copy = Command::new("objcopy");
+                // With this section, `memprof` would skip units without the addresses.
                 copy.arg("--remove-section=.debug_aranges");
                 for (section, bytes) in self.debug_sections() {
                     let file = directory.join(section);
@@ -138,6 +139,7 @@ fn function_entries(is_inlined: bool) -> Vec<u8> {
         let (start, length) = (16_u64.to_le_bytes(), (1_u32 << 24).to_le_bytes());
         [&[code][..], &start, &length].concat()
     };
+    // An entry has 13 bytes. A list of children ends with a 0.
     let entries = match is_inlined {
         true => [entry(2), entry(3).repeat(LARGE_SECTION / 13), vec![0]].concat(),
         false => [entry(2), vec![0]].concat().repeat(LARGE_SECTION / 14),
@@ -146,7 +148,7 @@ fn function_entries(is_inlined: bool) -> Vec<u8> {
     with_length(&[&header[..], &entry(1), &entries, &[0]].concat())
 }
 
-/// The bytes behind their length in 32 bits.
+/// Prefixes bytes with their length, in 32 bits.
 fn with_length(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u32).to_le_bytes()[..], bytes].concat()
 }
@@ -163,6 +165,7 @@ fn move_section_to_hole(path: &Path, name: &str) -> Result<()> {
         header.e_shoff(endian) as usize + index.0 * usize::from(header.e_shentsize(endian));
     // The size is a multiple of 24 bytes, the size of a symbol table entry.
     let size = (FILE_LEN - HOLE_OFFSET) / 24 * 24;
+    // `sh_offset` and `sh_size`.
     bytes[offset + 24..offset + 32].copy_from_slice(&HOLE_OFFSET.to_le_bytes());
     bytes[offset + 32..offset + 40].copy_from_slice(&size.to_le_bytes());
     write_sparse(path, &bytes)

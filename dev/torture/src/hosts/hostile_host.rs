@@ -110,6 +110,7 @@ fn serve(
     let listener = UnixListener::bind(path)?;
     if matches!(kind, Misbehaviour::NeverAccepts) {
         rustix::net::listen(&listener, 0)?;
+        // A backlog of 0 has room for one connection.
         let _queued = UnixStream::connect(path)?;
         opened.send(Ok(()))?;
         loop {

@@ -70,6 +70,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
             written <= MAX_REFUSED_DUMP_BYTES,
             "{kind:?}: {written} bytes were written"
         );
+        // This kind passes a regular file, which is a valid dump for `memprof`.
         let is_refused = !matches!(kind, Misbehaviour::Escapes);
         ensure!(file.exists() != is_refused, "{kind:?}: {written} bytes");
     }
@@ -115,6 +116,7 @@ impl CliUser {
             .output()?;
         let shown = [output.stdout, output.stderr].concat();
         let shown = String::from_utf8(shown).context("what is shown is no text")?;
+        // timeout(1) returns 124 if the command was too slow; a command killed by a signal has no code.
         ensure!(output.status.code() != Some(124), "{args:?} hangs: {shown}");
         ensure!(output.status.code().is_some(), "{args:?} crashed: {shown}");
         let is_unsafe = |c: char| {

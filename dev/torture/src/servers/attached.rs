@@ -163,7 +163,6 @@ fn run_under_load(
     })
 }
 
-/// Names of memprof's threads in a process.
 fn memprof_threads(pid: u32) -> Result<Vec<String>> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"))?;
     let names = tasks.flatten().filter_map(|task| {

@@ -132,6 +132,7 @@ impl Tools {
 impl Drop for Tools {
     fn drop(&mut self) {
         for directory in socket_directories().difference(&self.socket_directories) {
+            // A dump directory has a second dash, before the program's name.
             let is_store = directory.to_string_lossy().matches('-').count() > 1;
             // remove_dir fails on a directory with a socket, which is another host's.
             let _: io::Result<()> = match is_store {

@@ -10,7 +10,7 @@ use memprof_ptrace::maps::mappings;
 
 /// Time until a program's own threads and descriptors are as before.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval of two reads.
+/// Interval between two reads.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Descriptors with their targets, names of threads, timers, and named mappings.

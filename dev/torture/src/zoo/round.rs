@@ -24,8 +24,8 @@ enum Outcome {
     Refused(String),
 }
 
-/// Runs all commands once while the program works, and returns the refusals. Commands may fail on a program that
-/// executes others or can write no file: `may_fail`.
+/// Runs all commands once while the program works, and returns the refusals. If `may_fail`, commands may also fail: the
+/// program executes another, or cannot write files.
 pub(super) fn run_round(
     tools: &Tools,
     pid: u32,
@@ -59,7 +59,7 @@ pub(super) fn run_round(
     Ok(refusals)
 }
 
-/// Runs `memprof`. Fails unless it succeeds, refuses with a reason, or fails although it `may_fail`.
+/// Runs `memprof`. Fails unless the command succeeds, refuses with a reason, or fails and `may_fail` is set.
 fn run_memprof(tools: &Tools, args: &[&str], may_fail: bool) -> Result<Outcome> {
     let output = Command::new("timeout")
         .args(["-k", "5", COMMAND_TIMEOUT])
@@ -74,6 +74,7 @@ fn run_memprof(tools: &Tools, args: &[&str], may_fail: bool) -> Result<Outcome> 
         Some(0 | EMPTY) => Ok(Outcome::Done),
         Some(REFUSED | GONE) if !reason.is_empty() => Ok(Outcome::Refused(reason.to_owned())),
         Some(FAILED) if may_fail && !reason.is_empty() => Ok(Outcome::Refused(reason.to_owned())),
+        // timeout(1) returns 124 after SIGTERM, and 137 after SIGKILL.
         Some(124 | 137) => bail!(
             "HANGS: memprof {} takes {COMMAND_TIMEOUT} s",
             args.join(" ")

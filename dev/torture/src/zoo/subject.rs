@@ -48,7 +48,6 @@ pub(super) fn subjects(length: SuiteLength) -> Result<Vec<Subject>> {
     Ok(subjects)
 }
 
-/// A running program.
 pub(super) enum Running {
     Lines(lines::Running),
     Server(Box<testkit::RunningServer>),
@@ -62,7 +61,7 @@ impl Subject {
         }
     }
 
-    /// Whether it is odd.c, whose threads are all known.
+    /// Whether the program is a variant of odd.c, all of whose threads are known.
     pub(super) fn is_odd(&self) -> bool {
         matches!(self, Self::Lines(name, _) if name.starts_with("odd"))
     }
