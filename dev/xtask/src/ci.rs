@@ -43,6 +43,7 @@ fn changed_files() -> Result<BTreeSet<String>> {
     }
     let mut status = Command::new("git");
     status
+        // In a container, the checkout may belong to another user.
         .args(["-c", "safe.directory=*", "status", "--porcelain"])
         .current_dir(root());
     Ok(output(&mut status)?.lines().map(str::to_owned).collect())

@@ -113,6 +113,7 @@ struct DemoHost {
 }
 
 impl DemoHost {
+    /// Starts rust_host and waits until it answers.
     fn start(config: &Path, log: &Path) -> Result<Self> {
         let file = File::create(log).with_context(|| log.display().to_string())?;
         let child = Command::new(dist().join("examples/rust_host"))

@@ -46,6 +46,7 @@ const LIBRARIES: &[BuiltArtifact] = &[
     ),
 ];
 
+/// Programs that are built together.
 const PROGRAMS: &[BuiltArtifact] = &[
     MEMPROF,
     RUST_HOST,
@@ -113,7 +114,6 @@ pub fn pack_sdk(verify: bool) -> Result<()> {
     run(package.arg("--target-dir").arg(root().join("target/abi")))
 }
 
-/// Headers of the SDK.
 const HEADERS: &[&str] = &[
     "memprof-plugin-abi/include/memprof.h",
     "in-process/memprof-host-c/include/memprof_host.h",
@@ -145,6 +145,7 @@ pub fn lay_out_sdk(sdk: &Path) -> Result<()> {
             .file_name()
             .and_then(|name| name.to_str())
             .unwrap_or_default();
+        // From the end, where the longer of two names is: `memprof-host-c` also begins with `memprof-host-`.
         let Some(name) = SDK.iter().rev().find(|known| {
             let version = name
                 .strip_prefix(**known)

@@ -1,5 +1,4 @@
-//! `cargo xtask fuzz`: runs the fuzz targets, those of the readers of foreign files and of the stack walk, over
-//! their seeds.
+//! `cargo xtask fuzz`: runs the fuzz targets of the file readers and of the stack walk over their seeds.
 //!
 //! New inputs take a nightly compiler: `cargo +nightly fuzz run TARGET seeds/TARGET`, in a crate's folder `fuzz`.
 

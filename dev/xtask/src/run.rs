@@ -20,6 +20,7 @@ pub fn members() -> Result<Vec<String>> {
         Some(member.to_owned())
     });
     let members: Vec<_> = members.collect();
+    // Fewer mean that the manifest lists them in another form, which the filter misses.
     ensure!(
         members.len() > 10,
         "the workspace's Cargo.toml names no members"
@@ -27,7 +28,7 @@ pub fn members() -> Result<Vec<String>> {
     Ok(members)
 }
 
-/// `cargo`, the one that runs this.
+/// Returns a command of the cargo that runs this program, in the project's root.
 pub fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());

@@ -108,7 +108,7 @@ impl TestBinary {
     fn run_and_retry(&self) -> Result<Vec<String>> {
         let name = self.name();
         println!("run: {name}");
-        // Most wait for another process.
+        // More threads than processors, because most tests wait for another process.
         let first = self.run(2 * thread::available_parallelism()?.get(), &[])?;
         if first.status.success() {
             println!("ok: {name}");
@@ -135,7 +135,7 @@ impl TestBinary {
         Ok(failed)
     }
 
-    /// Runs the tests as cargo does, all or those of these exact names.
+    /// Runs all tests of the binary, or those with these exact names, with the directory and variables that cargo sets.
     fn run(&self, threads: usize, names: &[String]) -> Result<Output> {
         let mut tests = Command::new(&self.executable);
         if !names.is_empty() {

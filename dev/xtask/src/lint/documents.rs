@@ -10,7 +10,7 @@ use xtask::run::root;
 /// The book, whose links a test of memprof-cli follows.
 const BOOK: &str = "docs/src";
 
-/// Documents that name source files: a file, and a folder.
+/// Documents, and a folder of documents, that name source files.
 const MAPS: [&str; 3] = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/design"];
 
 /// Faults as `FILE:LINE: what`.
@@ -63,6 +63,7 @@ fn path_ends(files: &[PathBuf]) -> HashSet<PathBuf> {
     ends
 }
 
+/// Faults of one document: links, and in one of [`MAPS`] also names of source files.
 fn document_faults(file: &Path, text: &str, known: &HashSet<PathBuf>) -> Vec<String> {
     let is_map = MAPS.iter().any(|map| file.starts_with(map));
     let folder = file.parent().unwrap_or(Path::new(""));

@@ -1,7 +1,8 @@
-//! Modules that use each other in a cycle, folders that use one above them, and files that grew too
-//! long: read from the sources of each crate, without tests.
+//! Modules that use each other in a cycle, folders that use one above them, and files that grew too long: read from the
+//! sources of each crate, without tests.
 //!
-//! Modules are compared with their siblings: a module depends on a sibling if it uses anything that lies in it. A module and the file that declares it are one thing.
+//! Modules are compared with their siblings: a module depends on a sibling if it uses anything in it, or in one of its
+//! submodules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,14 +20,13 @@ const MAX_LINES: usize = 400;
 /// A module by its path in the crate; the crate itself has none.
 type ModuleName = Vec<String>;
 
-/// One module.
 #[derive(Debug, Default)]
 struct Module {
-    /// In the order of their declaration.
+    /// Child modules, in the order of their declaration.
     children: Vec<String>,
-    /// The paths that it imports, by the names that it gives them.
+    /// Imported paths, by the names under which it imports them.
     imports: BTreeMap<String, Vec<String>>,
-    /// Every path in it.
+    /// Every path that its code uses.
     paths: BTreeSet<Vec<String>>,
     /// Lines of its file, without tests; 0 if it has no file of its own.
     lines: usize,
@@ -81,7 +81,7 @@ fn read_modules(file: &Path) -> Result<Modules> {
     Ok(modules)
 }
 
-/// `directory` is where the modules lie that the file declares.
+/// Adds the module `name` of a file, and its submodules, whose files lie in `directory`.
 fn read_file(
     file: &Path,
     directory: &Path,
@@ -97,7 +97,7 @@ fn read_file(
     Ok(())
 }
 
-/// The tests are the last module of a file.
+/// Counts the lines before a file's module of tests, which comes last.
 fn lines_without_tests(text: &str) -> usize {
     let code = text.split("\n#[cfg(test)]\nmod ").next();
     code.unwrap_or(text).lines().count()
@@ -231,7 +231,8 @@ impl<'ast> Visit<'ast> for ImportVisitor<'_> {
     }
 }
 
-/// Module that contains the item which the module `at` names `path`. `None` outside of the crate.
+/// Returns the module of the item that the module `at` calls `path`; `None` outside of the crate. `depth` is the number
+/// of imports followed so far, which is limited because imports may form a cycle.
 fn resolve(
     modules: &Modules,
     at: &ModuleName,
@@ -265,7 +266,7 @@ fn resolve(
     Some(now)
 }
 
-/// The modules that `parent` declares, each with those of them that it uses.
+/// The child modules of `parent`, each with the siblings that it uses.
 fn dependencies(modules: &Modules, parent: &ModuleName) -> BTreeMap<String, BTreeSet<String>> {
     let mut dependencies = BTreeMap::<_, BTreeSet<_>>::new();
     let level = parent.len();

@@ -7,7 +7,7 @@ use super::sources::SourceFile;
 /// Crates of programs that print and write files.
 const PROGRAMS: &str = "outside/";
 
-/// The crate that does it for them.
+/// The crate that prints and writes for them.
 const OUTPUT: &str = "outside/memprof-output";
 
 const MACROS: &[&str] = &["print", "println", "eprint", "eprintln", "dbg"];
@@ -81,6 +81,7 @@ fn calls_in(text: &str) -> Vec<String> {
 struct OutputCalls(Vec<String>);
 
 impl OutputCalls {
+    /// Adds the call of a path that ends with one of [`FUNCTIONS`].
     fn add_path(&mut self, parts: &[String]) {
         let end = parts.len().checked_sub(2).map(|start| &parts[start..]);
         if FUNCTIONS

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use xtask::run::{members, root};
 
-/// A file of Rust.
 #[derive(Debug)]
 pub(super) struct SourceFile {
     /// Folder of the crate, as the workspace lists it.

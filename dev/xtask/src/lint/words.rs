@@ -105,7 +105,7 @@ fn for_each_name(tokens: TokenStream, visit: &mut impl FnMut(&Ident)) {
     }
 }
 
-/// `is_OwnHeap` → `is`, `own`, `heap`.
+/// Splits a name into lowercase words: `is_OwnHeap` into `is`, `own`, `heap`.
 fn name_parts(name: &str) -> impl Iterator<Item = String> {
     let mut parts = Vec::new();
     for word in name.split('_') {
