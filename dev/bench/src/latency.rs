@@ -19,13 +19,13 @@ use xtask::run::output;
 use crate::limits::Measurements;
 use crate::plugin::{Host, config_text, load_plugin};
 
-/// Rounds, in each of which every way has its messages, so that load on the machine meets all.
+/// Rounds. Each sends messages by every way, so that other load on the machine slows all of them.
 const ROUNDS: usize = 20;
 const MESSAGES_PER_ROUND: usize = 500;
-/// Longest start of Redis.
+/// Timeout for Redis to start.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Way of a message, and what sends one and waits for its reply.
+/// Name of a way, and the function that sends a message by it and waits for the reply.
 type Way<'a> = (&'static str, Box<dyn FnMut() -> Result<()> + 'a>);
 
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
@@ -92,7 +92,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     report(&measured, measurements)
 }
 
-/// Prints each way beside the first one, PING, and records those with a limit.
+/// Prints the latency of each way beside that of the first one, PING, and records the ratios that have a limit.
 fn report(measured: &[(&'static str, Latency)], measurements: &mut Measurements) -> Result<()> {
     let ping = measured.first().context("no way was measured")?.1;
     for (name, latency) in measured {

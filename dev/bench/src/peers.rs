@@ -1,7 +1,7 @@
 //! Time and memory of the reader, against jeprof, `pprof_util`, blazesym and memchr.
 //!
-//! Processes are measured from outside: this program starts itself once more, which runs a role ([`roles`]) or the
-//! other tool as its child and reads the child's resource usage.
+//! Processes are measured from outside: this program starts itself once more. That process runs a role ([`roles`]) or
+//! the other tool as its child, and reads the child's resource usage.
 
 mod big_dump;
 mod process_usage;
@@ -70,8 +70,8 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
 /// Measures parse, unsample and intern: time against memchr, and memory.
 fn measure_parsing(file: &Path, measurements: &mut Measurements) -> Result<()> {
     let mut seconds = role_command(&["memchr".as_ref(), file.as_ref()])?;
-    // The tunables keep freed memory mapped (mallopt(3)), so that the fastest of twenty runs has no page faults,
-    // which memchr has not either.
+    // The tunables keep freed memory mapped (mallopt(3)), so that the fastest of twenty runs has no page faults; memchr
+    // has none either.
     let tunables = "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=2147483648";
     let seconds = output(seconds.env("GLIBC_TUNABLES", tunables))?;
     let seconds: Vec<f64> = seconds

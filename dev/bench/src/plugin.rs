@@ -65,7 +65,6 @@ fn counting_program() -> HostProgram {
     }
 }
 
-/// Loads a plugin into this process.
 pub(crate) fn load_plugin(plugin: &str, config: &str) -> Result<memprof_host::Instance> {
     let text = format!(
         "[[plugin]]\npath = {:?}\n[plugin.config]\n{config}",

@@ -16,7 +16,7 @@ use xtask::dist::dist;
 
 use crate::limits::Measurements;
 
-/// Arenas, and threads, so that each arena is in use.
+/// Number of arenas, and of threads, so that each arena is used.
 const ARENAS: usize = 100;
 const ROUNDS: usize = 200;
 
@@ -85,6 +85,7 @@ fn measure_watch(host: &Host) -> Result<()> {
 fn wait_for_arenas(client: &mut Client) -> Result<usize> {
     let start = Instant::now();
     loop {
+        // Everything but the totals of each arena is left out (jemalloc(3), `malloc_stats_print`).
         let stats = send_message(client, "stats", "opts=gmdblxeh")?;
         let report = stats["allocators"][0]["report"].as_str();
         let report = report.context("stats without a report")?;

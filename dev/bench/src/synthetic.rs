@@ -53,7 +53,7 @@ pub(crate) fn named_dump(tree_nodes: usize) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Return address in a function.
+/// Return address in a function. Functions take 16 bytes each, from 0x1000 on.
 fn address(function: usize) -> usize {
     0x1001 + 16 * function
 }

@@ -93,7 +93,7 @@ fn measure_micro(lg_sample: u32, measurements: &mut Measurements) -> Result<()> 
 
 /// Cost of the walk in a real program, and how often it finds jemalloc's stack.
 struct WalkCost {
-    /// Ticks of memprof's walk by those of jemalloc's.
+    /// Ticks of memprof's walk divided by those of jemalloc's.
     ratios: Ratios,
     compared: Report,
 }

@@ -85,7 +85,6 @@ pub(crate) fn redis_cpu_seconds(prepare: impl FnOnce(Command) -> Command) -> Res
     Ok(server_ticks / TICKS_PER_SECOND)
 }
 
-/// Waits until redis-server has opened its socket.
 fn wait_for_socket(socket: &Path) -> Result<()> {
     let start = Instant::now();
     while !socket.exists() {
@@ -106,7 +105,8 @@ const OWN_TIME: usize = 11;
 /// Index of `cutime`, which `cstime` follows.
 const CHILDREN_TIME: usize = 13;
 
-/// Time in user mode and in the kernel of a process, or of its children that were waited for, in clock ticks.
+/// Time in user mode and in the kernel in clock ticks: of a process if `first` is [`OWN_TIME`], of its children that
+/// were waited for if it is [`CHILDREN_TIME`].
 fn cpu_ticks(process: &str, first: usize) -> Result<f64> {
     let path = format!("/proc/{process}/stat");
     let stat = fs::read_to_string(&path).context(path)?;

@@ -25,7 +25,6 @@ const MILLIS_PER_HOUR: i64 = 3_600_000;
 /// Mean bytes between samples.
 const SAMPLE_INTERVAL: f64 = 524_288.0;
 
-/// A call stack.
 struct Stack {
     id: i64,
     /// Entry of the stack in a profile's `stacks`.
@@ -125,7 +124,8 @@ impl Processes {
         self.random.below(1 << 30) as f64 / f64::from(1 << 30)
     }
 
-    /// Generates a service with stacks of a program.
+    /// Generates a service with 30 to 360 stacks of a program, most often few. The sizes of objects (16 B to 64 KiB)
+    /// and the memory of stacks are log-uniform.
     fn new_service(&mut self, number: usize, program: &[String]) -> Service {
         let name = format!("service-{number:02}");
         let count = (30.0 + self.random_fraction().powi(2) * 330.0) as usize;
@@ -179,7 +179,7 @@ impl Processes {
         self.stacks.len() - 1
     }
 
-    /// Generates a process of a service; it has nine of ten of the service's stacks.
+    /// Generates a process of a service, with about nine tenths of the service's stacks.
     fn new_process(&mut self, service: usize) -> Process {
         let count = self.services[service].stacks.len();
         let mut levels = Vec::new();
@@ -210,6 +210,7 @@ impl Processes {
     pub(super) fn write_hour(&mut self, machine: usize, hour: i64, spool: &Path) -> Result<()> {
         for number in (machine..PROCESSES).step_by(MACHINES) {
             let service = &self.services[self.processes[number].service];
+            // The service is deployed again: a process of the new build replaces the old one.
             if service.is_deployed && hour == self.hours / 2 && self.processes[number].build == 0 {
                 let fresh = self.new_process(self.processes[number].service);
                 self.processes[number] = Process { build: 1, ..fresh };
@@ -233,6 +234,7 @@ impl Processes {
         let accumulates = self.services[service].accumulates;
         for level in &mut levels {
             let object_bytes = self.services[service].stacks[level.stack].object_bytes;
+            // The leak of the new build.
             if build == 1 && level.stack == 3 {
                 level.samples += 0.2;
             }
@@ -256,8 +258,8 @@ impl Processes {
         self.processes[number].levels = levels;
     }
 
-    /// Profile of a process as a file of the spool. Only the first one of an hour has the stacks' functions, because
-    /// the store keeps them once.
+    /// Returns a profile of a process in the format of the spool. Only the first profile of an hour names the functions
+    /// of the stacks, because the store keeps them once.
     fn profile_json(
         &mut self,
         number: usize,

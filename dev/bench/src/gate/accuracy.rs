@@ -11,7 +11,7 @@ use xtask::run::run;
 use super::{budget_file, gate_command};
 use crate::limits::Measurements;
 
-/// Runs with growth, and as many without.
+/// Number of runs with growth, and of runs without.
 const RUNS: usize = 100;
 
 /// Hundreds of records: those that the budget was written for, and five per cent more.
@@ -25,6 +25,7 @@ pub(super) fn measure(
     directory: &Path,
     measurements: &mut Measurements,
 ) -> Result<()> {
+    // Its tolerance of 50 % would hide the growth.
     fs::remove_file(budget_file(directory))?;
     let command_with = |options: &[&str], records: &str| {
         let command = [command, &[records][..]].concat();

@@ -82,6 +82,7 @@ pub(super) fn measure_command(command: &[&str]) -> Result<()> {
         .with_context(|| (*program).to_owned())?;
     let seconds = start.elapsed().as_secs_f64();
     ensure!(status.success(), "{program}: {status}");
+    // The kernel reports KiB.
     let peak = getrusage(UsageWho::RUSAGE_CHILDREN)?.max_rss() * 1024;
     println!("{seconds} {peak}");
     Ok(())

@@ -10,7 +10,7 @@ use memprof_report::{Limits, parse, unsample};
 
 use super::{process_usage, symbolizing};
 
-/// Runs what this process was started for by the bench: the name of a step, and its arguments.
+/// Runs the role for which the bench has started this process: its name, then its arguments.
 pub(crate) fn run_role(role: &[&str]) -> Result<()> {
     match *role {
         ["measure", ref command @ ..] => process_usage::measure_command(command),

@@ -27,8 +27,8 @@ const PROGRAMS: [Program; 3] = [
 enum Variant {
     /// Without the plugin.
     Bare,
-    /// With the plugin, which does not sample. The plugin's thread makes glibc use its locks also in a program of one
-    /// thread.
+    /// With the plugin, which does not sample. Because of the plugin's thread, glibc uses its locks even in a program
+    /// with one thread.
     Loaded,
     /// With sampling from the start, at the default interval.
     Sampled,
@@ -36,7 +36,6 @@ enum Variant {
 
 use Variant::{Bare, Loaded, Sampled};
 
-/// Measures every program.
 pub(super) fn measure(measurements: &mut Measurements) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let socket_dir = directory.path().join("run");

@@ -16,12 +16,10 @@ const ROUNDS: usize = 7;
 /// Time that a host may take to open its socket.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Path of the built plugin.
 pub(super) fn plugin_path() -> PathBuf {
     dist().join("plugins/memory_profile.so")
 }
 
-/// Directory of the hosts' control sockets.
 pub(super) fn socket_dir(dir: &Path) -> PathBuf {
     dir.join("run")
 }
@@ -31,6 +29,7 @@ pub(super) fn preload_command(dir: &Path, program: &Path) -> Command {
     let mut command = Command::new(program);
     command
         .env("LD_PRELOAD", plugin_path())
+        // Without this variable, the preloaded plugin does nothing.
         .env("MEMPROF_RUN", "1")
         .env("MEMPROF_SOCKET_DIR", socket_dir(dir))
         .env("MEMPROF_DUMP_DIR", dir.join("dumps"))

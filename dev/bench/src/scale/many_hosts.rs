@@ -16,7 +16,7 @@ use super::Growth;
 use super::host::{Host, connect, median_milliseconds, plugin_path, preload_command, socket_dir};
 use crate::limits::Measurements;
 
-/// Threads of clients, each of which connects, sends a message and disconnects, repeatedly.
+/// Client threads. Each of them repeatedly connects, sends a message and disconnects.
 const CLIENTS: usize = 64;
 /// Time for which the clients reconnect.
 const RECONNECT_TIME: Duration = Duration::from_secs(10);
@@ -89,7 +89,7 @@ fn time_http_list(dir: &Path, count: usize) -> Result<f64> {
     })
 }
 
-/// Measures the growth of a host's memory, without its own leak, that remains after clients have reconnected.
+/// Measures by how much a host's memory has grown after clients have come and gone, without the host's own leak.
 pub(super) fn measure_memory_after_reconnects(
     dir: &Path,
     measurements: &mut Measurements,

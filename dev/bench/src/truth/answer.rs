@@ -33,8 +33,8 @@ pub(crate) enum Verdict {
     Wrong(String),
 }
 
-/// Sets the case up, asks memprof, ends what was set up, and judges the answer. A setup that fails is as bad as a wrong
-/// answer: nothing was seen to be right.
+/// Sets the case up, asks memprof, kills what was set up, and judges the answer. A setup that fails counts as a wrong
+/// answer.
 pub(crate) fn judge(area: &Area, case: &Case) -> Result<Verdict> {
     let place = tempfile::tempdir()?;
     let setup = Script::start("-ec", &case.setup, area, place.path())?;
@@ -46,7 +46,7 @@ pub(crate) fn judge(area: &Area, case: &Case) -> Result<Verdict> {
     Ok(question.wait_for_answer()?.judge(case))
 }
 
-/// A running script, which takes its descendants with it.
+/// A running script; dropping it kills its process group.
 struct Script {
     shell: Child,
     log: NamedTempFile,
@@ -60,7 +60,7 @@ impl Script {
         let mut path = dist().join("bin").into_os_string();
         path.push(":");
         path.push(std::env::var_os("PATH").context("no PATH")?);
-        // One description, so that neither output overwrites the other.
+        // Both outputs share one file offset, so that neither overwrites the other.
         let output = log.reopen()?;
         let shell = Command::new("timeout")
             .args(["--kill-after=5", TIMEOUT, "sh", option, script])
@@ -79,8 +79,8 @@ impl Script {
         Ok(Self { shell, log })
     }
 
-    /// Waits for its end. Its process stays as a zombie, so that its group's id is not another's until the group is
-    /// killed.
+    /// Waits for the script's end. Leaves its process as a zombie, so that the ID of its group is not reused before the
+    /// group is killed.
     fn wait_for_answer(&self) -> Result<Answer> {
         let shell = Id::Pid(Pid::from_raw(self.shell.id().cast_signed()));
         let end = waitid(shell, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)?;
@@ -97,7 +97,7 @@ impl Script {
 impl Drop for Script {
     fn drop(&mut self) {
         let group = Pid::from_raw(self.shell.id().cast_signed());
-        // There may be none left.
+        // Fails if no process of the group is left.
         let _ = killpg(group, Signal::SIGKILL);
         let _ = self.shell.wait();
     }

@@ -20,8 +20,9 @@ pub(crate) struct Case {
     /// Group of faults, in the words of a user; the cases of a kind share a row of the table.
     pub(crate) kind: String,
     pub(crate) name: String,
-    /// Script for sh(1) that makes what the question is about, in a fresh directory. What it leaves running ends with
-    /// the case. `$INPUTS` is the area's directory, `$PLUGIN` the plugin's file, and `memprof` is in the path.
+    /// Script for sh(1) that prepares the files and processes of the question, in a fresh directory. Processes that it
+    /// leaves running are killed after the question. `$INPUTS` is the area's directory, `$PLUGIN` the plugin's file,
+    /// and `memprof` is in the path.
     #[serde(default)]
     pub(crate) setup: String,
     /// The question, for sh(1), in the same directory.
@@ -29,10 +30,10 @@ pub(crate) struct Case {
     /// Exit status of the answer.
     #[serde(default)]
     pub(crate) status: i32,
-    /// Texts that stdout and stderr together hold.
+    /// Texts that must occur in stdout or stderr.
     #[serde(default)]
     pub(crate) has: Vec<String>,
-    /// Texts that they do not hold.
+    /// Texts that must not occur there.
     #[serde(default)]
     pub(crate) lacks: Vec<String>,
     /// Texts by which the answer says what it leaves out.

@@ -31,7 +31,6 @@ impl Row {
         }
     }
 
-    /// Counts a verdict.
     fn add(&mut self, verdict: &Verdict) {
         let count = match verdict {
             Verdict::Right => &mut self.right,
