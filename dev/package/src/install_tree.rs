@@ -141,7 +141,7 @@ fn copy_recursively(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies the book's pages and pictures, with the files that pages include in their places: a package lacks them.
+/// Copies the book's pages and pictures. Inserts the files that pages include, because a package lacks them.
 fn copy_book(from: &Path, to: &Path) -> Result<()> {
     if !from.is_dir() {
         return match from.extension() {

@@ -143,6 +143,7 @@ fn source_date_epoch() -> Result<u64> {
         return set.parse().context("SOURCE_DATE_EPOCH is not a number");
     }
     let mut log = Command::new("git");
+    // In a container, the checkout may belong to another user.
     log.args(["-c", "safe.directory=*", "log", "-1", "--format=%ct"])
         .current_dir(root());
     let seconds = output(&mut log).context("not a git tree: set SOURCE_DATE_EPOCH")?;

@@ -24,8 +24,8 @@ const MACROS: &str = "\
 %global _binary_payload w9.gzdio
 ";
 
-/// Builds the package from its installation tree, and writes it to the directory `to`. `epoch` is the time of all files, in seconds
-/// since 1970.
+/// Builds the package from its installation tree, and writes it to the directory `to`. `epoch` is the time of all
+/// files, in seconds since 1970.
 pub(crate) fn build_rpm(package: &Package, tree: &Path, to: &Path, epoch: u64) -> Result<()> {
     let work = tempfile::tempdir()?;
     let spec = work.path().join("package.spec");
@@ -60,6 +60,7 @@ fn spec_file(package: &Package, tree: &Path) -> Result<String> {
     writeln!(spec, "%install\ncp -r {}/. %{{buildroot}}", tree.display())?;
     if let Some(unit) = unit_name(&installed) {
         writeln!(spec, "%post\n{RELOAD_SCRIPT}")?;
+        // The argument is the number of versions that stay installed: 1 during an upgrade, 0 at the removal.
         writeln!(
             spec,
             "%preun\n[ $1 = 0 ] || exit 0\n{}",

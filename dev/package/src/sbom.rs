@@ -43,6 +43,7 @@ pub(crate) fn package_bill(package: &str, epoch: u64) -> Result<String> {
          Creator: Tool: cargo-xtask-package\nCreated: {created}"
     );
     for ((name, version), license) in linked {
+        // An identifier of SPDX has letters, digits, `.` and `-` only.
         let id = format!("SPDXRef-{}-{version}", name.replace('_', "-")).replace('+', "-");
         let license = license.replace('/', " OR ");
         write!(
