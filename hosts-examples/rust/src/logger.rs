@@ -4,7 +4,6 @@ use std::io::Write;
 
 use log::{LevelFilter, Log, Metadata, Record, SetLoggerError};
 
-/// A logger that writes to standard error.
 struct StderrLogger;
 
 /// Sets the logger of the process, which logs lines up to `level`.

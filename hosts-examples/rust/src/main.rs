@@ -41,6 +41,7 @@ fn serve() -> anyhow::Result<()> {
     let mut end_signals = SigSet::empty();
     end_signals.add(Signal::SIGTERM);
     end_signals.add(Signal::SIGINT);
+    // Before the first thread is created, because threads inherit the mask.
     end_signals
         .thread_block()
         .context("failed to block the signals that end this host")?;

@@ -21,7 +21,6 @@ pub(crate) struct Worker {
     thread: JoinHandle<()>,
 }
 
-/// Starts the worker thread.
 pub(crate) fn start() -> io::Result<Worker> {
     let (stop, stopped) = mpsc::channel();
     let thread = Builder::new().name("worker".into()).spawn(move || {

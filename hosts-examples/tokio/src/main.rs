@@ -72,7 +72,6 @@ fn render_page() -> Vec<u8> {
     black_box(vec![0; 9000])
 }
 
-/// Handles a request.
 async fn handle(route: Route, retained: RetainedMemory) {
     for _ in 0..STEPS {
         let step = route.step();
