@@ -91,7 +91,6 @@ pub(crate) fn finish_analysis<T>(pid: u32, result: Result<T, Error>) -> anyhow::
     result.map_err(|error| analysis_error(pid, &error))
 }
 
-/// Shows the phase of an analysis on a terminal.
 pub(crate) fn show_phase(pid: u32, phase: Phase) {
     output::show_progress(&phase_text(pid, phase));
 }

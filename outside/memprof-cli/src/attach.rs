@@ -142,8 +142,8 @@ pub(crate) fn connect_existing(pid: u32) -> Option<Client> {
     target::connect(Some(&pid.to_string())).ok()
 }
 
-/// Connects to a process, and attaches to it first if it is no host yet. The outcome is `None` if it was one, or became
-/// one meanwhile: the thread of a `memprof attach` that was killed goes on.
+/// Connects to a process, and attaches to it first if it is no host yet. The outcome is `None` if it was a host
+/// already, or became one meanwhile: the thread that a killed `memprof attach` has created goes on.
 pub(crate) fn connect_or_attach(
     args: &AttachArgs,
 ) -> anyhow::Result<(Client, Option<AttachOutcome>)> {
@@ -186,7 +186,6 @@ fn attach(args: &AttachArgs) -> anyhow::Result<(Client, AttachOutcome)> {
 }
 
 impl AttachArgs {
-    /// Options of patching.
     fn patch_options(&self) -> PatchOptions {
         PatchOptions {
             sampler: self.sampler(),
@@ -290,7 +289,7 @@ fn build_output(
     })
 }
 
-/// Note that the sampling goes on without the patches; empty if it uses them, or if none is active.
+/// Note that sampling goes on without the new patches; empty if it uses them, or if sampling is inactive.
 fn unused_patches_note(status: &ParsedReply, entries: &PatchOutcome, pid: u32) -> String {
     let allocators = status.field("allocators").as_array();
     let mut allocators = allocators.into_iter().flatten();

@@ -44,7 +44,8 @@ pub(crate) fn run(args: &CheckArgs) -> Outcome {
     }
 }
 
-/// Starts the child, and judges its end.
+/// Loads the plugin in a child process. Fails if the child takes longer than `limit`, crashes, or ends before the check
+/// is made; otherwise the outcome is its exit code.
 fn check_in_child(plugin: &Path, limit: Duration) -> Outcome {
     let own = std::env::current_exe().context("failed to find this program")?;
     let (mut proof, child_end) = UnixStream::pair().context("failed to make a socket pair")?;
@@ -62,7 +63,7 @@ fn check_in_child(plugin: &Path, limit: Duration) -> Outcome {
             .context("failed to end the child that loads the plugin")?;
     }
     let status = child.wait().context("failed to wait for the child")?;
-    // Processes that the plugin started may keep the other end open.
+    // Processes that the plugin started may keep the other end open, so the read must not block.
     proof
         .set_nonblocking(true)
         .context("failed to read the child's last word")?;
@@ -104,7 +105,7 @@ fn wait_for_exit(child: &Child, limit: Duration) -> Result<bool> {
 /// Makes the check in the child, and sends [`DONE`] to standard input, which [`check_in_child`] has made a socket.
 fn run_in_child(plugin: &Path) -> Outcome {
     let outcome = load_plugin(plugin);
-    // If a user types the option, standard input is something else than a socket.
+    // The write fails if a user typed the option: then standard input is no socket.
     if let Ok(proof) = std::io::stdin().as_fd().try_clone_to_owned() {
         let _written = UnixStream::from(proof).write_all(&[DONE]);
     }

@@ -5,7 +5,6 @@ use std::ffi::OsStr;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
 use memprof_messages::{MESSAGES, PLUGIN};
 
-/// Completes to one of the candidates.
 pub(crate) fn complete_from(candidates: Vec<String>) -> ArgValueCompleter {
     ArgValueCompleter::new(move |current: &OsStr| matching_candidates(&candidates, current))
 }

@@ -45,12 +45,13 @@ impl Container {
         found.next()
     }
 
-    /// Container by one directory of a cgroup's path.
+    /// Container by one directory of a cgroup's path; `parent` is the directory above it.
     fn from_part(part: &str, parent: &str) -> Option<Self> {
         let scope = part.strip_suffix(".scope");
         // docker-ID.scope, cri-containerd-ID.scope, crio-ID.scope, libpod-ID.scope; or the id alone.
         let id = scope.unwrap_or(part).rsplit('-').next().unwrap_or_default();
         let is_id = id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        // conmon watches the container, and is not in it.
         if is_id && !part.starts_with("libpod-conmon") {
             let id = id.to_owned();
             return Some(Self { id, has_id: true });
@@ -59,6 +60,7 @@ impl Container {
             .and_then(|scope| scope.strip_prefix("machine-"))
             .or_else(|| part.strip_prefix("lxc.payload."))
             .or_else(|| (parent == "lxc").then_some(part))?;
+        // systemd escapes dashes.
         let id = name.replace("\\x2d", "-");
         Some(Self { id, has_id: false })
     }
@@ -86,8 +88,8 @@ impl Container {
 /// Most bytes of a host name (`HOST_NAME_MAX`), and its line end.
 const MAX_HOST_NAME: u64 = 65;
 
-/// Host name in the root directory of a process, which may have chosen the file: no link leads out of its root, and it is read only
-/// if it is a regular file.
+/// Reads /etc/hostname in the root directory of a process. The process may have chosen the file, so no link leads out
+/// of its root, and only a regular file is read.
 fn host_name(root: &Path) -> Option<String> {
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = openat(CWD, root, directory, Mode::empty()).ok()?;
@@ -130,8 +132,8 @@ fn stored_name(id: &str) -> Option<String> {
     docker().or_else(podman)
 }
 
-/// Finds the process that `NAME` or `NAME/PID` names, after `container:`: the only one of the container, or the one with
-/// that pid there or here.
+/// Finds a process by the text after `container:`. `NAME` is the only process of the container; the pid in `NAME/PID`
+/// is its pid there or here.
 ///
 /// # Errors
 /// No container has the name, or it has several processes.

@@ -100,6 +100,7 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
     let detached = send_request(&mut client, "detach", "")?.into_success();
     let was_patched = patched_functions::restore_functions(pid)?;
     if let Err(error) = detached {
+        // A plugin that was loaded with the program refuses; then only the patches are removed.
         if !was_patched {
             return Err(error);
         }

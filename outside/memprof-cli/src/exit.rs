@@ -26,7 +26,7 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
     code(error).into()
 }
 
-/// Like [`code_of`], as a number.
+/// Returns the exit code for an error as a number; [`FAILED`] for an error of unknown type.
 pub(crate) fn code(error: &anyhow::Error) -> u8 {
     if let Some(code) = memprof_output::error_code(error) {
         code
@@ -43,7 +43,6 @@ pub(crate) fn code(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// Exit code for an error of the report.
 fn report_exit_code(error: &memprof_report::Error) -> u8 {
     match error.kind() {
         ErrorKind::Usage => 2,

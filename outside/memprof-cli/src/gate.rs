@@ -130,6 +130,7 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
             measure::measure(args)
         })
         .collect::<anyhow::Result<_>>()?;
+    // Only an update needs the result, but `median_run` takes the runs.
     let counted = all.iter().try_for_each(Measurement::require_counted);
     let measured = measurement::median_run(all).context("nothing was run")?;
     for note in &measured.notes {

@@ -42,7 +42,8 @@ struct InterruptState {
 }
 
 impl Interrupts {
-    /// Starts watching ([`block_signals`]). While [no change](Self::add_change) is registered, the first signal ends this program.
+    /// Starts watching, and blocks the signals ([`block_signals`]). While no [change](Self::add_change) is registered,
+    /// the first signal ends this program.
     ///
     /// # Errors
     /// No descriptor or thread is left.
@@ -126,8 +127,8 @@ impl WatchState {
 }
 
 /// Blocks the signals in this thread and in those that it creates from now on, except signals that this program's
-/// caller ignores (nohup(1)). Programs that are started would have them blocked too, without
-/// [`signals::inherit_caller_signals`](crate::signals::inherit_caller_signals).
+/// caller ignores (nohup(1)). Programs that are started inherit the mask, unless
+/// [`signals::inherit_caller_signals`](crate::signals::inherit_caller_signals) restores that of the caller.
 pub(crate) fn block_signals() -> Result<SigSet> {
     let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
     let ignored = ignored_signals(&status);

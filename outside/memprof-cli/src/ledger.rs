@@ -128,8 +128,8 @@ pub(crate) fn purge(args: &MessageArgs) -> Outcome {
     message::print_reply(&reply, args.to.json)
 }
 
-/// Replaces a successful reply of a type by its edited form. `edit` returns the new text. Leaves an error as it is,
-/// and a reply of another form, which a newer plugin may send.
+/// Edits a successful reply that fits the type; `edit` returns the new text. Leaves an error unchanged, and a reply of
+/// another form, which a newer plugin may send.
 fn edit_reply<T: Serialize + DeserializeOwned>(
     reply: &mut ParsedReply,
     edit: impl FnOnce(&mut T) -> String,
@@ -144,13 +144,14 @@ fn edit_reply<T: Serialize + DeserializeOwned>(
     if let (Some(object), Ok(Value::Object(fields))) =
         (object.as_object_mut(), serde_json::to_value(typed))
     {
+        // Fields that this version does not know are kept.
         object.extend(fields);
         object.insert("text".to_owned(), text.into());
     }
 }
 
-/// Makes the rows of a host's ledger exact by a walk of the heaps. Where that fails, the finding that the rows are
-/// uncertain says why.
+/// Makes the rows of a host's ledger exact by a walk of the heaps. If that fails, a finding says that the rows are
+/// uncertain, and why.
 fn walk_heaps(client: &mut Client, ledger: &mut Ledger) {
     let walked = target::host_pid(client)
         .map_err(|error| format!("{error:#}"))
@@ -177,8 +178,8 @@ fn walk_process(pid: u32, ledger: &mut Ledger) -> Result<(), String> {
     Ok(())
 }
 
-/// Resident bytes of a host outside of its allocators: mappings of the program's own, and shared memory. `None` if it
-/// does not report them, or an allocator keeps no count: they may then be its heap.
+/// Resident bytes of a host outside of its allocators: mappings of the program's own, and shared memory. `None` if the
+/// host does not report them, or if an allocator keeps no count, because the bytes may then be its heap.
 pub(crate) fn bytes_outside_malloc(client: &mut Client) -> Option<u64> {
     let reply = send_request(client, "ledger", "").ok()?;
     let ledger: Ledger = reply.into_typed().ok()?;

@@ -14,7 +14,6 @@ use crate::slow_step::SlowStep;
 use crate::subject::{Subject, find_subject};
 use crate::target;
 
-/// A profile of a running process.
 pub(crate) struct LiveProfile {
     pub(crate) file: ScratchFile,
     /// Pid and name of the process.
@@ -27,7 +26,8 @@ pub(crate) fn is_file(path: &Path) -> bool {
     path == Path::new("-") || path.exists()
 }
 
-/// Takes the profile of the running process that `target` names. `None` if no process does: then it is a missing file.
+/// Takes the profile of the running process that `target` names. `None` if no process has the name, so that the caller
+/// reports a missing file.
 ///
 /// # Errors
 /// The process has no plugin, or samples nothing.
@@ -36,6 +36,7 @@ pub(crate) fn take_profile(target: &Path) -> anyhow::Result<Option<LiveProfile>>
         return Ok(None);
     };
     match process_arg::parse_process(target) {
+        // Several processes have the name.
         Err(reason) if !pids_with_name(target).is_empty() => {
             return Err(with_exit_code(USAGE, format!("{target:?}: {reason}")));
         }
@@ -65,6 +66,7 @@ pub(crate) fn take_profile(target: &Path) -> anyhow::Result<Option<LiveProfile>>
     let mut file = ScratchFile::new()?;
     match message::take_dump(&mut client, &["keep=off".to_owned()])? {
         TakenDump::Received(mut bytes) => file.append(&mut bytes)?,
+        // With `keep=off`, only an error comes without a dump.
         TakenDump::Kept(reply) => {
             reply.into_success()?;
         }

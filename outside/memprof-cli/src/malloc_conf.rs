@@ -17,7 +17,7 @@ use crate::exit::{Outcome, UNAVAILABLE, with_exit_code};
 use crate::output;
 use crate::script::{find_in_path, named_interpreter, read_head};
 
-/// An ELF file of which only the needed parts are read: it may be large.
+/// An ELF file that is read in parts, because it may be large.
 type Elf<'d, R> = ElfFile64<'d, Endianness, R>;
 
 /// jemalloc's options that make profiling possible.
@@ -119,7 +119,7 @@ pub(crate) fn has_profiler<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, file: &File) ->
 
 /// Function that the linker never removes, because jemalloc calls it itself.
 const FUNCTION: &[u8] = b"mallctl";
-/// Variable that is defined beside it, with the same prefix.
+/// Variable that jemalloc defines with the same prefix as [`FUNCTION`].
 const VARIABLE: &[u8] = b"malloc_conf";
 
 /// Finds the jemalloc in a program's file.
@@ -165,7 +165,7 @@ fn candidate_names<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Vec<&'d [u8]> {
     let of_table = tables.into_iter().filter_map(|table| {
         let strings = elf.elf_section_table().section(table.string_section());
         let strings = strings.ok()?.data(elf.endian(), elf.data()).ok()?;
-        // In nearly every program it is missing, so no name needs to be checked.
+        // Nearly all programs lack the function. One search for it is faster than a check of each name.
         memmem::find(strings, FUNCTION)?;
         let names = table.iter().filter_map(move |symbol| {
             let name = strings.get(symbol.st_name(elf.endian()) as usize..)?;
@@ -213,7 +213,7 @@ fn contains_text<'d, R: ReadRef<'d>>(
     Ok(false)
 }
 
-/// Line for a program without a known jemalloc of its own: it preloads one if none is linked. Prints a note.
+/// Line for a program without a known jemalloc of its own: the line preloads one if none is linked. Prints a note.
 /// `subject` names the program.
 fn line_without_jemalloc(own: JemallocInFile, subject: &str) -> anyhow::Result<String> {
     match own {

@@ -65,7 +65,6 @@ impl<'a> MsgWords<'a> {
         }
     }
 
-    /// Connects to the host.
     fn connect(&self, to: &TargetArgs) -> anyhow::Result<Client> {
         target::connect_to_plugin(to, self.target, self.plugin)
     }
@@ -87,7 +86,7 @@ impl MessageArgs {
         target::connect_to(&self.to, self.target())
     }
 
-    /// The target in front of the other arguments.
+    /// The target, which is the first argument; `None` if that is `key=value`.
     pub(crate) fn target(&self) -> Option<&str> {
         split_target(&self.args).0
     }
@@ -105,8 +104,8 @@ pub(crate) fn run_msg(args: &MsgArgs) -> Outcome {
     print_reply(&ParsedReply::from_received(reply)?, args.to.json)
 }
 
-/// Connects to the host of the message, and returns the words as they are to be read: three without `=` are a target, a
-/// plugin and a message, unless only a plugin has the first one's name.
+/// Connects to the host of the message, and decides how to read the words: three without `=` are a target, a plugin and
+/// a message, unless the first one is the name of a plugin and of no host.
 fn connect_msg(args: &MsgArgs) -> anyhow::Result<(MsgWords<'_>, Client)> {
     let readings = match args.to.target {
         Some(_) => [MsgWords::new(None, &args.words), None],
@@ -131,7 +130,7 @@ fn connect_msg(args: &MsgArgs) -> anyhow::Result<(MsgWords<'_>, Client)> {
     }
 }
 
-/// Whether a host was reached that has a plugin.
+/// Whether the host was reached, and has the plugin.
 fn has_plugin(client: &mut anyhow::Result<Client>, plugin: &str) -> bool {
     let plugins = client
         .as_mut()

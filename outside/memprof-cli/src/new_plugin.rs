@@ -55,8 +55,8 @@ const C: &[Template] = &[
 /// Crates of memprof that a plugin in Rust and its test need.
 const CRATES: &[&str] = &["memprof-host", "memprof-own", "memprof-plugin-abi"];
 
-/// Names that another plugin, a dependency, a file of the templates or cargo has: cargo refuses keywords of Rust, names
-/// of its own folders and crates of the language.
+/// Names that are taken by another plugin, a dependency or a file of the templates, and names that cargo refuses:
+/// keywords of Rust, cargo's own folders, and the language's crates.
 const RESERVED: &[&str] = &[
     "abstract",
     "alloc",
@@ -207,6 +207,7 @@ fn sdk_dirs(named: Option<&Path>) -> Result<Vec<PathBuf>> {
         return Ok(vec![named]);
     }
     let own = std::env::current_exe().context("failed to find this program")?;
+    // `PREFIX/bin/memprof`.
     let prefix = own.ancestors().nth(2).unwrap_or(&own);
     Ok(vec![
         prefix.join("sdk"),

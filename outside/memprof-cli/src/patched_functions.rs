@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 
 use crate::refusal_error::refusal_error;
 
-/// Options of patching.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PatchOptions {
     pub(crate) sampler: SamplerChoice,
@@ -77,7 +76,7 @@ fn is_sampled_without_patches(allocator: &AllocatorStatus, sampler: SamplerChoic
     }
 }
 
-/// Restores the program's first instructions. Returns whether any was patched.
+/// Restores the first instructions of all patched functions. Returns whether there were any.
 ///
 /// # Errors
 /// The functions cannot be restored, with the reason.
@@ -94,7 +93,6 @@ impl PatchOutcome {
         }
     }
 
-    /// Whether functions are patched.
     pub(crate) fn is_patched(&self) -> bool {
         !self.reports.is_empty()
     }
@@ -143,7 +141,6 @@ impl PatchOutcome {
     }
 }
 
-/// Duration in milliseconds.
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1000.0
 }

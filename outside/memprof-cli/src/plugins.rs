@@ -49,6 +49,7 @@ impl PluginRow {
             true => names.collect(),
             false => info.usage,
         };
+        // The host's error text ends with the remedy, which is a field of its own here.
         let remedy_part = info.remedy.as_ref().map(|remedy| format!("; {remedy}"));
         let reason = info.error.map(|error| {
             let reason = remedy_part.and_then(|part| Some(error.strip_suffix(&*part)?.to_owned()));

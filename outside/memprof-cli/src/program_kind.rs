@@ -1,5 +1,5 @@
-//! Language and allocators of a process, by the names of the files that it maps and by its program's symbols. Nothing of the
-//! process's memory is read, nor is it stopped.
+//! Language and allocators of a process, by the names of the files that it maps and by its program's symbols. The
+//! process is not stopped, and its memory is not read.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ use object::{Endianness, ReadCache, ReadRef};
 pub(crate) struct ProgramKind {
     /// `None` if no sign of one was found, as in C.
     pub(crate) language: Option<&'static str>,
-    /// Allocators besides the C library's, or that one.
+    /// Allocators other than the C library's, or that one if there are no others.
     pub(crate) allocators: Vec<&'static str>,
 }
 
@@ -72,7 +72,7 @@ const ALLOCATOR_SYMBOLS: [(&str, &str); 8] = [
 /// Most bytes of a table of names that are read.
 const NAMES_LIMIT: u64 = 64 << 20;
 
-/// Finds kinds; remembers programs, of which many processes have the same.
+/// Finds kinds, and remembers those of programs, because many processes have the same program.
 #[derive(Debug, Default)]
 pub(crate) struct ProgramKinds {
     programs: HashMap<(u64, u64), ProgramKind>,
@@ -156,6 +156,7 @@ fn is_named(name: &[u8], start: &str) -> bool {
             || rest
                 .iter()
                 .all(|byte| byte.is_ascii_digit() || b".-".contains(byte))
+            // `php-fpm8.2` and `nodejs`.
             || rest.starts_with(b"-fpm")
             || rest == b"js"
     })

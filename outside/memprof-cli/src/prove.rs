@@ -164,6 +164,7 @@ fn prove_command(
     signals::inherit_caller_signals(command.args(program_args));
     let group = CommandGroup::choose(&mut command)?;
     let forwarder = SignalForwarder::start()?;
+    // Locked until the command runs, so that a signal in between waits for it.
     let mut recipient = forwarder.lock();
     let run = exit_stop::run_until_exit(&mut command, |pid| {
         // Before Linux 5.3, a signal ends this program only.

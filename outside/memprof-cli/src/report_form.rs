@@ -82,7 +82,8 @@ impl FormArgs {
         })
     }
 
-    /// Makes `write` fill the output, and opens it if it is to be opened. Prints the notes that `write` returns.
+    /// Writes the report by `write` to the output, and opens it in a browser with `--open`. Prints the notes that
+    /// `write` returns.
     pub(crate) fn deliver(
         &self,
         write: impl FnOnce(&mut dyn Write) -> Result<Vec<String>, Error>,

@@ -82,7 +82,8 @@ impl<'a> ResultOutput<'a> {
         self.format == ResultFormat::Text && self.output.is_none()
     }
 
-    /// Writes the reply as JSON, the text, or the page to the output. `page` is called only for the page.
+    /// Writes the result in the chosen format: `reply` as JSON, `text`, or the page, which `page` builds only if
+    /// needed.
     pub(crate) fn write(
         &self,
         reply: &impl Serialize,

@@ -18,7 +18,7 @@ pub(crate) struct SlowStep {
 }
 
 impl SlowStep {
-    /// Begins a step, called `name` on the terminal. Without a thread left, the step has no line.
+    /// Begins a step, called `name` on the terminal. If no thread can be created, the step has no line.
     pub(crate) fn begin(name: String) -> Self {
         let (end, ended) = channel();
         let thread = thread::Builder::new().name("progress".to_owned());

@@ -81,7 +81,7 @@ pub(crate) fn connect(target: Option<&str>) -> anyhow::Result<Client> {
     connect_with(target, PLUGIN, Client::connect)
 }
 
-/// Finds the host and connects to it. If it is gone in between, the error is that of a second search.
+/// Finds the host and connects to it. If nothing listens at its socket any more, searches once more.
 fn connect_with(
     target: Option<&str>,
     plugin: &str,
@@ -212,7 +212,7 @@ fn host_of_plugin(pid: u32, plugin: &str) -> (Option<RunningHost>, Vec<Unreachab
     (Some(hosts.swap_remove(index)), found.unreachable)
 }
 
-/// Returns the pid of several hosts that are sockets of one process; `None` otherwise.
+/// Returns the pid if all hosts are sockets of one process; `None` otherwise, or if there is only one host.
 fn common_pid<'a>(hosts: impl Iterator<Item = &'a RunningHost>) -> Option<u32> {
     let pids: Vec<_> = hosts.map(|host| host.pid).collect();
     let is_same = pids.len() > 1 && pids.iter().all(|pid| *pid == pids[0]);

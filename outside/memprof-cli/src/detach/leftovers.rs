@@ -1,5 +1,5 @@
-//! Empty directories that the plugin leaves in a process's own root directory, as in a container: nothing else removes them
-//! there. What the process chose as a path is resolved so that no link leads outside of its root.
+//! Empty directories that the plugin leaves in a process's own root directory, as in a container, where nothing else
+//! removes them. Paths that the process chose are resolved so that no link leads outside of its root.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -16,13 +16,14 @@ const MEMPROF: &str = "memprof";
 #[derive(Debug)]
 pub(crate) struct Leftovers {
     root: OwnedFd,
-    /// User of the process, which can have made only what is its own.
+    /// User of the process: the owner of everything that the plugin created there.
     user: u32,
     directories: Vec<PathBuf>,
 }
 
 impl Leftovers {
-    /// Finds the directories, before the plugin is detached. `None` in memprof's own root.
+    /// Finds the directories that the plugin may leave in a process's root. Needs the plugin, so call it before it is
+    /// detached. `None` if the root is that of memprof.
     pub(crate) fn for_process(pid: u32, client: &mut Client) -> Option<Self> {
         let path = format!("/proc/{pid}/root");
         let [own, target] = ["/", &path].map(|path| {
@@ -32,7 +33,7 @@ impl Leftovers {
         if own == target {
             return None;
         }
-        // The link itself belongs to the kernel.
+        // The process cannot change this link, so it may be followed.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, path, flags, Mode::empty()).ok()?;
         let user = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
@@ -69,8 +70,8 @@ impl Leftovers {
         self.unlink(path, AtFlags::empty());
     }
 
-    /// Removes what is at a path below the root. It stays if it is not empty, may not be removed, or is of another user:
-    /// the process chose the path.
+    /// Removes the file or the empty directory at a path below the root, unless it belongs to another user: the process
+    /// chose the path. Ignores errors.
     fn unlink(&self, path: &Path, flags: AtFlags) {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return;

@@ -10,8 +10,8 @@ use serde::{Deserialize, Deserializer};
 use super::measurement::{BudgetedTotal, Measurement};
 use super::stacks::Stacks;
 
-/// Default tolerance, in percent: above half of the growth that should be detected, so that chance hides about as
-/// many regressions as it reports.
+/// Default tolerance, in percent: half of the 5 % growth that should be detected, so that chance hides about as many
+/// regressions as it reports by mistake.
 const DEFAULT_TOLERANCE: f64 = 2.5;
 
 /// Number of functions whose bytes are written to the file, so that a verdict can name the one that grew.
@@ -151,8 +151,7 @@ const SIZE_FORM: &str = "a size: a whole number of bytes, or a text as \"64MiB\"
 impl FromStr for ByteSize {
     type Err = String;
 
-    /// Parses a number with a unit, of which each is 1024 times the one before: `64MiB`, `64MB` and `64M` are
-    /// equal.
+    /// Parses a number with a unit. Units are powers of 1024: `64MiB`, `64MB` and `64M` are equal.
     fn from_str(text: &str) -> Result<Self, String> {
         let invalid = || format!("{text:?} is not {SIZE_FORM}");
         let end = text.find(|char: char| !char.is_ascii_digit() && char != '.');

@@ -107,7 +107,7 @@ fn set_size(table: &mut dyn TableLike, key: &str, ByteSize(bytes): ByteSize) {
     }
 }
 
-/// Replaces the functions' bytes. Comments stay with the functions that remain.
+/// Replaces the functions and their bytes in the table `baseline`. Comments stay with the functions that remain.
 fn set_baseline(document: &mut DocumentMut, baseline: &FunctionBudgets) {
     let [name, older_name] = BASELINE;
     if let Some(older) = document.remove(older_name) {

@@ -1,4 +1,4 @@
-//! Findings that CI systems show in the difference of the budget file: limits that are broken, and those that match nothing.
+//! Findings that CI systems show in the difference of the budget file: broken limits, and limits that match nothing.
 
 use std::path::{Path, PathBuf};
 

@@ -76,7 +76,8 @@ impl Measurement {
         }
     }
 
-    /// Fails unless every process was counted: the totals are no limits for a run in which more of them are.
+    /// Fails unless every process was counted: as limits, the totals would be too low for a run that counts more of
+    /// them.
     pub(super) fn require_counted(&self) -> anyhow::Result<()> {
         let Some(first) = self.uncounted.first() else {
             return Ok(());
@@ -93,7 +94,7 @@ impl Measurement {
     }
 }
 
-/// Returns the middle run, with each total replaced by that total's median. `None` without runs.
+/// Returns the run with the median peak, with the median of all runs as its other total. `None` without runs.
 pub(super) fn median_run(mut runs: Vec<Measurement>) -> Option<Measurement> {
     let median_and_spread = |total: BudgetedTotal, runs: &mut Vec<Measurement>| {
         runs.sort_by_key(|run| run.total(total));

@@ -121,6 +121,7 @@ fn path_to_root(groups: &[HolderGroup], mut index: usize) -> Vec<HolderStep> {
 /// Rows of the `top` largest holders, each followed by the large groups below it, to a limited depth.
 pub(super) fn largest_holders(groups: &[HolderGroup], top: usize) -> Vec<HolderRow> {
     let mut below = vec![Vec::new(); groups.len()];
+    // Group 0 is the process, which holds all objects.
     for (index, group) in groups.iter().enumerate().skip(1) {
         below[group.parent].push(index);
     }

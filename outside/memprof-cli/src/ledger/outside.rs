@@ -79,6 +79,7 @@ fn build(pid: u32) -> anyhow::Result<Ledger> {
     ledger.rss_bytes = resident.anonymous + resident.file + resident.shared;
     ledger.rows = [rows, others.into()].concat();
     ledger.parts = found;
+    // The row `not_the_allocator`, the second of `rows_without_walk`.
     let outside = ledger.rows[1].bytes;
     let found = walk::outside_malloc_finding(outside, 0, ledger.rss_bytes);
     ledger.verdicts.extend(found);

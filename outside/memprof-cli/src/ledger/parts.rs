@@ -9,7 +9,7 @@ use memprof_messages::{
 /// Number of parts that a finding names.
 const MAX_NAMED: usize = 3;
 
-/// Start of the names of runtimes' heaps, with what explains them.
+/// Starts of the names of runtime heaps, with the runtime, which has the remedy.
 const RUNTIMES: [(&str, RuntimeHeap); 4] = [
     ("Java", RuntimeHeap::Jvm),
     ("V8", RuntimeHeap::V8),
@@ -17,8 +17,8 @@ const RUNTIMES: [(&str, RuntimeHeap); 4] = [
     ("PHP", RuntimeHeap::Php),
 ];
 
-/// Adds the parts to a ledger whose heaps were walked. Their sum becomes that of the row: the kernel's counts are a little
-/// later than the parts.
+/// Adds the parts to a ledger whose heaps were walked. Makes their sum equal to the row, because the kernel's counts
+/// were read a little later than the parts.
 pub(super) fn apply_parts(ledger: &mut Ledger, found: &[MappedPart], pid: u32) {
     ledger.parts = found.iter().map(memory_part).collect();
     let expected = find_row(ledger, LedgerPart::NotTheAllocator).map_or(0, |row| row.bytes);
@@ -26,7 +26,8 @@ pub(super) fn apply_parts(ledger: &mut Ledger, found: &[MappedPart], pid: u32) {
     improve_finding(ledger, pid);
 }
 
-/// Rows of a process whose heaps were not walked: proven parts, and the rest, which an allocator may have.
+/// Rows and parts of a process whose heaps were not walked: memory that is certainly no allocator's, and the rest,
+/// which may be.
 pub(super) fn rows_without_walk(
     anonymous: u64,
     found: &[MappedPart],
@@ -69,8 +70,8 @@ fn memory_part(part: &MappedPart) -> MemoryPart {
     }
 }
 
-/// Makes the parts sum to `expected` bytes: what is missing is not known; what is too much leaves the unknown part first,
-/// then the largest ones.
+/// Makes the parts sum to `expected` bytes. Adds missing bytes to the unknown part; subtracts excess bytes from the
+/// unknown part first, then from the largest ones.
 fn fit_to_sum(parts: &mut Vec<MemoryPart>, expected: u64) {
     let sum: u64 = parts.iter().map(|part| part.resident_bytes).sum();
     let is_unknown = |part: &MemoryPart| part.kind == MemoryPartKind::NotKnown;

@@ -137,8 +137,7 @@ pub(super) fn apply_walk(
     ledger.verdicts.extend(findings.into_iter().flatten());
 }
 
-/// Adds the reason why the heaps were not walked to the finding that the rows are uncertain, and the finding if there
-/// is none.
+/// Notes in the finding `Uncertain` why the heaps were not walked. Adds this finding if there is none.
 pub(super) fn note_failure(ledger: &mut Ledger, reason: &str) {
     let remedy = format!("the heaps were not walked from outside: {reason}");
     let mut findings = ledger.verdicts.iter_mut();
@@ -154,8 +153,8 @@ pub(super) fn note_failure(ledger: &mut Ledger, reason: &str) {
     }
 }
 
-/// Live bytes that the walked allocators count and the walk did not find, for example those in jemalloc's arena for huge
-/// objects; 0 if they are too few to be said.
+/// Live bytes that the walked allocators count and the walk did not find, for example those in jemalloc's arena for
+/// huge objects; 0 if they are not notable.
 fn missed_bytes(ledger: &Ledger, walked: &HeapResidency) -> u64 {
     let heaps = ledger
         .allocators
@@ -174,7 +173,7 @@ fn missed_bytes(ledger: &Ledger, walked: &HeapResidency) -> u64 {
     }
 }
 
-/// Finding if the walk did not find all live memory.
+/// Builds a finding if the walk missed live memory; `missed` is its bytes.
 fn missed_finding(missed: u64) -> Option<LedgerFinding> {
     (missed > 0).then(|| LedgerFinding {
         kind: LedgerFindingKind::Uncertain.into(),
@@ -207,7 +206,8 @@ fn resident_upper_bound(heap: &AllocatorHeap) -> u64 {
     }
 }
 
-/// Finding if free pages are a notable share of RSS.
+/// Builds a finding if free pages are a notable share of RSS. All parameters are in bytes; `lazily_free` is that of the
+/// whole process.
 fn free_pages_finding(
     free: u64,
     purgeable: u64,
@@ -242,7 +242,7 @@ fn free_pages_finding(
     })
 }
 
-/// Finding if free memory beside live objects is a notable share of RSS.
+/// Builds a finding if free memory in pages with live objects is a notable share of RSS.
 fn fragments_finding(bytes: u64, walked: &HeapResidency, rss: u64) -> Option<LedgerFinding> {
     LedgerFinding::is_notable(bytes, rss).then(|| {
         let pinned = match walked.allocators.contains(&"jemalloc") {
@@ -259,7 +259,7 @@ fn fragments_finding(bytes: u64, walked: &HeapResidency, rss: u64) -> Option<Led
     })
 }
 
-/// Finding if freed objects in the caches of threads are a notable share of RSS.
+/// Builds a finding if freed objects in the caches of threads are a notable share of RSS.
 fn thread_caches_finding(bytes: u64, walked: &HeapResidency, rss: u64) -> Option<LedgerFinding> {
     LedgerFinding::is_notable(bytes, rss).then(|| {
         let setting = match walked.allocators.contains(&"jemalloc") {
@@ -277,7 +277,7 @@ fn thread_caches_finding(bytes: u64, walked: &HeapResidency, rss: u64) -> Option
     })
 }
 
-/// Finding if memory outside of every allocator is a notable share of RSS.
+/// Builds a finding if memory outside of every allocator is a notable share of RSS.
 pub(super) fn outside_malloc_finding(
     bytes: u64,
     lazily_free: u64,

@@ -34,6 +34,7 @@ impl StartConfig {
         };
         Self {
             is_active: table.get("activate_at_start") == Some(&Value::Boolean(true)),
+            // The plugin refuses other intervals.
             lg_sample: lg_sample.filter(|lg| (10..=24).contains(lg)),
         }
     }

@@ -22,6 +22,7 @@ pub(crate) fn malloc_conf(
     let mut options: Vec<String> = Vec::new();
     let mut conflicting = Vec::new();
     for (key, value) in wanted {
+        // Of several values, jemalloc uses the last.
         let user_value = before
             .split(',')
             .rev()

@@ -133,6 +133,7 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
         let (value, conflicting) = malloc_conf(before.as_deref(), is_active, lg_sample);
         for option in conflicting {
             output::note(&format!("{variable} already sets {option}, which is kept"));
+            // The plugin must not use another interval than jemalloc.
             lg_sample = lg_sample.filter(|_| !option.starts_with("lg_prof_sample"));
         }
         command.env(variable, value);

@@ -85,7 +85,7 @@ fn wait_for_growth(host: &Host) {
     }
 }
 
-/// Like the function before, by Google's own tool.
+/// Like [`reported_percent`], by google-pprof.
 fn pprof_percent(program: &str, dump: &Path, function: &str) -> f64 {
     let mut pprof = Command::new("google-pprof");
     pprof.args(["--text", "--cum", "--show_bytes"]);

@@ -131,7 +131,6 @@ impl Haproxy {
         children.trim().parse().unwrap()
     }
 
-    /// Response that a client gets.
     fn ask(&self, path: &str) -> Option<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
         let request = format!("GET {path} HTTP/1.0\r\n\r\n");

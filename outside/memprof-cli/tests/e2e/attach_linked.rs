@@ -58,7 +58,6 @@ const LINKED: [Linked; 7] = [
     },
 ];
 
-/// Functions by which it allocates.
 pub(crate) const FUNCTIONS: [&str; 8] = [
     "malloc",
     "calloc",
@@ -82,7 +81,7 @@ impl Linked {
         self.start_by(&[], more)
     }
 
-    /// Like the function before, by another program, which executes it.
+    /// Compiles and starts the program. It is executed by `starter`, unless that is empty.
     pub(crate) fn start_by(self, starter: &[&str], more: &[&str]) -> Program {
         let place = tempfile::tempdir().unwrap();
         let program = place.path().join("linked");
@@ -106,7 +105,7 @@ impl Linked {
 }
 
 impl Program {
-    /// Has it do something, and waits until it has.
+    /// Makes it do something, and waits until it is done.
     pub(crate) fn does(&mut self, what: &str) {
         self.lines += 1;
         let line = format!("{what} #{}", self.lines);
@@ -123,7 +122,6 @@ impl Program {
         attach(&self.host, &[needed, args].concat())
     }
 
-    /// Starts sampling.
     pub(crate) fn activate(&self) {
         let sampler: &[&str] = match self.linked.library {
             Some(_) => &["sampler=memprof"],

@@ -27,7 +27,7 @@ console.error('ready');";
 const READING: &str = "require('fs').readSync(0, Buffer.alloc(64))";
 const EXECUTING: &str = "require('child_process').execSync('read line', { stdio: 'inherit' })";
 
-/// Makes that call, and then answers lines.
+/// Starts a Node that makes `call` first, and then answers lines.
 fn waiting(option: &str, call: &str) -> Host {
     let script = format!("console.error('ready'); {call}; console.error('goes on'); {ECHO}");
     let host = node_with(&[option], &script);

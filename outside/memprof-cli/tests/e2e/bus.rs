@@ -11,13 +11,12 @@ use crate::memprof::memprof;
 pub(crate) trait Server: Sized {
     /// Its name for `memprof -t`.
     const NAME: &'static str;
-    /// Its file.
     const PROGRAM: &'static str;
     /// One of its own functions, under which it allocates.
     const FUNCTION: &'static str;
     /// The environment in which it can be profiled.
     const ENV: &'static [(&'static str, &'static str)];
-    /// Why it cannot, without that.
+    /// Reason why it cannot be profiled without [`ENV`](Self::ENV).
     const UNAVAILABLE: &'static str;
 
     /// Starts it and waits until it serves.
@@ -99,7 +98,7 @@ fn dump_path(text: &str) -> PathBuf {
     PathBuf::from(path.split(';').next().unwrap().trim())
 }
 
-/// Messages that are none are refused with the list of those that are.
+/// Unknown messages are refused, with the list of the known ones.
 pub(crate) fn refuses_invalid_messages<S: Server>() {
     let server = S::start(&Load {
         env: S::ENV,
@@ -176,7 +175,7 @@ pub(crate) fn survives_any_misuse<S: Server>(nonsense: &[(&[(&str, &str)], &str)
     twice.work();
 }
 
-/// The reason that the text of a reply has, or the text.
+/// Returns the text in a reply in JSON, or the reply itself.
 pub(crate) fn text_of(body: &str) -> String {
     let json: Result<serde_json::Value, _> = serde_json::from_str(body.trim());
     match json {

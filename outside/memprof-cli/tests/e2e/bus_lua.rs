@@ -97,7 +97,7 @@ const RECURSOR: Server = Server {
     answer: ADDRESS,
 };
 
-/// It is started with these too.
+/// Texts of HAProxy's commands, and their replacements here.
 const OF_HAPROXY: &[(&str, &str)] = &[
     ("/etc/haproxy/haproxy.cfg", "PLACE/haproxy.cfg"),
     ("/run/haproxy/", "PLACE/"),
@@ -144,7 +144,6 @@ const HAPROXY: Server = Server {
     answer: b"hello",
 };
 
-/// A server that runs.
 struct Running {
     server: &'static Server,
     host: Host,
@@ -204,7 +203,6 @@ impl Running {
         }
     }
 
-    /// Whether a client gets the answer.
     fn answers(&self) -> bool {
         let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) else {
             return false;
@@ -233,7 +231,6 @@ impl Running {
         (0..50).map(connect).collect()
     }
 
-    /// The blocks of commands of its page.
     fn commands(&self) -> Vec<String> {
         let page = self.host.place().join("example/README.md");
         let page = fs::read_to_string(page).unwrap();

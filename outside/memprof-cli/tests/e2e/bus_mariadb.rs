@@ -78,7 +78,6 @@ impl MariaDb {
         tool("mariadb-client", &mut client)
     }
 
-    /// Result of a statement.
     fn sql(&self, user: &str, statements: &str) -> String {
         let output = self.client(user, statements);
         let notes = String::from_utf8_lossy(&output.stderr);
@@ -88,7 +87,6 @@ impl MariaDb {
             .to_owned()
     }
 
-    /// The error in which a statement ends.
     fn refused(&self, user: &str, statement: &str) -> String {
         let output = self.client(user, statement);
         assert!(!output.status.success(), "{statement}");
@@ -130,7 +128,7 @@ fn replicated() -> (MariaDb, MariaDb) {
     (primary, replica)
 }
 
-/// The replica has done all that the primary logged; what stopped it otherwise.
+/// Waits up to 10 s until the replica has done everything that the primary logged. The error is its status.
 fn catch_up(primary: &MariaDb, replica: &MariaDb) -> Result<(), String> {
     let position = primary.sql("root", "SELECT @@gtid_binlog_pos");
     let wait = format!("SELECT master_gtid_wait('{position}', 10)");

@@ -23,7 +23,7 @@ const PACKAGE: &str = "postgresql";
 
 struct Postgres(Host);
 
-/// The newest one that is installed: its major version.
+/// Major version of the newest server that is installed.
 fn major() -> String {
     let versions = fs::read_dir("/usr/lib/postgresql").expect("apt-get install postgresql");
     let names = versions.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -69,14 +69,14 @@ fn install(place: &Path) -> PathBuf {
 }
 
 impl Postgres {
-    /// With these lines in its config, where `PLACE` is the directory in which it lives.
+    /// Starts a server with these lines in its config, in which `PLACE` stands for its directory.
     fn start(config: &str) -> Self {
         let server = Self::spawn(config);
         server.0.wait_for_log("ready to accept connections");
         server
     }
 
-    /// Like the function before, for a server that may not be ready yet.
+    /// Like [`start`](Self::start), but does not wait until the server is ready.
     fn spawn(config: &str) -> Self {
         let place = open_place();
         let programs = install(place.path());
@@ -148,7 +148,7 @@ impl Postgres {
         self.sql("CREATE EXTENSION memory_profile");
     }
 
-    /// Each process's pid, kind, reply and error, once `are` they.
+    /// Sends a message to all processes until `are` accepts their rows, and returns these.
     fn cluster(&self, message: &str, are: impl Fn(&[Row]) -> bool) -> Vec<Row> {
         let begun = Instant::now();
         loop {
@@ -184,7 +184,6 @@ impl Row {
     }
 }
 
-/// A session that stays open.
 struct Session {
     client: Child,
     input: ChildStdin,
@@ -211,7 +210,6 @@ impl Session {
         session
     }
 
-    /// The line that a statement prints.
     fn ask(&mut self, statement: &str) -> String {
         writeln!(self.input, "{statement}").unwrap();
         let mut line = String::new();

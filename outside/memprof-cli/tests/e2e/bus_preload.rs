@@ -41,7 +41,7 @@ fn start(mut command: Command, env: &[(&str, &str)]) -> Host {
     Host::spawn(command, tempfile::tempdir().unwrap())
 }
 
-/// The program works: it answers.
+/// Checks that the program answers a line.
 fn serves(host: &mut Host, line: &str) {
     host.type_line(line);
     host.wait_for_log(&format!("served {line}"));

@@ -23,9 +23,9 @@ struct TrafficServer {
 const DROP_IN: &str =
     include_str!("../../../../hosts-examples/traffic-server/trafficserver.service.d.conf");
 
-/// In each line that the plugin logs.
+/// Part of each line that the plugin logs.
 const REPLY: &str = "memprof: ";
-/// In the first line of the reply to `stats`.
+/// Part of the first line of the reply to `stats`.
 const STATS_START: &str = "memprof: jemalloc 5.3.0-";
 /// The last line of the reply to `stats`.
 const STATS_END: &str = "memprof: --- End jemalloc statistics ---";
@@ -46,7 +46,7 @@ impl Server for TrafficServer {
         &self.host
     }
 
-    /// The bus takes no reply: the log has it.
+    /// Returns the reply from the log, because the bus takes none.
     fn send(&self, plugin: &str, message: &str) -> String {
         let log = self.host.log();
         let count = |text: &str| log.iter().filter(|line| line.contains(text)).count();
@@ -120,7 +120,7 @@ fn as_its_user(program: &str) -> Command {
     command
 }
 
-/// Those of the example's drop-in, as setpriv(1) writes them.
+/// Capabilities in the example's drop-in, in the form of setpriv(1).
 fn capabilities() -> String {
     let line = DROP_IN
         .lines()

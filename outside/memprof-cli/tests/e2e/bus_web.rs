@@ -20,16 +20,16 @@ struct Web {
     program: &'static str,
     /// Its arguments before the path of its config.
     arguments: &'static [&'static str],
-    /// Those that have it check the config alone.
+    /// Arguments with which it only checks the config.
     check: &'static [&'static str],
     config: fn(&Path, &str) -> String,
     /// The file of hosts-examples that loads the plugin.
     load: &'static str,
-    /// Have the workers replaced after the config was changed.
+    /// Signals that replace the workers after a change of the config.
     reloads: &'static [Signal],
     /// First finding of `doctor`, if it has one.
     hidden: &'static str,
-    /// Ends it once all requests are answered.
+    /// Signal that ends it once all requests are answered.
     quit: Signal,
 }
 
@@ -155,7 +155,7 @@ impl Running {
     }
 }
 
-/// It is asked until it listens.
+/// Checks the reply to a request, which is repeated until the server listens.
 fn says_hello(address: &str) {
     let got = curl("", &format!("-s --retry 100 --retry-connrefused {address}"));
     assert_eq!(got.is(200).text(), "hello\n");
@@ -274,7 +274,6 @@ impl Daemon {
         kill(Pid::from_raw(pid), signal).unwrap();
     }
 
-    /// Contents of a pid file.
     fn pid(&self, file: &str) -> Option<i32> {
         let text = fs::read_to_string(self.place.path().join(file)).ok()?;
         text.trim().parse().ok()

@@ -7,7 +7,6 @@ use crate::curl::curl;
 use crate::host::{Host, Setup};
 use crate::server::Server;
 
-/// Expected body of a response.
 #[derive(Clone, Copy, Debug)]
 enum Body<'a> {
     Is(&'a str),
@@ -36,7 +35,7 @@ fn check(address: &str, line: &str, status: u16, content_type: &str, body: Body<
     }
 }
 
-/// Retention must not take away what a test counts.
+/// Config without retention, which would delete dumps that a test counts.
 const KEEP: &str = "keep.count = 10000";
 
 /// Both ways to serve a host that can be profiled and has something to show.

@@ -31,7 +31,7 @@ impl Got {
         header.map_or("", |(_, value)| value)
     }
 
-    /// Like the function before; the response must have this status.
+    /// Checks the status of the response.
     #[track_caller]
     pub(crate) fn is(self, status: u16) -> Self {
         assert_eq!(self.status, status, "{}", self.text());
@@ -44,7 +44,7 @@ pub(crate) fn curl(address: &str, args: &str) -> Got {
     run(Command::new("curl"), address, args)
 }
 
-/// Like the function before, as another user, which only root can become.
+/// Like [`curl`], as another user. Only root can do this.
 pub(crate) fn curl_as(uid: u32, address: &str, args: &str) -> Got {
     run(as_user(uid, "curl".as_ref()), address, args)
 }

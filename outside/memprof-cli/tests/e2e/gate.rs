@@ -16,7 +16,7 @@ use crate::dist::{dist, source, tool_text};
 use crate::host::TEST_TIMEOUT;
 use crate::memprof::Run;
 
-/// Records, in hundreds: what the budget is written for.
+/// Records, in hundreds, for which the budget is written.
 const RECORDS: u32 = 40;
 
 fn program(name: &str) -> PathBuf {
@@ -48,7 +48,7 @@ fn gate(place: &Path, options: &[&str], words: &[&str]) -> Run {
     Run::of(command.env_remove("GITHUB_ACTIONS"))
 }
 
-/// Checks that a growth of five per cent is caught, and none passes. Returns the named function.
+/// Checks that a run without growth passes, and that a growth of five per cent is detected. Returns the named function.
 fn check(place: &TempDir, command: &[&str]) -> Option<String> {
     let with = |records: u32| {
         let records = records.to_string();

@@ -62,7 +62,7 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Like the function before, without any environment for an allocator.
+    /// Like [`of`](Self::of), without any environment for an allocator.
     pub(crate) fn without_profiling(program: &'a str) -> Self {
         Self {
             env: Vec::new(),
@@ -70,7 +70,7 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Like the function before, without memprof's sampler in the allocator's place.
+    /// Like [`without_profiling`](Self::without_profiling), without memprof's sampler in the allocator's place.
     pub(crate) fn that_cannot_profile(program: &'a str) -> Self {
         Self::without_profiling(program).config("sampler = \"allocator\"")
     }
@@ -154,7 +154,6 @@ fn in_own_mounts(script: &str, program: &Path, dumps: &Path) -> Command {
     command
 }
 
-/// A running host.
 #[derive(Debug)]
 pub(crate) struct Host {
     child: Child,
@@ -181,7 +180,7 @@ impl Host {
         Self::spawn_in(command, place, sockets)
     }
 
-    /// Like the function before, with its socket in a shared directory.
+    /// Like [`spawn`](Self::spawn), with its socket in a shared directory.
     pub(crate) fn spawn_in(mut command: Command, place: TempDir, sockets: PathBuf) -> Self {
         command
             .env("MEMPROF_SOCKET_DIR", &sockets)
@@ -214,7 +213,7 @@ impl Host {
         self.child.id()
     }
 
-    /// Its directory, once it has ended.
+    /// Ends the host, and returns its directory.
     pub(crate) fn into_place(mut self) -> TempDir {
         let elsewhere = tempfile::tempdir().unwrap();
         std::mem::replace(&mut self.place, elsewhere)
@@ -236,7 +235,6 @@ impl Host {
         self.socket_dir().join(format!("{}.sock", self.pid()))
     }
 
-    /// The log so far.
     pub(crate) fn log(&self) -> Vec<String> {
         self.log.0.lock().unwrap().clone()
     }
@@ -288,7 +286,6 @@ impl Host {
         memprof(&self.socket_dir(), &args)
     }
 
-    /// A connection to its control socket.
     pub(crate) fn client(&self) -> Client {
         Client::connect(&self.socket()).unwrap()
     }
@@ -313,7 +310,6 @@ impl Host {
         }
     }
 
-    /// The names of its threads.
     pub(crate) fn threads(&self) -> Vec<String> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
         // One that ends meanwhile has no name any more.
@@ -336,7 +332,6 @@ impl Host {
         }
     }
 
-    /// Its open descriptors.
     pub(crate) fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
             .unwrap()
@@ -360,24 +355,23 @@ impl Host {
         kill(Pid::from_raw(self.pid().cast_signed()), signal).unwrap();
     }
 
-    /// Writes a line to its standard input, which must be a pipe, as a whole: a program may take each read(2) for a line.
+    /// Writes a line to its standard input, which must be a pipe. One write, because a program may take each read(2)
+    /// for a line.
     pub(crate) fn type_line(&mut self, line: &str) {
         let stdin = self.child.stdin.as_mut().unwrap();
         stdin.write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
-    /// Waits until it exits.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }
 
-    /// Ends it as an operator would.
+    /// Ends it by SIGTERM, as an operator would.
     pub(crate) fn terminate(&mut self) -> ExitStatus {
         self.signal(Signal::SIGTERM);
         self.child.wait().unwrap()
     }
 
-    /// True while it runs.
     pub(crate) fn is_alive(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }

@@ -24,7 +24,7 @@ impl Nginx {
         Self::start_with(host, port, upstream, "")
     }
 
-    /// Like the function before, with further directives.
+    /// Like [`start`](Self::start), with further directives.
     fn start_with(host: &Host, port: u16, upstream: &str, more: &str) -> Proxy {
         let place = host.place().display();
         let config = format!(

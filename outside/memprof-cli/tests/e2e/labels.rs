@@ -57,7 +57,7 @@ fn attached(program: &Path, library: Option<&str>, place: TempDir) -> Host {
     host
 }
 
-/// Lets it do a kind of work, and returns how many pieces a second.
+/// Lets it do a kind of work. Returns the number of pieces per second.
 fn works(host: &mut Host, kind: &str) -> u64 {
     host.type_line(kind);
     let line = host.wait_for_log(&format!("served {kind}"));
@@ -65,7 +65,7 @@ fn works(host: &mut Host, kind: &str) -> u64 {
     rate.parse().unwrap()
 }
 
-/// A dump, and what a report in JSON says of it.
+/// Report of a dump, as JSON.
 fn report(host: &Host, dump: &Value, args: &[&str]) -> Value {
     let path = dump["path"].as_str().unwrap();
     let args = [&["report", "--format", "json"], args, &[path]].concat();
@@ -78,7 +78,7 @@ fn held(report: &Value, function: &str) -> i64 {
     row.map_or(0, |row| row["cum"].as_i64().unwrap())
 }
 
-/// Of what these functions hold, nearly all has the label beside it.
+/// Checks that nearly all memory of each function has the label that is given with it.
 fn told_apart(host: &Host, dump: &Value, functions: &[(String, String)]) {
     for (function, label) in functions {
         let all = held(&report(host, dump, &[]), function);

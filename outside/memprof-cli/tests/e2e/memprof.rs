@@ -16,7 +16,6 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Runs a command to its end.
     pub(crate) fn of(command: &mut Command) -> Self {
         let output = command.output().unwrap();
         Self {
@@ -38,7 +37,7 @@ impl Run {
     }
 }
 
-/// Runs `memprof` with sockets looked for in `sockets`.
+/// Runs `memprof`, which looks for hosts in the directory `sockets`.
 pub(crate) fn memprof(sockets: &Path, args: &[&str]) -> Run {
     let mut command = Command::new(dist("bin/memprof"));
     Run::of(command.args(args).env("MEMPROF_SOCKET_DIR", sockets))

@@ -36,7 +36,7 @@ pub(crate) fn server(host: &Host) -> Server {
     Server::start(&host.socket_dir(), &["-t", host.socket().to_str().unwrap()])
 }
 
-/// Keeps what is seen as `target/screenshots/NAME.png`.
+/// Saves a screenshot as `target/screenshots/NAME.png`.
 pub(crate) fn screenshot(browser: &Browser, name: &str) {
     let directory = source("target/screenshots");
     fs::create_dir_all(&directory).unwrap();
@@ -53,7 +53,7 @@ pub(crate) fn keep(host: &Host, dump: &str) -> &'static str {
     ID
 }
 
-/// One with seven functions.
+/// Puts a dump of seven functions among those that the host keeps, and returns its id.
 fn keep_named(host: &Host) -> &'static str {
     let named = source("outside/memprof-report/tests/named.heap");
     keep(host, &fs::read_to_string(named).unwrap())

@@ -43,7 +43,6 @@ fn dump() -> String {
     )
 }
 
-/// A browser that shows the dump.
 fn shown() -> (Host, Server, Browser) {
     let host = host();
     let id = keep(&host, &dump());

@@ -23,7 +23,6 @@ pub(crate) fn open_place() -> TempDir {
     place
 }
 
-/// The copy.
 pub(crate) fn plugin(place: &Path) -> PathBuf {
     place.join("memory_profile.so")
 }
@@ -38,12 +37,11 @@ pub(crate) fn in_place(place: &Path, text: &str) -> String {
         })
 }
 
-/// Another copy.
 pub(crate) fn copy_of_the_plugin(path: &Path) {
     copy_of("memory_profile.so", path);
 }
 
-/// A copy of any of our plugins.
+/// Copies a plugin to `path`, executable by every user.
 pub(crate) fn copy_of(plugin: &str, path: &Path) {
     fs::copy(dist("plugins").join(plugin), path).unwrap();
     fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
@@ -65,14 +63,14 @@ pub(crate) fn not_as_root(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Makes a file or directory that of whom [`not_as_root`] runs as.
+/// Makes the user of [`not_as_root`] the owner of a file or directory.
 pub(crate) fn give(path: &Path) {
     if geteuid().is_root() {
         chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
     }
 }
 
-/// The hosts whose sockets lie in `sockets`, by pid, once `are` they.
+/// Waits until `are` accepts the pids of the hosts with sockets in `sockets`, and returns these pids.
 pub(crate) fn wait_for_hosts(sockets: &Path, are: impl Fn(&[u32]) -> bool) -> Vec<u32> {
     let begun = Instant::now();
     loop {

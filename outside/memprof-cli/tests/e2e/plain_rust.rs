@@ -14,7 +14,6 @@ use crate::memprof::memprof;
 const OWN_CONF: &str = "_RJEM_MALLOC_CONF";
 const PROF: &str = "prof:true,prof_active:false,lg_prof_sample:12";
 
-/// Ways to start the program.
 #[derive(Clone, Copy, Debug)]
 enum Start {
     /// `memprof run`.

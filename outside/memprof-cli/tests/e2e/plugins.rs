@@ -169,7 +169,6 @@ fn damaged_files() {
     check("arm.so", &arm, "another architecture");
 }
 
-/// A library whose constructor runs this C code.
 fn library_with_constructor(place: &Path, code: &str) -> PathBuf {
     let (source, library) = (place.join("x.c"), place.join("x.so"));
     let text = format!(

@@ -38,7 +38,7 @@ pub(crate) struct Process {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    /// The process that is meant: itself, or a child of its.
+    /// Pid of the process to examine: the one that was started, or a child of it.
     pub(crate) pid: u32,
 }
 
@@ -64,7 +64,7 @@ impl Process {
         process
     }
 
-    /// The process that was started, whose child may be meant.
+    /// Pid of the process that was started.
     pub(crate) fn started(&self) -> u32 {
         self.child.id()
     }
@@ -83,7 +83,7 @@ impl Process {
         kill(Pid::from_raw(self.pid.cast_signed()), signal).unwrap();
     }
 
-    /// It must answer as before.
+    /// Checks that it answers as before.
     pub(crate) fn is_unharmed(&mut self) {
         self.type_line("still there?");
         assert_eq!(self.line(), "still there?\n", "{self:?}");

@@ -13,7 +13,7 @@ use crate::dist::dist;
 use crate::memprof::{Run, memprof};
 use crate::processes::{Process, compiled};
 
-/// A loaded machine stops threads late.
+/// Limit for a busy machine, which stops threads late.
 const PATIENT: [&str; 2] = ["--max-pause", "5s"];
 
 fn ask(command: &[&str], pid: u32, args: &[&str]) -> Run {

@@ -15,7 +15,6 @@ const PYTHON: &str = "/usr/bin/python3";
 /// Bytes of each allocation of shapes.py.
 const SHAPE_BYTES: u64 = 1 << 20;
 
-/// A Python with the plugin attached.
 struct Attached {
     process: Process,
     sockets: TempDir,
@@ -41,7 +40,6 @@ impl Attached {
         self.memprof("status", &["--json"]).exits(0).json()["languages"][0].clone()
     }
 
-    /// Takes a dump and renders it.
     fn report(&self, args: &[&str]) -> String {
         let file = self.sockets.path().join("written.heap");
         let file = file.to_str().unwrap();

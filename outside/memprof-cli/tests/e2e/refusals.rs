@@ -17,7 +17,7 @@ use crate::root::skip_without_root;
 
 const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 
-/// Path of a socket without a listener.
+/// Runs `memprof attach` with a directory of sockets that is empty.
 fn attach(pid: u32) -> Run {
     let nowhere = tempfile::tempdir().unwrap();
     memprof(nowhere.path(), &["attach", &pid.to_string()])
@@ -28,7 +28,7 @@ fn comm(pid: u32) -> String {
     name.trim_end().to_owned()
 }
 
-/// The run must have ended with that code, and said these words of the process before any remedy.
+/// Checks that a run ended with `code`, and that its error has these words about the process, before any remedy.
 fn is_refused(run: Run, pid: u32, words: &str, code: i32) {
     let words = words.replace("PID", &pid.to_string());
     let expected = format!("memprof: {pid} ({}): {words}", comm(pid));
@@ -38,7 +38,7 @@ fn is_refused(run: Run, pid: u32, words: &str, code: i32) {
     assert!(rest == "\n" || rest.starts_with("; "), "{said}");
 }
 
-/// Starts a process of target.c in that state, and has it refused.
+/// Starts a process of target.c in a state, and checks that it is refused.
 fn check(state: &[&str], words: &str, code: i32) -> Process {
     let (_place, program) = compiled("cc", "target.c", &["-pthread"]);
     let mut process = Process::start(Command::new(program), state);
@@ -268,7 +268,7 @@ fn sufficient_seccomp_filters_are_accepted() {
     allowed(libc::SYS_reboot, KILL);
 }
 
-/// The system calls without which attaching is refused, where each is answered so.
+/// Returns the numbers of the system calls for which attaching is refused if a filter returns `answer`.
 fn needed(answer: u32) -> Vec<String> {
     let is_needed = |number: &u32| {
         let step = |code: u32, operand, if_false| BpfInstruction {
@@ -291,7 +291,7 @@ fn needed(answer: u32) -> Vec<String> {
         .collect()
 }
 
-/// That nothing is called but what was looked at before shows where all else kills.
+/// The filter kills at all other calls, which shows that attaching makes only the calls that it checks.
 #[test]
 fn minimal_seccomp_filter_suffices() {
     if skip_without_root("refusals::minimal_seccomp_filter_suffices") {

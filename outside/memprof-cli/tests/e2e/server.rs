@@ -9,11 +9,10 @@ use crate::curl::as_user;
 use crate::dist::dist;
 use crate::host::Host;
 
-/// A running server.
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
-    /// Its address without a token, which ends in a slash.
+    /// Its address without a token; ends with a slash.
     pub(crate) address: String,
     /// The address as it printed it.
     pub(crate) printed: String,
@@ -32,20 +31,20 @@ impl Server {
         Self::start_with(sockets, args, &[])
     }
 
-    /// Like the function before, with an environment.
+    /// Like [`start`](Self::start), with an environment.
     pub(crate) fn start_with(sockets: &Path, args: &[&str], env: &[(&str, &str)]) -> Self {
         let args = [&["--listen", "127.0.0.1:0"], args].concat();
         Self::spawn(sockets, &args, env)
     }
 
-    /// One on a Unix socket.
+    /// Serves a host at a Unix socket.
     pub(crate) fn at(host: &Host, path: &str) -> Self {
         let socket = host.socket();
         let args = ["--socket", path, "-t", socket.to_str().unwrap()];
         Self::spawn(&host.socket_dir(), &args, &[])
     }
 
-    /// Another user's, with a copy of the program that the user can run.
+    /// Serves as another user, from a copy of the program that this user can execute.
     pub(crate) fn run_by(uid: u32, program: &Path, sockets: &Path) -> Self {
         let mut command = as_user(uid, program);
         command.args(["serve", "--listen", "127.0.0.1:0"]);
@@ -92,7 +91,6 @@ impl Server {
 }
 
 impl Server {
-    /// Its anonymous resident memory.
     pub(crate) fn anonymous_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status

@@ -20,7 +20,6 @@ fn walker_after(host: &Host, samples: u64) -> Value {
     }
 }
 
-/// Names of memprof's threads in it.
 fn threads(host: &Host) -> Vec<String> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", host.pid())).unwrap();
     // A thread may just have ended.
