@@ -15,7 +15,7 @@ pub(crate) fn merge_ranges(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     merged
 }
 
-/// Appends the parts of a range that are in none of `others` to `rest`. `others` are sorted and do not overlap.
+/// Appends to `rest` the parts of `range` that are in none of `others`, which are sorted and do not overlap.
 pub(crate) fn push_difference(
     range: Range<u64>,
     others: &[Range<u64>],

@@ -54,10 +54,10 @@ pub enum Phase {
     Symbolize,
 }
 
-/// Callback for the begin of each phase.
+/// Callback that is called at the start of each phase.
 pub type OnPhase<'a> = &'a dyn Fn(Phase);
 
-/// Facts of an analysis besides its result.
+/// Facts about an analysis: its pauses, memory, and warnings.
 #[derive(Clone, Debug, Default)]
 pub struct AnalysisReport {
     /// Allocators whose heaps were walked.
@@ -66,7 +66,7 @@ pub struct AnalysisReport {
     pub rss: u64,
     /// Time for which all threads were stopped, one per snapshot.
     pub stopped: Vec<Duration>,
-    /// Estimate of that time, made before the last snapshot.
+    /// Estimated pause of the last snapshot.
     pub estimate: Duration,
     /// Longest time that was allowed; a busy machine may exceed it.
     pub max_pause: Duration,
@@ -74,7 +74,8 @@ pub struct AnalysisReport {
     pub objects: u64,
     /// Bytes that were scanned for pointers.
     pub searched: u64,
-    /// Reads of the last snapshot's memory in the search for leaks: the cost of a scan that is the same on each machine.
+    /// Reads of the last snapshot's memory in the search for leaks: a measure of the cost that is equal on all
+    /// machines.
     pub reads: u64,
     /// Memory, heaps and kernel objects that were not searched.
     pub unsearched: Vec<Unsearched>,
@@ -88,7 +89,7 @@ pub(crate) struct AnalyzedSnapshot<'a> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) view: SnapshotMemory,
     pub(crate) objects: Objects,
-    /// Objects of the allocator itself, which hold no pointers.
+    /// Addresses of objects that the allocator uses itself. They are not scanned for pointers.
     pub(crate) opaque: Vec<u64>,
     /// Addresses of objects, each with the profiler's context that the heap stores for it.
     pub(crate) contexts: Vec<(u64, u64)>,
@@ -97,7 +98,7 @@ pub(crate) struct AnalyzedSnapshot<'a> {
     /// Parts of the heap that are inconsistent.
     pub(crate) unproven: Vec<String>,
     pub(crate) roots: Roots,
-    /// Budget of which all of this is reserved.
+    /// Memory budget, with the memory of this analysis reserved.
     pub(crate) budget: MemoryBudget,
 }
 
@@ -127,7 +128,7 @@ impl AnalysisReport {
     ) -> Result<T, Error> {
         for attempt in 1.. {
             progress(Phase::Snapshot);
-            // The other half is for data about the objects.
+            // The snapshot gets half of the budget; the other half is for data about the objects.
             let max_bytes = self.budget.remaining() / 2;
             let snapshot = target.snapshot(options.max_pause, max_bytes)?;
             self.stopped.push(snapshot.stopped);
@@ -178,7 +179,8 @@ impl AnalysisReport {
         }
     }
 
-    /// Notes a part that was not searched, once for all snapshots, with its last amount.
+    /// Records a part that was not searched. Each part is listed once: a later snapshot replaces the amount of an
+    /// earlier one.
     pub(crate) fn note_unsearched(&mut self, part: Unsearched) {
         let mut known = self.unsearched.iter_mut();
         match known.find(|known| known.is_same_part(&part)) {
@@ -187,22 +189,20 @@ impl AnalysisReport {
         }
     }
 
-    /// Whether a part with that role was not searched.
+    /// Whether the report lists an unsearched part with this role.
     pub fn has_unsearched(&self, role: UnsearchedRole) -> bool {
         self.unsearched.iter().any(|part| part.role == role)
     }
 
     /// Walks the heap of a snapshot and finds its roots. Records counts, allocators and what is not searched in this
-    /// report.
-    ///
-    /// # Errors
-    /// `NoHeap`: the process has no heap that memprof can read; `Memory`: the search needs more than `--max-memory`;
-    /// the snapshot cannot be read.
+    /// report. Fails with `NoHeap` if the process has no heap that memprof can read, with `Memory` if the search needs
+    /// more than `--max-memory`, and if the snapshot cannot be read.
     pub(crate) fn analyze<'a>(
         &mut self,
         snapshot: &'a Snapshot,
     ) -> Result<AnalyzedSnapshot<'a>, Error> {
         let view = SnapshotMemory::open(snapshot)?;
+        // A copy, because the reservations end with this snapshot.
         let mut budget = self.budget;
         budget.reserve(snapshot.uncopied.memory() + snapshot.shared.memory())?;
         let (allocators, heap) = heap::find_heaps(&view, &snapshot.threads, &mut budget)?;

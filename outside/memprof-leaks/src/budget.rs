@@ -1,5 +1,5 @@
-//! Memory budget of an analysis, so that a machine on which the target is large has room for it. Large
-//! allocations are reserved in the budget before they are made.
+//! Memory budget of an analysis, because the target may leave little memory on its machine. Large allocations are
+//! reserved in the budget before they are made.
 
 use crate::error::Error;
 
@@ -10,7 +10,7 @@ const MIN_DEFAULT_BYTES: u64 = 128 << 20;
 /// Bytes that `memprof` uses before an analysis: its own pages and buffers.
 const BASE_BYTES: u64 = 16 << 20;
 
-/// Limit of memory, and what is reserved of it, in bytes.
+/// Memory limit of an analysis, and the bytes that are reserved so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MemoryBudget {
     limit: u64,
@@ -37,10 +37,7 @@ impl MemoryBudget {
         self.limit.saturating_sub(self.reserved)
     }
 
-    /// Fails unless `bytes` more can be reserved. Reserves nothing.
-    ///
-    /// # Errors
-    /// `Memory`: the search needs more memory than `--max-memory`.
+    /// Fails with `Memory` unless `bytes` more can be reserved within `--max-memory`. Reserves nothing.
     pub(crate) fn require_bytes(&self, bytes: u64) -> Result<(), Error> {
         let needed = self.reserved.saturating_add(bytes);
         match needed > self.limit {
@@ -52,10 +49,8 @@ impl MemoryBudget {
         }
     }
 
-    /// Reserves `bytes` for the rest of the analysis.
-    ///
-    /// # Errors
-    /// `Memory`: the limit would be exceeded, and nothing is reserved.
+    /// Reserves `bytes` for the rest of the analysis. Fails with `Memory`, and reserves nothing, if that exceeds the
+    /// limit.
     pub(crate) fn reserve(&mut self, bytes: u64) -> Result<(), Error> {
         self.require_bytes(bytes)?;
         self.reserved += bytes;

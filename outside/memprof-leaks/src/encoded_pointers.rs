@@ -4,23 +4,23 @@ use crate::unsearched::{Unsearched, UnsearchedRole};
 
 /// A library that encodes pointers.
 struct Encoder {
-    /// Beginning of the file's name.
+    /// Prefix of the library's file name.
     file: &'static str,
-    /// Its objects.
+    /// Name of its objects in reports.
     objects: &'static str,
-    /// Encoding.
+    /// Reason why a scan finds no pointers in them.
     why: &'static str,
 }
 
 const ENCODERS: [Encoder; 1] = [Encoder {
     file: "libfontconfig.so",
     objects: "patterns of libfontconfig",
-    // fcint.h, `FcPatternElts`.
+    // Source: `FcPatternElts` in fontconfig's fcint.h.
     why: "they hold their elements by offsets from their own addresses, not by pointers",
 }];
 
-/// Notes on objects with encoded pointers, which may be the only holders of others. `paths` are those of the files that
-/// a process has mapped.
+/// Notes which objects have encoded pointers, because objects that only they hold look leaked. `paths` are the files
+/// that a process has mapped.
 pub(crate) fn encoded_pointer_notes<'a>(
     paths: impl Iterator<Item = &'a str> + Clone,
 ) -> impl Iterator<Item = Unsearched> {

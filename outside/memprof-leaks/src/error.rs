@@ -105,7 +105,7 @@ pub enum Error {
     },
 }
 
-/// Text of a number of bytes, as in reports.
+/// Formats a number of bytes as in reports.
 fn size(bytes: u64) -> String {
     format_amount(
         i64::try_from(bytes).unwrap_or(i64::MAX),
@@ -138,6 +138,7 @@ impl Error {
         let remedy = match self {
             Self::Refused(refusal) => return refusal.remedy(),
             Self::LongPause { estimate, .. } => {
+                // Allow half more, because the next estimate may be higher.
                 format!(
                     "allow it by --max-pause {}ms",
                     estimate.as_millis() * 3 / 2 + 1
@@ -152,6 +153,7 @@ impl Error {
                 "raise the limit, or look at a process that has less memory".to_owned()
             }
             Self::Memory { needed, .. } => {
+                // Allow half more, because `needed` is only the memory needed so far.
                 format!("allow it by --max-memory {}MiB", (needed >> 20) * 3 / 2 + 1)
             }
             Self::NoHeap(_) => {
@@ -178,7 +180,7 @@ impl Error {
     }
 }
 
-/// Reason why there is no copy, by the error of clone(2). An error without errno is a timeout.
+/// Reason why clone(2) made no copy. An error without errno is a timeout.
 fn not_cloned_reason(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EAGAIN) => {

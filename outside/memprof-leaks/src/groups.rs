@@ -13,12 +13,12 @@ use crate::stacks::{Stack, Stacks, executable_mappings, symbolize};
 /// Leaked objects of one class and size that one stack allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeakGroup {
-    /// Class in C++ or type in Python. `None` if their first words identify none.
+    /// Class in C++ or type in Python. `None` if the first words of the objects identify neither.
     pub class: Option<String>,
     /// Usable bytes of each object.
     pub size: u64,
-    /// Functions that allocated them, leaf first, if a profiler in the process has samples of them. `None` if
-    /// it has none: such objects may have the stack of another group.
+    /// Functions that allocated the objects, leaf first. `None` if no profiler in the process has samples of them: such
+    /// objects may have the stack of another group.
     pub stack: Option<Vec<String>>,
     /// Number of objects.
     pub objects: u64,
@@ -78,6 +78,7 @@ impl UnsymbolizedGroups {
             report.add_warning(message);
             Vec::new()
         });
+        // One stack per group with a stack, in the order of the groups; empty if symbolization failed.
         let mut named = named.into_iter();
         let mut merged: BTreeMap<_, LeakGroup> = BTreeMap::new();
         for ((class, size, stack), group) in self.groups {

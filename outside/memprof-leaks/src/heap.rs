@@ -1,5 +1,5 @@
-//! Finds and walks the heaps of a process without symbols: a structure counts as a heap only if its fields
-//! are consistent.
+//! Finds and walks the heaps of a process. No symbols are needed: a structure counts as a heap only if its fields are
+//! consistent.
 
 mod glibc;
 mod jemalloc;
@@ -14,18 +14,18 @@ use crate::snapshot::Registers;
 use crate::snapshot_memory::SnapshotMemory;
 use crate::unsearched::Unsearched;
 
-/// Result of a heap's walk, of one allocator or several.
+/// Result of walking the heaps of one or more allocators.
 #[derive(Debug, Default)]
 pub(crate) struct FoundHeap {
     /// Address ranges with objects, and the objects' bounds.
     pub(crate) spans: Vec<Span>,
-    /// Objects that are used according to the spans, but lie in a cache of the allocator.
+    /// Addresses of freed objects in the allocator's caches, which the spans count as used.
     pub(crate) cached: Vec<u64>,
-    /// Objects of `cached` that lie in no thread's cache, but in glibc's fast bins.
+    /// Those of `cached` that lie in glibc's fast bins, not in a thread's cache.
     pub(crate) fast_bins: Vec<u64>,
     /// Free memory outside of the spans.
     pub(crate) unused: Vec<UnusedMemory>,
-    /// Objects of the allocator itself, which hold no pointers.
+    /// Addresses of objects that the allocator uses itself. They hold no pointers.
     pub(crate) opaque: Vec<u64>,
     /// Addresses of objects whose stacks the allocator's profiler may have, each with the profiler's context.
     pub(crate) contexts: Vec<(u64, u64)>,
@@ -41,7 +41,7 @@ pub(crate) struct FoundHeap {
     pub(crate) warnings: Vec<String>,
 }
 
-/// Memory of an allocator without objects.
+/// Memory of an allocator that holds no objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnusedMemory {
     pub(crate) range: Range<u64>,
@@ -49,20 +49,17 @@ pub(crate) struct UnusedMemory {
     pub(crate) is_purgeable: bool,
 }
 
-/// Least bytes of anonymous memory in which a heap may be that was not found: more than the two pages that the loader
-/// takes for its own lists.
+/// Least anonymous memory, in bytes, that may contain a heap that was not found. The loader takes two pages for its own
+/// lists, so it is more than these.
 const MIN_HEAP_SIZE: u64 = 12 << 10;
 
 /// Bytes at the start of a free chunk's memory that `malloc_trim(3)` keeps: the chunk's list pointers
 /// (`struct malloc_chunk` without the header).
 pub(crate) const PAGE_TRIM_GAP: u64 = 32;
 
-/// Finds and walks the heaps of all allocators in a process. Returns the allocators' names and the merged
-/// result.
-///
-/// # Errors
-/// `NoHeap`: the process has a heap, but none that memprof can read; `Memory`: the search needs more memory than
-/// `--max-memory`.
+/// Finds and walks the heaps of all allocators in a process. Returns the allocators' names and the merged result. Fails
+/// with `NoHeap` if the process has a heap, but none that memprof can read, and with `Memory` if the search needs more
+/// memory than `--max-memory`.
 pub(crate) fn find_heaps(
     view: &SnapshotMemory,
     threads: &[Registers],
@@ -81,7 +78,8 @@ pub(crate) fn find_heaps(
     if let Some(reason) = unsupported.refusal {
         return Err(Error::NoHeap(reason));
     }
-    // A program of the C library's that has allocated nothing yet has no heap, and memory for no other one.
+    // A program with the C library's malloc that has allocated nothing yet has no heap, and too little memory for
+    // another allocator's heap.
     if names.is_empty() && !(unsupported.is_of_libc && unsupported.foreign < MIN_HEAP_SIZE) {
         let reason = glibc::unknown_release_reason(view).unwrap_or_else(|| {
             "found neither a heap of glibc's malloc nor one of jemalloc 5.3".to_owned()

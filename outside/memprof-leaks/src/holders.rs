@@ -35,10 +35,10 @@ use crate::names::NameResolver;
 use crate::objects::ObjectIndex;
 use crate::snapshot::CopyTarget;
 
-/// Marks a missing number of an object, or index of a node in a tree.
+/// Stands for no object number, or no node index.
 const NO_NODE: u32 = u32::MAX;
-/// Least bytes per object to find holders: its kind (4), its node in the tree (8) and a queue entry (8), whose
-/// memory its group and its nearest sample use later; and one byte to spare.
+/// Least bytes per object to find holders: its kind (4), its tree node (8), its queue entry (8), and one byte to spare.
+/// Its group and its nearest sample reuse the memory of the queue entry later.
 const BYTES_PER_OBJECT: u64 = 21;
 
 /// Holders of a process's memory.
@@ -48,7 +48,7 @@ pub struct Holding {
     pub report: AnalysisReport,
     /// Method by which holders were found.
     pub method: Method,
-    /// Objects of one kind with the same holders, each after the group that holds it. The first one is the
+    /// Groups of objects of one kind with the same holders, each after the group that holds it. The first group is the
     /// whole process.
     pub groups: Vec<HolderGroup>,
     /// The requested object, if it is in use and reachable.
@@ -60,7 +60,7 @@ pub struct Holding {
 /// Requested details besides the groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Detail {
-    /// None.
+    /// Nothing besides the groups.
     #[default]
     None,
     /// The object that contains this address.
@@ -84,7 +84,7 @@ pub struct HolderPath {
     /// Kind and address of each element: first the object itself, last its outermost holder, which has no
     /// address.
     pub steps: Vec<(GroupKind, Option<u64>)>,
-    /// Objects that it holds, with itself.
+    /// Number of objects that the object holds, including itself.
     pub objects: u64,
     /// Bytes of these objects.
     pub bytes: u64,
@@ -92,7 +92,7 @@ pub struct HolderPath {
 
 /// Tree of objects and holders, each node after the one that holds it. The first node is the process.
 struct HolderTree {
-    /// Number of each node's object; holders have the `object_index` after the objects'.
+    /// Object number of each node. Holders outside the heap have the numbers that follow those of the objects.
     nodes: Vec<u32>,
     /// Index of each node's holder. It precedes an object's node; a holder's node may be anywhere.
     parents: Vec<u32>,
@@ -115,8 +115,7 @@ pub fn holders(
     holding.map_err(|error| program.explain_error(error, Error::is_transient))
 }
 
-/// Takes the snapshot and finds the holders, like [`holders`], but without an explanation of the errors of a
-/// process that ends meanwhile.
+/// Like [`holders`], but does not explain errors of a process that ends meanwhile.
 fn find_holding(
     pid: u32,
     detail: Detail,
@@ -144,7 +143,7 @@ fn find_holding(
     })
 }
 
-/// Holders in a snapshot, with unsymbolized samples.
+/// Result of [`find_holders`]; the samples are not symbolized yet.
 struct FoundHolders {
     method: Method,
     groups: Vec<HolderGroup>,
@@ -223,10 +222,8 @@ fn find_holders(
     })
 }
 
-/// Finds the groups alone, by shortest paths, in little memory for each object.
-///
-/// # Errors
-/// `Memory`: the budget is too small even for that.
+/// Finds the groups only, by shortest paths: this takes less memory per object. Fails with `Memory` if the budget is
+/// too small even for that.
 fn find_groups_only(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,
@@ -238,6 +235,7 @@ fn find_groups_only(
     let holders = ExternalHolders::find(analyzed, scanner, names, &mut budget)?;
     let found = compact_paths::find_groups(scanner, &holders, names, budget.remaining());
     let (groups, is_complete) = found.ok_or(Error::Memory {
+        // The true need is not known: `find_groups` stopped at the limit.
         needed: budget.limit() + report.objects * BYTES_PER_OBJECT,
         limit: budget.limit(),
     })?;

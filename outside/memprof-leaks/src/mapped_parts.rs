@@ -43,7 +43,7 @@ pub enum MappedPartKind {
     ThreadStacks,
     /// Variables of the program and its libraries, and other changed pages of files.
     Variables,
-    /// The mapping `[heap]`, which `malloc` extends by brk(2), as far as no walk explains it.
+    /// The part of the mapping `[heap]`, which `malloc` extends by brk(2), that no heap walk explains.
     Brk,
     /// Mappings that the process has named (`PR_SET_VMA_ANON_NAME`).
     Named,
@@ -53,7 +53,7 @@ pub enum MappedPartKind {
     NotKnown,
     /// Huge pages of hugetlbfs, which RSS does not contain.
     HugePages,
-    /// Memory of devices, as of a GPU, which RSS does not contain.
+    /// Memory of devices, e.g. of a GPU, which RSS does not contain.
     Device,
 }
 
@@ -122,7 +122,7 @@ pub fn mapped_parts(pid: u32, walked: Option<&HeapResidency>) -> Result<Vec<Mapp
     Ok(divide_memory(&space, &claims))
 }
 
-/// Divides the memory by its claims; what is in none belongs to its mapping.
+/// Divides the private memory among the claims. The default owner of a mapping gets the memory that has no claim.
 fn divide_memory(space: &AddressSpace, claims: &[MemoryClaim]) -> Vec<MappedPart> {
     let mut parts = Vec::new();
     for mapping in mappings(&space.maps).filter(|mapping| mapping.access[3] == b'p') {
@@ -160,7 +160,7 @@ fn divide_memory(space: &AddressSpace, claims: &[MemoryClaim]) -> Vec<MappedPart
 /// Memory that RSS does not contain: kind, name and bytes.
 fn outside_rss(space: &AddressSpace) -> [(MappedPartKind, &'static str, u64); 2] {
     let huge = space.usage.iter().map(|usage| usage.huge_tlb).sum();
-    // The kernel's own pages, as [vvar], are marked like those of devices.
+    // Only mapped files count: the kernel's own pages, e.g. [vvar], are marked as device memory, too.
     let is_file = |usage: &MappingUsage| {
         let mut all = mappings(&space.maps);
         all.any(|mapping| mapping.range == usage.range && mapping.path.starts_with(b"/"))
@@ -178,7 +178,7 @@ fn outside_rss(space: &AddressSpace) -> [(MappedPartKind, &'static str, u64); 2]
     ]
 }
 
-/// Bytes of ranges, and how many of them are resident.
+/// Mapped and resident bytes of ranges.
 fn amounts(ranges: &[Range<u64>], runs: &ResidentRuns) -> [u64; 2] {
     let mapped = ranges.iter().map(|range| range.end - range.start).sum();
     [
@@ -187,7 +187,7 @@ fn amounts(ranges: &[Range<u64>], runs: &ResidentRuns) -> [u64; 2] {
     ]
 }
 
-/// Adds memory to the part of its owner.
+/// Adds memory to the part of its owner, which is created if needed.
 fn add_to_part(parts: &mut Vec<MappedPart>, owner: MemoryOwner, resident: u64, mapped: u64) {
     let mut known = parts.iter_mut();
     match known.find(|part| part.kind == owner.kind && part.owner == owner.name) {
@@ -204,7 +204,7 @@ fn add_to_part(parts: &mut Vec<MappedPart>, owner: MemoryOwner, resident: u64, m
     }
 }
 
-/// Owner of what no claim explains of a mapping, by the kernel's name of it.
+/// Owner of a mapping's unclaimed memory, from the mapping's name in /proc/PID/maps.
 fn default_owner(mapping: &Mapping<'_>) -> MemoryOwner {
     let path = String::from_utf8_lossy(mapping.path);
     let anonymous_name = path

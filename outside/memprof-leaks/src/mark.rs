@@ -33,14 +33,14 @@ const MAX_SWEEPS: usize = 8;
 /// Bytes that a thread reads between two checks of the machine's available memory.
 const HEADROOM_CHECK_BYTES: usize = 64 << 20;
 
-/// Bytes between two words that are read of the memory: packed structures of the kernel's interfaces, such as
-/// `struct epoll_event`, have pointers at multiples of 4.
+/// Distance in bytes of the words that are read: packed structures of the kernel's interfaces, such as `struct
+/// epoll_event`, have pointers at multiples of 4.
 const WORD_STEP: usize = 4;
-/// [`WORD_STEP`] in code, whose instructions contain pointers at any address, as those of a JVM's compiler.
+/// Like [`WORD_STEP`], but in code: instructions, e.g. those of a JVM's compiler, contain pointers at any address.
 const CODE_STEP: usize = 1;
 /// Bytes of a pointer.
 const WORD: usize = 8;
-/// Bytes that a block has beside its own: the rest of a word that begins at its last byte.
+/// Bytes by which a block overlaps the next one: the rest of a word that begins at the block's last byte.
 const BLOCK_OVERLAP: usize = WORD - 1;
 
 /// Counts of a mark phase.
@@ -65,9 +65,7 @@ struct Marker<'a> {
 }
 
 /// Marks all objects that the roots reach. Uses up to eight threads, and up to `max_bytes` for the objects' pointers.
-///
-/// # Errors
-/// `Headroom`: the process writes so much that its copy takes too much memory.
+/// Fails with `Headroom` if the process writes so much that its copy takes too much memory.
 pub(crate) fn mark_reachable(
     snapshot: &Snapshot,
     view: &SnapshotMemory,
@@ -93,7 +91,7 @@ pub(crate) fn mark_reachable(
     marker.require_memory()?;
     let mut table = marker.sweep(max_bytes);
     let mut sweeps = 1;
-    // Small batches, as a list gives, are scanned in this thread: starting threads would cost more.
+    // Small batches, e.g. the nodes of a linked list, are scanned in this thread: starting threads would cost more.
     let mut alone = MarkWorker::new(&marker);
     loop {
         while !found.is_empty() {
@@ -116,6 +114,7 @@ pub(crate) fn mark_reachable(
             sweeps += 1;
             marker.require_memory()?;
         }
+        // These did not fit into a full queue.
         found.extend(objects.marked_unscanned().take(MAX_QUEUED));
         if found.is_empty() {
             break;
@@ -138,8 +137,8 @@ impl Marker<'_> {
         }
     }
 
-    /// Marks the objects to which words point. Appends the starts of those that were not marked before to `found`,
-    /// unless it is full.
+    /// Marks the objects to which words point. Appends the starts of the newly marked ones to `found`, up to
+    /// [`MAX_QUEUED`]; [`Objects::marked_unscanned`] finds the others.
     fn mark_words(&self, words: &[u64], found: &mut Vec<u64>) {
         for word in words {
             if self.objects.may_contain(*word)
@@ -151,8 +150,8 @@ impl Marker<'_> {
         }
     }
 
-    /// Marks the objects to which ranges outside the heap point. Returns the starts of those that were not marked
-    /// before, as many as are queued.
+    /// Marks the objects to which ranges outside the heap point. Returns the starts of the newly marked ones, at most
+    /// [`MAX_QUEUED`] per thread; [`Objects::marked_unscanned`] finds the others.
     fn mark_ranges(&self, ranges: &[Range<u64>]) -> Vec<u64> {
         let blocks: Vec<Range<u64>> = ranges
             .iter()
@@ -245,6 +244,7 @@ struct MarkWorker<'a> {
     /// Addresses of the bytes in `block`.
     cached: Range<u64>,
     found: Vec<u64>,
+    /// Bytes read since the last check of the available memory.
     unchecked: usize,
 }
 
@@ -259,7 +259,8 @@ impl<'a> MarkWorker<'a> {
         }
     }
 
-    /// Queues marked objects, as many as there is room for.
+    /// Queues marked objects, up to [`MAX_QUEUED`]. None is lost: [`Objects::marked_unscanned`] finds the others by
+    /// their marks.
     fn queue(&mut self, starts: &[u64]) {
         let room = MAX_QUEUED.saturating_sub(self.found.len());
         self.found.extend(starts.iter().take(room));
@@ -295,7 +296,8 @@ impl<'a> MarkWorker<'a> {
         position(range.start)..position(range.end)
     }
 
-    /// Range to read so that it contains `range`: extended by its surroundings if it is near the last one.
+    /// Range to read for `range`. If it is near the last read, the surrounding [`READ_AHEAD_BYTES`] are read with it,
+    /// because the next objects are probably there.
     fn extended_range(&self, range: &Range<u64>) -> Range<u64> {
         let is_near = range.start.abs_diff(self.cached.start) <= 2 * READ_AHEAD_BYTES;
         let region = self.marker.view.region(range.start).filter(|_| is_near);
@@ -331,8 +333,8 @@ impl<'a> MarkWorker<'a> {
         }
     }
 
-    /// Marks the objects to which words of the block point, and queues those that were not marked before. `bytes`
-    /// are positions in the block, `step` the distance of words in bytes.
+    /// Marks the objects to which words of the block point, and queues those that were not marked before. `bytes` are
+    /// positions in the block; `step` is the distance of words in bytes.
     fn mark_block_words(&mut self, bytes: Range<usize>, step: usize) {
         let marker = self.marker;
         let bytes = &self.block[bytes];
@@ -349,21 +351,21 @@ impl<'a> MarkWorker<'a> {
         }
     }
 
-    /// Marks the objects to which `objects` point, which are sorted and near each other, so that one read gets them
+    /// Marks the objects to which `objects` point. `objects` are sorted and near each other, so that one read gets them
     /// all.
     fn mark_near(&mut self, objects: &[Range<u64>]) {
         let (Some(first), Some(last)) = (objects.first(), objects.last()) else {
             return;
         };
         let base = first.start;
-        // Words stay whole: objects and blocks have a whole number of them.
+        // Only a single object is longer. Its words stay whole, because a block consists of whole words.
         if last.end - base > BLOCK_SIZE as u64 {
             self.mark_blocks(base..last.end);
             return;
         }
         let bytes = self.read(&(base..last.end));
         if (bytes.len() as u64) < last.end - base && objects.len() > 1 {
-            // Memory after the first objects cannot be read at once, but later objects may be readable.
+            // Unreadable memory ends a read, but objects behind it may be readable.
             for object in objects {
                 self.mark_blocks(object.clone());
             }

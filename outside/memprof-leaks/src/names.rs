@@ -14,8 +14,8 @@ pub(crate) use self::symbols::{Variable, functions_of_file};
 use crate::objects::Object;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
-/// Most classes in the cache, found or not. A process has some thousands; the cache is cleared when it is
-/// full.
+/// Most classes in the cache, including addresses that are no class. A full cache is cleared; a process has some
+/// thousand classes.
 const MAX_CACHED_CLASSES: usize = 1 << 18;
 
 /// Names of a snapshot's objects and variables, with caches.

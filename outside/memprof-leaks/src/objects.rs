@@ -15,7 +15,7 @@ use span::{Mark, is_set, ones};
 use crate::address_filter::AddressFilter;
 use crate::snapshot_memory::CachedReader;
 
-/// Largest size of an array without elements, in bytes: the number of elements, aligned as an element is.
+/// Largest size of an array without elements, in bytes: its element count, padded to the alignment of the elements.
 const MAX_COOKIE_SIZE: u64 = 64;
 
 /// Object of the heap.
@@ -48,12 +48,12 @@ pub(crate) struct Objects {
     spans: Vec<Span>,
     /// Filter of the spans' addresses.
     units: AddressFilter,
-    /// Whether objects of a span have no headers.
+    /// Whether a span contains objects without headers.
     has_headerless: bool,
 }
 
 impl Objects {
-    /// Combines the spans of all heaps. If two overlap, the one that starts first stays.
+    /// Combines the spans of all heaps. If two overlap, keeps the one that starts first.
     pub(crate) fn new(mut spans: Vec<Span>) -> Self {
         spans.sort_by_key(|span| span.range.start);
         let mut end = 0;
@@ -79,8 +79,8 @@ impl Objects {
         self.units.may_contain(address)
     }
 
-    /// Used object that contains an address, or ends there in front of the next object's header, as the index of its
-    /// span and its bit. `None` if there is none.
+    /// Finds the used object that contains an address, or that ends there if the next object has a header. Returns the
+    /// index of the object's span and its bit. `None` if there is none.
     fn locate(&self, address: u64) -> Option<(usize, u64)> {
         let at = self.span_index(address)?;
         let span = &self.spans[at];
@@ -89,7 +89,7 @@ impl Objects {
         if !is_set(&span.used, start) {
             return None;
         }
-        // The address is in the header of the next object.
+        // An address inside the next object's header belongs to no object.
         let is_last =
             span.header != 0 && (address - span.range.start) % (1 << span.shift) > span.header;
         let is_header = is_last && (bit / 64) < span.starts.len() as u64 && span.is_start(bit + 1);
@@ -116,6 +116,7 @@ impl Objects {
     pub(crate) fn mark(&self, address: u64) -> Option<u64> {
         self.record_pointer_to_start(address);
         let (span, bit) = self.used_object(address)?;
+        // The check of the mark avoids an atomic write for objects that are marked already.
         if span.has_mark(Mark::Reached, bit)
             || span.is_in_gc_head(bit, address)
             || !span.set_mark(Mark::Reached, bit)
@@ -125,7 +126,8 @@ impl Objects {
         Some(span.address(bit))
     }
 
-    /// Records a pointer to the start of an object, used or free, where it may be one to the end of the object before.
+    /// Records a pointer to the start of an object, used or free. Without headers, it may be a pointer to the end of
+    /// the object before, see [`Self::mark_empty_arrays`].
     #[inline]
     fn record_pointer_to_start(&self, address: u64) {
         if !self.has_headerless {
@@ -147,9 +149,9 @@ impl Objects {
         self.has_headerless && spans.any(|span| span.is_unrecorded_start(address))
     }
 
-    /// Marks unreachable objects that are arrays without elements, `new T[0]` in C++: the only pointer is to their end,
-    /// behind the number of elements, which is the start of the next object where objects have no headers. Like
-    /// `LeakSanitizer` does; other pointers to an end hold nothing, because most are to the next object's start.
+    /// Marks unreachable arrays without elements, `new T[0]` in C++. The only pointer to them is to their end, behind
+    /// the element count. If objects have no headers, it is the start of the next object. Other pointers to an end hold
+    /// nothing, because most are to the next object's start. `LeakSanitizer` treats them alike.
     pub(crate) fn mark_empty_arrays(&self, memory: &mut CachedReader<'_>) {
         let is_empty_array = |object: &Object| {
             object.size() <= MAX_COOKIE_SIZE
@@ -221,8 +223,8 @@ impl Objects {
         })
     }
 
-    /// Marks the used object that begins at `start` as scanned, and returns its position. `None` if it was marked so
-    /// before.
+    /// Marks the used object that begins at `start` as scanned, and returns its position. `None` if it was marked as
+    /// scanned before.
     #[inline]
     pub(crate) fn begin_scan(&self, start: u64) -> Option<ObjectPosition> {
         let span = self.span_index(start)?;
@@ -254,25 +256,25 @@ impl Objects {
         (self.spans.get(at)?.range.start <= address).then_some(at)
     }
 
-    /// Marks what a word of [`link`](Self::link) with that shift stands for. Returns the object's start, `None` if it
-    /// was marked before.
+    /// Marks the object for which a link stands; [`link`](Self::link) returned it for that shift. Returns the object's
+    /// start. `None` if it was marked before.
     #[inline]
     pub(crate) fn mark_link(&self, link: u64, shift: u32) -> Option<u64> {
         if shift == 0 {
             return self.mark(link);
         }
-        // It is the start of a used object.
+        // With a shift, a link is the start of a used object.
         let span = &self.spans[self.span_index(link)?];
         let bit = (link - span.range.start) >> span.shift;
         (!span.has_mark(Mark::Reached, bit) && span.set_mark(Mark::Reached, bit)).then_some(link)
     }
 
-    /// Whether a word marks by more than the object to which it points: its exact value must be kept.
+    /// Whether the exact value of a pointer matters, not only the object to which it points.
     fn has_exact_links(&self) -> bool {
         self.has_headerless || self.spans.iter().any(Span::has_gc_heads)
     }
 
-    /// log2 of the unit of the words that [`link`](Self::link) returns; 0 if these are the words themselves.
+    /// log2 of the alignment of all links that [`link`](Self::link) returns; 0 if links are unchanged words.
     pub(crate) fn link_shift(&self) -> u32 {
         let shifts = self.spans.iter().map(Span::start_shift);
         match self.has_exact_links() {
@@ -281,8 +283,8 @@ impl Objects {
         }
     }
 
-    /// Word that marks what `word` marks, at any later time: the start of the object to which it points, or the word
-    /// itself if `shift` is 0. `None` if it marks nothing that is not marked yet.
+    /// Link by which [`mark_link`](Self::mark_link) can mark later what `word` marks: the start of its object, or
+    /// `word` itself if `shift` is 0. `None` if it marks nothing that is not marked yet.
     #[inline]
     pub(crate) fn link(&self, word: u64, shift: u32) -> Option<u64> {
         let found = self.used_object(word);

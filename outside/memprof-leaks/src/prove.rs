@@ -18,15 +18,15 @@ use crate::snapshot::{CopyTarget, Snapshot};
 use crate::snapshot_memory::CachedReader;
 use crate::unsearched::Unsearched;
 
-/// Time between the two snapshots, in which pointers that are being moved arrive.
+/// Time between the two snapshots. A pointer that the program is moving during the first one is stored by the second.
 const SNAPSHOT_DELAY: Duration = Duration::from_secs(1);
 
-/// Name of the signal stacks for notes.
+/// Name of alternate signal stacks in notes.
 const SIGNAL_STACKS: &str = "alternate signal stacks (sigaltstack(2))";
 
 /// Most words of an object that its checksum covers.
 const MAX_CHECKSUM_WORDS: usize = 512;
-/// Odd factor without a pattern: the golden ratio.
+/// Multiplier whose bits have no pattern: 2^64 divided by the golden ratio, rounded to an odd number.
 const CHECKSUM_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Result of a proof.
@@ -49,8 +49,7 @@ pub fn prove(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Resul
     proof.map_err(|error| program.explain_error(error, Error::is_transient))
 }
 
-/// Finds the leaked objects like [`prove`], but without an explanation of the errors of a process that ends
-/// meanwhile.
+/// Like [`prove`], but does not explain errors of a process that ends meanwhile.
 fn prove_twice(
     pid: u32,
     program: &ProgramWatch,
@@ -130,8 +129,8 @@ struct UnreachableObjects {
 }
 
 impl UnreachableObjects {
-    /// Stores the unreachable objects of a snapshot with their checksums, and drops all else. `Memory`: the
-    /// checksums exceed the budget.
+    /// Stores the unreachable objects of a snapshot with their checksums, and drops all else. Fails with `Memory` if
+    /// the checksums exceed the budget.
     fn new(analyzed: AnalyzedSnapshot<'_>) -> Result<Self, Error> {
         let count = analyzed.objects.unreachable().count();
         analyzed
@@ -186,8 +185,8 @@ fn may_be_signal_stacks(objects: &Objects) -> bool {
     unreachable.any(|object| object.size() >= libc::MINSIGSTKSZ as u64)
 }
 
-/// Marks the objects that are alternate signal stacks, and all that they reach. Requests the threads to read the
-/// addresses, but only if an unreachable object may be one. Notes the threads that cannot.
+/// Marks the objects that are alternate signal stacks, and all that they reach. Does nothing if no unreachable object
+/// can be one. Otherwise the threads are asked for the addresses, and those that cannot tell are noted.
 fn mark_signal_stacks(
     target: &CopyTarget,
     analyzed: &AnalyzedSnapshot<'_>,

@@ -16,10 +16,8 @@ const POINTER_FLAGS: u64 = 0b11;
 const BYTES_PER_OBJECT: u64 = 64;
 
 /// Marks Python garbage and all that it reaches as reachable. Objects with more references than unreachable objects
-/// have pointers to them are leaked: they and all that they reach stay unmarked.
-///
-/// # Errors
-/// `Memory`: the search needs more memory than `--max-memory`.
+/// have pointers to them are leaked: they and all that they reach stay unmarked. Fails with `Memory` if the search
+/// needs more memory than `--max-memory`.
 pub(crate) fn mark_python_garbage(analyzed: &AnalyzedSnapshot<'_>) -> Result<(), Error> {
     let objects = &analyzed.objects;
     let python_objects = || {
@@ -48,6 +46,8 @@ pub(crate) fn mark_python_garbage(analyzed: &AnalyzedSnapshot<'_>) -> Result<(),
     let leaked = unexplained_references
         .iter()
         .filter(|(_, references)| **references > 0);
+    // The leaked objects and all that they reach are marked first, and these marks are cleared at last. The second call
+    // marks the garbage that is left.
     let leaked = mark_from(objects, &mut memory, leaked.map(|(start, _)| *start));
     mark_from(objects, &mut memory, unexplained_references.into_keys());
     for start in leaked {

@@ -48,13 +48,13 @@ pub(crate) struct ProcessMemory {
 }
 
 impl Region {
-    /// Whether `process_vm_readv(2)` may read it. Not a mapping of a file, whose pages a file system may never
-    /// deliver, nor memory that the process itself must not read.
+    /// Whether `process_vm_readv(2)` may read it: it maps no file, whose file system may never deliver a page, and the
+    /// process itself may read it.
     pub(crate) fn is_direct(&self) -> bool {
         !self.has_no_access && !self.is_file
     }
 
-    /// Whether it maps a file on FUSE for process `pid`, so that each step that touches the file may wait for ever.
+    /// Whether it maps a file on FUSE, as process `pid` sees the mounts. Each access to such a file may block forever.
     pub(crate) fn is_on_fuse(&self, pid: i32) -> bool {
         let mounts = Mounts::for_pid(pid.cast_unsigned());
         self.is_file && mounts.is_fuse(MountKey::Device(self.device.as_bytes()))
@@ -102,7 +102,7 @@ impl ProcessMemory {
         self.pid.as_raw()
     }
 
-    /// Memory by which the reads are made, to check later whether all of them were answered.
+    /// Memory through which the reads are made. It knows whether all of them were answered.
     pub(crate) fn memory(&self) -> Arc<Memory> {
         Arc::clone(&self.memory)
     }
@@ -143,7 +143,7 @@ impl ProcessMemory {
     }
 }
 
-/// Parts of shared objects that some mapping shows, by device and inode, then by offset.
+/// Parts of shared objects that some mapping shows: ranges of offsets, by device and inode.
 #[derive(Debug, Default)]
 pub(crate) struct ViewedParts(HashMap<(String, u64), Vec<Range<u64>>>);
 
@@ -181,10 +181,8 @@ impl ViewedParts {
     }
 }
 
-/// Reads the mappings of a process that `is_included` accepts, with their resident pages.
-///
-/// # Errors
-/// The process was killed.
+/// Reads the mappings of a process that `is_included` accepts, with their resident pages. Fails if the process was
+/// killed.
 pub(crate) fn read_regions(
     pid: u32,
     is_included: impl Fn(&Mapping<'_>) -> bool,
@@ -195,6 +193,7 @@ pub(crate) fn read_regions(
     let region = |mapping: Mapping<'_>| {
         let is_shared = mapping.access[3] == b's';
         let is_writable = mapping.access[1] == b'w';
+        // These pages belong to the kernel and hold no pointers of the process.
         let kernel_mappings = [
             b"[vvar]".as_slice(),
             b"[vdso]",

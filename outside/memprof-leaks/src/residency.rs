@@ -69,6 +69,7 @@ pub fn heap_residency(pid: u32, options: AnalysisOptions) -> Result<HeapResidenc
         let mut budget = MemoryBudget::new(target.status.resident, options.max_memory);
         let snapshot = target.snapshot(options.max_pause, budget.remaining() / 2)?;
         let measured = measure_heaps(&snapshot, &mut budget);
+        // A copy that was not reaped does not change the result.
         snapshot.release(&target);
         match measured? {
             Ok(residency) => return Ok(residency),
@@ -171,7 +172,7 @@ fn account_heaps(found: FoundHeap, normal: &ResidentRuns, huge: &ResidentRuns) -
         excluded,
         ..
     } = found;
-    // malloc_trim(3) merges the chunks of the fast bins with their neighbours first.
+    // Chunks of the fast bins are free, not cached: malloc_trim(3) merges them with their neighbours first.
     let mut objects = Objects::new(spans);
     objects.exclude_cached(&fast_bins);
     cached.sort_unstable();
@@ -193,6 +194,7 @@ fn account_heaps(found: FoundHeap, normal: &ResidentRuns, huge: &ResidentRuns) -
         sum.fragments += normal.bytes_in(&memory.range) - pages;
     }
     let ranges = spans.iter().map(|span| span.range().clone());
+    // Other memory of the allocators is in no span and not free: headers and tables.
     let heap = merge_ranges(excluded.into_iter().chain(ranges).collect());
     let all: u64 = heap.iter().map(|range| normal.bytes_in(range)).sum();
     sum.metadata += all.saturating_sub(sum.resident());
@@ -200,7 +202,8 @@ fn account_heaps(found: FoundHeap, normal: &ResidentRuns, huge: &ResidentRuns) -
     sum
 }
 
-/// Adds the objects of a span to `sum`, and returns their resident bytes.
+/// Adds the objects of a span, used and free ones, to `sum`. `cached` are the starts of objects in thread caches,
+/// sorted. Returns the resident bytes of all these objects.
 fn account_span(
     span: &Span,
     cached: &[u64],

@@ -57,8 +57,8 @@ struct PageRun {
 
 nix::ioctl_readwrite!(pagemap_scan, b'f', 16, PagemapScan);
 
-/// Finds the pages of a mapping that are in memory or swapped out, and private unless it is shared. Returns
-/// the whole mapping if the pagemap cannot be read.
+/// Finds the pages of a mapping that are in memory or swapped out; in a private mapping, only those without a file.
+/// Returns the whole mapping if the pagemap cannot be read.
 pub(crate) fn resident_or_swapped(
     pagemap: &File,
     range: &Range<u64>,
@@ -117,7 +117,7 @@ impl Pages {
     }
 }
 
-/// Finds pages of a kind.
+/// Finds pages of a kind, by `PAGEMAP_SCAN` if the kernel has it.
 fn find_pages(
     pagemap: &File,
     range: &Range<u64>,
@@ -126,8 +126,8 @@ fn find_pages(
     scan_pagemap(pagemap, range, pages).or_else(|_| read_pagemap(pagemap, range, pages))
 }
 
-/// Finds the pages by `PAGEMAP_SCAN` (Linux 6.7 and newer), which skips page tables that do not exist. So
-/// terabytes of reserved addresses, as sanitizers and garbage collectors have, take no time.
+/// Finds the pages by `PAGEMAP_SCAN` (Linux 6.7 and newer), which skips page tables that do not exist. Reserved
+/// terabytes, as sanitizers and garbage collectors have, therefore take no time.
 fn scan_pagemap(
     pagemap: &File,
     range: &Range<u64>,

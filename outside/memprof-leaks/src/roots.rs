@@ -26,7 +26,8 @@ pub(crate) struct Roots {
 /// Finds the roots of a process. `own` are the ranges of the allocators, by address, which are no roots.
 pub(crate) fn find_roots(snapshot: &Snapshot, view: &SnapshotMemory, own: &[Range<u64>]) -> Roots {
     let mut roots = Roots::default();
-    // A child after vfork(2) has its frames right below its parent's.
+    // While a child of vfork(2) shares the memory, its frames lie right below its parent's, so no part counts as
+    // unused.
     let unused = match count_memory_sharers(snapshot.pid) {
         0 => stack_blocks::unused_parts(view, &snapshot.threads, snapshot.pid),
         _ => Vec::new(),

@@ -28,13 +28,15 @@ pub(crate) struct SharedObject {
 }
 
 impl SharedObject {
-    /// Opens the object of a mapping of process `pid`. `None` if this user may not: without privileges, the object of
-    /// anonymous memory has no name; nor if it is a file on FUSE.
+    /// Opens the object of a mapping of process `pid`. `None` if it is a file on FUSE, which may block forever, or if
+    /// this user may not open it: without privileges, the object of anonymous memory has no name.
     pub(crate) fn open_mapped(pid: i32, region: &Region) -> Option<Self> {
         if region.is_on_fuse(pid) {
             return None;
         }
         let Range { start, end } = region.range;
+        // map_files needs privileges, the path may name another file, and the descriptor may be closed. The inode
+        // identifies the object.
         let open = |path: String| open_regular(Path::new(&path), region.inode);
         let file = open(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
         let file = file.or_else(|| open(format!("/proc/{pid}/root{}", region.name)));
@@ -46,7 +48,7 @@ impl SharedObject {
         .map(Self::from_file)
     }
 
-    /// Wraps an opened file. Uses its position.
+    /// Wraps an opened file. Later calls change the file's position.
     pub(crate) fn from_file(file: File) -> Self {
         let kind = fstatfs(&file).map(|status| status.filesystem_type());
         Self {
@@ -94,7 +96,7 @@ impl SharedObject {
         done
     }
 
-    /// Size in bytes.
+    /// Size in bytes; 0 if it cannot be read.
     pub(crate) fn size(&self) -> u64 {
         let mut file = &self.file;
         file.seek(SeekFrom::End(0)).unwrap_or(0)

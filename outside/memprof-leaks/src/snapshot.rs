@@ -41,7 +41,7 @@ const CLONE_TIMEOUT: Duration = Duration::from_secs(2);
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time between two attempts to lock or to reap.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Most bytes of code in which the instructions for remote calls are searched, if no C library has them.
+/// Most bytes of code that are searched for the instructions of remote calls.
 const MAX_CODE_BYTES: u64 = 1 << 30;
 
 /// Process that can be copied.
@@ -89,7 +89,7 @@ impl CopyTarget {
     /// A reason why it cannot.
     pub fn inspect(pid: u32) -> Result<Self, Error> {
         let memory = Memory::open_by_child(pid);
-        // Locked first: another memprof that holds the lock traces the process meanwhile.
+        // Locked first: another memprof that holds the lock also traces the process, which an examination would refuse.
         let locked = memory.as_ref().map(wait_for_lock);
         // The examination comes before the result of the opening, because its refusal has the reason.
         let status = examine_for(Purpose::Read, pid)?.status;
@@ -110,6 +110,7 @@ impl CopyTarget {
                 unread > 0
             })
             .find_map(|each| Gadgets::find(&memory, &each.range));
+        // Reads through the child are too slow while threads are stopped.
         memory.read_directly()?;
         let gadgets = gadgets.ok_or(Error::NoThread(
             "memprof does not know the signal return code of its C library",
@@ -157,6 +158,7 @@ impl CopyTarget {
         let end = self
             .frame_memory(&maps, &context, chosen.tid)
             .ok_or(Error::NoThread("its stacks have no room"))?;
+        // The last mask blocks all signals.
         let frames = build_clone_frames(
             libc::CLONE_FILES as u64,
             end,
@@ -239,11 +241,8 @@ impl CopyTarget {
 }
 
 impl Snapshot {
-    /// Snapshot of a program that is stopped in exit. Its memory is read in place, and no process is forked: it no longer
-    /// changes.
-    ///
-    /// # Errors
-    /// `Io`: its registers cannot be read; `Refused`: it has ended.
+    /// Snapshot of a program that is stopped in exit. Its memory is read in place, and no process is forked: it no
+    /// longer changes. Fails with `Io` if its registers cannot be read, and with `Refused` if it has ended.
     pub(crate) fn at_exit(exiting: &ExitingProgram) -> Result<Self, Error> {
         let pid = exiting.last_thread();
         let maps = read_proc_file(pid, "maps")?;
@@ -284,10 +283,7 @@ impl Snapshot {
         reaped.is_ok() && !reap::process_exists(pid)
     }
 
-    /// Fails if the pages that the kernel duplicates leave too little memory.
-    ///
-    /// # Errors
-    /// `Headroom`: too little memory is left for pages that are written meanwhile.
+    /// Fails with `Headroom` if the pages that the kernel duplicates leave too little memory for further writes.
     pub(crate) fn require_headroom(&self) -> Result<(), Error> {
         headroom::require_memory(self.pid, 0)
     }
@@ -306,7 +302,7 @@ fn wait_for_lock(memory: &Memory) -> io::Result<()> {
     }
 }
 
-/// Reads a file of /proc/PID. Fails if the process has ended.
+/// Reads a file of /proc/PID. Fails if the process has ended: the file is missing, or that of a zombie is empty.
 fn read_proc_file(pid: u32, name: &str) -> Result<Vec<u8>, Error> {
     match fs::read(format!("/proc/{pid}/{name}")) {
         Ok(text) if !text.is_empty() => Ok(text),

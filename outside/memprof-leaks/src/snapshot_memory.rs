@@ -16,7 +16,7 @@ use crate::unsearched::Unsearched;
 
 /// Bytes that are read at a time.
 pub(crate) const BLOCK_SIZE: usize = 256 << 10;
-/// Bytes of a block that is not near the one before: two pages, for a word may reach into the second.
+/// Least bytes of a block: two pages, because a word may reach into the second.
 const MIN_BLOCK_SIZE: usize = 2 * PAGE_SIZE as usize;
 /// Most bytes of files on disks that are searched beyond the resident pages of their mappings.
 const MAX_DISK_BYTES: u64 = 1 << 30;
@@ -42,10 +42,7 @@ impl SnapshotMemory {
         [self.copy.memory(), self.live.memory()]
     }
 
-    /// Reads the mappings of a snapshot, and their resident pages.
-    ///
-    /// # Errors
-    /// The copy was killed.
+    /// Reads the mappings of a snapshot, and their resident pages. Fails if the copy was killed.
     pub(crate) fn open(snapshot: &Snapshot) -> Result<Self, Error> {
         let copy = ProcessMemory::open_copy(snapshot.copy_pid(), snapshot.pid)?;
         let live = ProcessMemory::open(snapshot.pid)?;
@@ -88,6 +85,7 @@ impl SnapshotMemory {
             let is_unwritable = snapshot.unwritable.contains(&region.range);
             let Some(object) = SharedObject::open_mapped(self.live.pid(), region) else {
                 let size = region.range.end - region.range.start;
+                // Its resident pages can be read in the running process.
                 unopened += if is_unwritable { 0 } else { size - resident };
                 continue;
             };
@@ -249,14 +247,15 @@ impl SnapshotMemory {
     }
 }
 
-/// Reader of words that are near each other: keeps the last block. Blocks grow while each is read behind the one before.
+/// Reader of words that are near each other: keeps the last block. The size of blocks doubles, up to [`BLOCK_SIZE`],
+/// while each begins shortly behind the one before.
 #[derive(Debug)]
 pub(crate) struct CachedReader<'a> {
     view: &'a SnapshotMemory,
     start: u64,
     block: Vec<u8>,
     length: usize,
-    /// Bytes that were last read.
+    /// Size of the last block that was requested, in bytes.
     requested: usize,
 }
 
@@ -271,7 +270,7 @@ impl<'a> CachedReader<'a> {
         }
     }
 
-    /// Word at an address, from the block if it is there; does not replace the block. `None` if it cannot be read.
+    /// Word at an address, from the block if it is there. Does not replace the block. `None` if it cannot be read.
     pub(crate) fn uncached_word(&self, address: u64) -> Option<u64> {
         let offset = address
             .checked_sub(self.start)

@@ -57,7 +57,7 @@ impl<'a> Stacks<'a> {
     }
 }
 
-/// Addresses that may be starts of sampled objects, unsorted; some are not.
+/// Addresses at which sampled objects may start, unsorted. Some belong to no live object.
 pub(crate) fn candidate_starts<'a>(
     view: &'a SnapshotMemory,
     contexts: &'a [(u64, u64)],
@@ -68,10 +68,7 @@ pub(crate) fn candidate_starts<'a>(
 }
 
 /// Symbolizes stacks by the files of a process. Returns the functions of each stack, leaf first, in the order of
-/// `stacks`.
-///
-/// # Errors
-/// A reason why they have no names, as a sentence.
+/// `stacks`; an error is a sentence that says why they have no names.
 pub(crate) fn symbolize<'a>(
     stacks: impl Iterator<Item = &'a Stack>,
     mappings: Vec<Mapping>,

@@ -13,7 +13,7 @@ pub struct Unsearched {
     pub what: String,
     /// Size or number; `None` if it is unknown, or part of `what`.
     pub amount: Option<UnsearchedAmount>,
-    /// Reason.
+    /// Reason why it was not searched.
     pub why: String,
 }
 
@@ -36,7 +36,7 @@ pub enum UnsearchedAmount {
 }
 
 impl Unsearched {
-    /// Bytes that may hold pointers.
+    /// Describes `bytes` of memory that may hold pointers.
     pub(crate) fn for_bytes(bytes: u64, what: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             role: UnsearchedRole::Pointers,
@@ -46,7 +46,7 @@ impl Unsearched {
         }
     }
 
-    /// Kernel objects that may hold pointers.
+    /// Describes `count` kernel objects that may hold pointers.
     pub(crate) fn for_count(count: u64, what: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             amount: Some(UnsearchedAmount::Count(count)),

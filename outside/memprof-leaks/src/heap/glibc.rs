@@ -1,8 +1,8 @@
 //! Heap of glibc's malloc, 2.27 and newer, on x86-64 (malloc/malloc.c, malloc/arena.c).
 //!
-//! An arena is recognized by the heads of its 127 bins, each of which points to itself or to a chunk that
-//! points back; a heap by chunks that follow each other exactly to its end; a thread's cache by entries of
-//! the right size. What glibc counts and memprof does not find is recorded with its size.
+//! An arena is recognized by the heads of its 127 bins: each points to itself, or to a chunk that points back. A heap
+//! is recognized by chunks that follow each other exactly to its end; a thread's cache, by entries of the right size.
+//! Memory that glibc counts but memprof does not find is recorded with its size.
 
 mod arena;
 mod caches;
@@ -27,10 +27,8 @@ use crate::resident_pages::PAGE_SIZE;
 use crate::snapshot::Registers;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
-/// Walks the heap. `None` if the process has no glibc, or allocated nothing with it.
-///
-/// # Errors
-/// `Memory`: the search needs more memory than `--max-memory`.
+/// Walks the heap. `None` if the process has no glibc, or allocated nothing with it. Fails with `Memory` if the search
+/// needs more memory than `--max-memory`.
 pub(crate) fn walk_heap(
     view: &SnapshotMemory,
     threads: &[Registers],
@@ -77,7 +75,8 @@ pub(crate) fn walk_heap(
     Ok(Some(heap))
 }
 
-/// Reason why no heap of glibc is found in a process with a glibc that memprof does not know. `None` if it has none.
+/// Reason why no heap of glibc can be found: memprof does not know the release of the process's glibc. `None` if it
+/// knows the release, or if the process has no glibc.
 pub(crate) fn unknown_release_reason(view: &SnapshotMemory) -> Option<String> {
     Release::read(view)?.unknown_reason()
 }
@@ -146,7 +145,7 @@ impl<'a> HeapWalk<'a> {
     /// Returns the end of its memory; `None` if its chunks cannot be followed, which is recorded.
     fn add_segment(&mut self, segment: Segment, is_main: bool) -> Result<Option<u64>, Error> {
         let Range { start, end } = segment.chunks();
-        // A thread has ended and everything in its heap is free: all merged with the top chunk.
+        // If all objects of a heap are freed, its chunks have merged with the top chunk.
         if start == segment.top {
             self.add_top(start..segment.end, is_main);
             return Ok(Some(segment.end));
@@ -176,7 +175,7 @@ impl<'a> HeapWalk<'a> {
         });
     }
 
-    /// Records memory that an arena has got from the kernel, and that is in none of its segments.
+    /// Records memory that an arena got from the kernel and that is in none of its segments.
     fn record_missing(&mut self, bytes: u64) {
         if bytes >= PAGE_SIZE {
             let size = bytes >> 10;

@@ -29,10 +29,8 @@ const LARGE_OBJECT_SIZE: u64 = 64 << 10;
 /// Bytes per extent while the heap is walked, with a slab's bitmap.
 const BYTES_PER_EXTENT: usize = size_of::<Extent>() + 64;
 
-/// Walks the heap. `None` if there is none of a supported jemalloc.
-///
-/// # Errors
-/// `Memory`: the search needs more memory than `--max-memory`.
+/// Walks the heap. `None` if there is none of a supported jemalloc. Fails with `Memory` if the search needs more memory
+/// than `--max-memory`.
 pub(crate) fn walk_heap(
     view: &SnapshotMemory,
     threads: &[Registers],
@@ -53,6 +51,7 @@ pub(crate) fn walk_heap(
         return Ok(None);
     }
     found.retain(|extent| blocks.contains_key(&(extent.record / OWN_BLOCK_SIZE)));
+    // Of two overlapping extents, the first is kept; at the same address, the active one.
     found.sort_by_key(|extent| (extent.range.start, extent.state != ExtentState::Active));
     let mut heap = FoundHeap::default();
     heap.excluded.extend(
@@ -80,6 +79,7 @@ pub(crate) fn walk_heap(
     found.retain(|extent| extent.state == ExtentState::Active);
     heap.contexts
         .extend(found.iter().filter_map(Extent::context));
+    // The memory of `found` counts only while the heap is walked, the spans' memory also later.
     let mut while_walking = *budget;
     while_walking.reserve((found.len() * BYTES_PER_EXTENT) as u64)?;
     let mut reserve = |bytes| {
@@ -110,8 +110,7 @@ fn is_large(extent: &Extent) -> bool {
         && extent.range.end - extent.range.start >= LARGE_OBJECT_SIZE
 }
 
-/// Greatest power of two, at most 16, of which the object's size is a multiple: only the smallest class has 8
-/// bytes.
+/// Granule of a span for an extent: 16 bytes, or 8 for the smallest size class. All other sizes are multiples of 16.
 fn granule(extent: &Extent) -> u64 {
     extent.size.min(16)
 }
@@ -145,7 +144,7 @@ fn span_of_run(run: &[Extent]) -> Span {
     span
 }
 
-/// Appends the extents whose records are in a mapping to `found`, also those by words that only resemble a record.
+/// Appends to `found` the extents whose records are in a mapping. Some may come from words that only resemble a record.
 /// Searches only private anonymous memory.
 fn add_extents(
     view: &SnapshotMemory,

@@ -20,7 +20,7 @@ use foreign_memory::foreign_bytes;
 /// Texts that every jemalloc 4 and 5 contains: the prefix of its error messages, and an option. A program
 /// that only writes about jemalloc may contain one of them.
 const JEMALLOC_TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
-/// Bytes of memory outside of known heaps below which an allocator that is there is not used.
+/// Bytes of memory outside of known heaps below which another allocator in the process counts as unused.
 const MIN_FOREIGN_BYTES: u64 = 64 << 10;
 
 /// Allocator that programs may contain besides that of the C library.
@@ -28,9 +28,9 @@ struct AllocatorSigns {
     name: &'static str,
     /// Parts of the names of its functions, as in the symbol table of a program that is linked with it.
     functions: &'static [&'static str],
-    /// Part of the name of a function that shows that another allocator serves. Empty if there is none.
+    /// Part of a function name that shows that this allocator is not used; empty if there is none.
     absent: &'static str,
-    /// Texts that it contains, all of them. Empty if it has none.
+    /// Texts that its file contains, all of them; empty if none are known.
     texts: &'static [&'static [u8]],
 }
 
@@ -96,7 +96,7 @@ impl AllocatorSigns {
 
 /// Allocator that serves `malloc`.
 enum MallocServer<'a> {
-    /// The C library, by its file if that is true, or an unknown one.
+    /// The C library, whose file was found if true. If false, no file is known to define `malloc`.
     Libc(bool),
     /// The program or a library, by its path.
     File(&'a str),
@@ -129,7 +129,7 @@ pub(super) fn find_unsupported(
     let jemalloc_is_absent = jemalloc.is_none();
     let jemalloc =
         jemalloc.map(|file| format!("memprof cannot read the heap of the jemalloc in {file}"));
-    // An allocator that has no memory serves nothing: another one serves it.
+    // An allocator without memory of its own is present, but not used.
     let is_used = foreign >= MIN_FOREIGN_BYTES || walked.is_empty();
     let served_by = malloc_server(view);
     let is_of_libc = matches!(served_by, MallocServer::Libc(true));
@@ -147,7 +147,7 @@ pub(super) fn find_unsupported(
         .sum();
     let refusal = match (&jemalloc, server) {
         (Some(jemalloc), _) if walked.is_empty() => Some(jemalloc.clone()),
-        // Most of its objects would be missing.
+        // Most objects would be missing from the result.
         (None, Some(name)) if foreign >= walked_bytes => Some(format!(
             "its malloc is that of {name}, whose heap memprof cannot read"
         )),

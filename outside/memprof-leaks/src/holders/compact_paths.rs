@@ -16,7 +16,7 @@ const LIST_BYTES: u64 = 2 * 4 * MAX_LISTED as u64;
 /// Most groups: their numbers have 16 bits.
 const MAX_GROUPS: u64 = u16::MAX as u64;
 
-/// Number of the group of an object that was not found yet: the process's, which has no objects.
+/// Group number of an object that was not found yet. It is the number of the process's group, which has no objects.
 const NO_GROUP: u16 = 0;
 
 /// Bytes that the search takes for a number of objects, without its groups.
@@ -25,9 +25,9 @@ pub(super) fn memory_size(objects: u64) -> u64 {
     objects * size_of::<u16>() as u64 + bitmaps + LIST_BYTES
 }
 
-/// Finds the objects that the holders reach, the nearest first, those of each rank after all objects of the ranks
-/// before. Returns their groups, which may use `max_bytes`, and whether each object is in one of its kind. `None` if
-/// there are too many holders.
+/// Finds the objects that the holders reach, rank by rank, the nearest objects of a rank first. Returns their groups,
+/// for which `max_bytes` may be used, and whether each object is in a group of its kind. `None` if there are too many
+/// holders.
 pub(super) fn find_groups(
     scanner: &PointerScanner<'_>,
     holders: &ExternalHolders,
@@ -47,6 +47,7 @@ pub(super) fn find_groups(
     for same in holders.roots.chunk_by(|one, next| one.rank == next.rank) {
         for root in same {
             for target in &root.targets {
+                // The groups of the holders follow that of the process.
                 add(*target, root.holder as u16 + 1, &mut group_of, &mut next);
             }
         }
@@ -111,7 +112,7 @@ impl Frontier {
         self.bits[number as usize / 64] |= 1 << (number % 64);
     }
 
-    /// Removes all objects, those that were listed and the others each in the order of their addresses.
+    /// Removes all objects, the listed ones first. Visits both parts by address.
     fn drain(&mut self, mut visit: impl FnMut(u32)) {
         self.listed.sort_unstable();
         self.listed.drain(..).for_each(&mut visit);

@@ -6,7 +6,7 @@ use super::external::ExternalHolder;
 use super::graph::PointerGraph;
 use super::{HolderTree, NO_NODE};
 
-/// Finds the holder of each object that the roots reach. The number of a root's node follows those of the
+/// Finds the holder of each object that the roots reach. The nodes of the roots have the numbers after those of the
 /// objects.
 pub(super) fn find_dominator_tree(graph: PointerGraph, roots: &[ExternalHolder]) -> HolderTree {
     let count = graph.first.len() as u32 - 1;
@@ -20,6 +20,7 @@ pub(super) fn find_dominator_tree(graph: PointerGraph, roots: &[ExternalHolder])
         parents,
         shared: Vec::new(),
     };
+    // Index in the tree of each root's node; index 0 is the process.
     let mut holders = vec![0; roots.len()];
     for (index, node) in (0..).zip(&tree.nodes).skip(1) {
         if *node >= count {
@@ -28,6 +29,7 @@ pub(super) fn find_dominator_tree(graph: PointerGraph, roots: &[ExternalHolder])
     }
     for index in 1..tree.nodes.len() {
         let node = tree.nodes[index];
+        // The process is the only dominator of an object that several holders reach.
         if tree.parents[index] == 0 && node < count {
             tree.parents[index] = holders[nearest[node as usize] as usize];
             tree.shared.push(index as u32);
@@ -75,7 +77,7 @@ struct DfsOrder {
     parents: Vec<u32>,
     /// Index in `nodes` of each object, by its number.
     indices: Vec<u32>,
-    /// End of the nodes that the roots of each rank reached first.
+    /// For each rank, the end of the nodes that its roots reached first.
     ranks: Vec<u32>,
 }
 
@@ -150,6 +152,7 @@ fn collect_predecessors(
 ) -> Predecessors {
     let mut first = vec![0; order.nodes.len() + 1];
     let for_each_edge = |visit: &mut dyn FnMut(u32, u32)| {
+        // The roots were visited in the order of `roots`.
         let mut next_root = 0;
         for from in 1..order.nodes.len() as u32 {
             let node = order.nodes[from as usize];
@@ -212,7 +215,7 @@ fn set_dominators(predecessors: &Predecessors, parents: &mut [u32]) {
     }
 }
 
-/// Part of the search's tree from a node on, whose paths are compressed when they are used.
+/// The part of the search's tree that is processed so far. Its paths are compressed when they are used.
 struct Forest {
     above: Vec<u32>,
     label: Vec<u32>,

@@ -39,10 +39,8 @@ pub(super) struct ExternalHolders {
 }
 
 impl ExternalHolders {
-    /// Finds the holders in the roots of a snapshot, and reserves their memory.
-    ///
-    /// # Errors
-    /// `Memory`: the search needs more memory than `--max-memory`.
+    /// Finds the holders in the roots of a snapshot, and reserves their memory. Fails with `Memory` if that exceeds
+    /// `--max-memory`.
     pub(super) fn find(
         analyzed: &AnalyzedSnapshot<'_>,
         scanner: &PointerScanner<'_>,
@@ -131,7 +129,7 @@ impl TargetSet {
         targets
     }
 
-    /// Adds a target, and removes duplicates when their number has doubled.
+    /// Adds a target. Removes duplicates whenever the number of targets has doubled.
     fn push(&mut self, target: u32) {
         if self.all.last() == Some(&target) {
             return;
@@ -166,10 +164,8 @@ impl HolderBuilder {
         }
     }
 
-    /// Adds targets to a holder; a holder without targets is not recorded.
-    ///
-    /// # Errors
-    /// `Memory`: the search needs more memory than `--max-memory`.
+    /// Adds targets to a holder; a holder without targets is not recorded. Fails with `Memory` if that exceeds
+    /// `--max-memory`.
     fn add(&mut self, holder: Holder, new: TargetSet) -> Result<(), Error> {
         if new.all.is_empty() {
             return Ok(());

@@ -4,9 +4,10 @@ use std::ops::ControlFlow;
 
 use super::pointer_scanner::PointerScanner;
 
-/// Bytes per object to find dominators.
+/// Bytes per object to find dominators: its first pointer and its nearest holder (8), the depth-first order and its
+/// stack (20), its first predecessor, twice (8), and the forest (16).
 const BYTES_PER_OBJECT: u64 = 52;
-/// Bytes per pointer to find dominators.
+/// Bytes per pointer to find dominators: its target and its predecessor.
 const BYTES_PER_POINTER: u64 = 8;
 
 /// Pointers between objects, by the objects' `object_index`.

@@ -30,7 +30,7 @@ pub enum GroupKind {
 pub struct HolderGroup {
     /// The kind of the objects, or the holder.
     pub kind: GroupKind,
-    /// Index of the group that holds it.
+    /// Index of the group that holds it; 0, the process, for a holder.
     pub parent: usize,
     /// Whether other holders reach the objects, too; the group is then below the nearest one.
     pub is_shared: bool,
@@ -68,7 +68,8 @@ pub(super) struct GroupBuilder {
 }
 
 impl GroupBuilder {
-    /// Groups of the process and, from number 1 on, of these holders. Up to `max_groups` more are made.
+    /// Creates the group of the process, with number 0, and those of the holders, from number 1 on. Up to `max_groups`
+    /// more can be added.
     pub(super) fn new(holders: impl Iterator<Item = Holder>, max_groups: u64) -> Self {
         let holders = holders.map(|holder| new_group(GroupKind::Holder(holder), 0, false));
         let process = new_group(GroupKind::Process, 0, false);
@@ -102,8 +103,9 @@ impl GroupBuilder {
         group
     }
 
-    /// Group of objects of a kind that are held by one in the group `above`: one that contains it, if objects of the
-    /// kind hold each other; else a new one, or `above` if there is no room.
+    /// Group of objects of a kind that an object of the group `above` holds. If `above` or one of its holders has the
+    /// kind, it is that group: objects of the kind hold each other. Else it is a new group, or `above` if the limit is
+    /// reached.
     fn group_below(
         &mut self,
         above: u32,
@@ -128,9 +130,11 @@ impl GroupBuilder {
         self.groups.len() as u32 - 1
     }
 
-    /// Sums up what each group holds. Returns the groups, and whether each object is in one of its kind.
+    /// Sums up what each group holds. Returns the groups, and false if some objects are counted in their holder's
+    /// group, because memory is short.
     pub(super) fn finish(mut self) -> (Vec<HolderGroup>, bool) {
         let groups = &mut self.groups;
+        // A group follows the one that holds it, so its sums are complete when they are added.
         for index in (0..groups.len()).rev() {
             groups[index].held_objects += groups[index].objects;
             groups[index].held_bytes += groups[index].bytes;
@@ -181,6 +185,7 @@ pub(super) fn group_by_kind(
             group_of[index] = found.len() as u32;
         }
     }
+    // Holders that are not in the tree need no group.
     let unused = (holders.all.len() - found.len()) as u64;
     let mut builder = GroupBuilder::new(found.into_iter(), unused + max_groups(max_bytes));
     for position in 1..tree.nodes.len() {

@@ -26,7 +26,7 @@ pub enum Holder {
         /// Thread name (`/proc/PID/task/TID/comm`).
         name: String,
     },
-    /// Other memory, which is no heap that memprof can read, or a file that the program has mapped.
+    /// Other memory: a file that the program has mapped, or memory in no heap that memprof can read.
     Memory {
         /// Its first address.
         start: u64,

@@ -29,7 +29,8 @@ pub(super) struct KindNumbers {
 }
 
 impl KindNumbers {
-    /// Number of an object's kind, by its first words and its size.
+    /// Number of an object's kind: its class, or its size if its first words name no class. A new kind gets the next
+    /// number.
     pub(super) fn number(&mut self, object: &Object, names: &mut NameResolver<'_>) -> u32 {
         let kind = match names.class_name(object) {
             Some(class) => HeapObjectKind::Class(class),
@@ -94,6 +95,7 @@ impl HeapObjectKinds {
                 self.set_kind(number, kind);
             }
         }
+        // A dict's table has no type, so its kind was its size.
         for (number, object) in (0..).zip(object_index.all()) {
             let kind = self.kind(number);
             if kind >= first

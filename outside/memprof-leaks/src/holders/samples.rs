@@ -30,9 +30,9 @@ struct HeldSample {
     stack: u32,
     /// Index of its group.
     group: u32,
-    /// Index of the nearest sample that holds it.
+    /// Index of the nearest sample that holds it; [`NO_NODE`] if there is none.
     parent: u32,
-    /// Objects that it holds and that no other sample below it holds, with itself.
+    /// Objects that it holds but no other sample below it does, including itself.
     held: ObjectTotals,
     /// Bytes of the object.
     size: u64,
@@ -72,10 +72,7 @@ pub(super) struct UnsymbolizedSamples {
 }
 
 impl SampledObjects {
-    /// Finds the sampled objects of a snapshot, and their stacks.
-    ///
-    /// # Errors
-    /// `NoSamples`: no object has a sample.
+    /// Finds the sampled objects of a snapshot, and their stacks. Fails with `NoSamples` if no object has a sample.
     pub(super) fn find(
         analyzed: &AnalyzedSnapshot<'_>,
         object_index: &ObjectIndex<'_>,
@@ -115,8 +112,8 @@ impl SampledObjects {
         frames.sum::<u64>() * 8 + self.by_object.len() as u64 * BYTES_PER_SAMPLE
     }
 
-    /// Drops the samples that are not reachable, and counts the objects and bytes that each of the others holds
-    /// until the next sample.
+    /// Drops the samples that are not reachable. Counts the objects and bytes that each other sample holds up to the
+    /// samples below it.
     pub(super) fn restrict_to_held(
         self,
         analyzed: &AnalyzedSnapshot<'_>,
@@ -142,6 +139,7 @@ impl SampledObjects {
                 });
                 nearest[position] = all.len() as u32 - 1;
             }
+            // `NO_NODE` is no index: no sample holds the object.
             if let Some(sample) = all.get_mut(nearest[position] as usize) {
                 sample.held.add(ObjectTotals {
                     objects: 1,
@@ -158,7 +156,7 @@ impl SampledObjects {
 }
 
 impl UnsymbolizedSamples {
-    /// Symbolizes the stacks by the files of the process. If that fails, adds a warning, and all stacks are empty.
+    /// Symbolizes the stacks by the files of the process. If that fails, adds a warning and returns empty stacks.
     pub(super) fn symbolize(self, pid: u32, report: &mut AnalysisReport) -> HeldSamples {
         let stacks = stacks::symbolize(self.stacks.iter(), self.mappings, pid);
         let stacks = stacks.unwrap_or_else(|message| {
@@ -178,11 +176,12 @@ impl HeldSamples {
         self.all.len()
     }
 
-    /// Sampled objects whose stacks `matches` accepts, by group. It gets the functions of a stack, leaf first. The
-    /// groups are sorted by index.
+    /// Sampled objects whose stacks `matches` accepts, by group. `matches` gets the functions of a stack, leaf first.
+    /// The groups are sorted by index.
     pub fn select_by_stack(&self, matches: impl Fn(&[String]) -> bool) -> Vec<SampledGroup> {
         let is_selected: Vec<_> = self.stacks.iter().map(|stack| matches(stack)).collect();
         let mut totals: Vec<_> = self.all.iter().map(|sample| sample.held).collect();
+        // A sample follows those that hold it.
         for (index, sample) in self.all.iter().enumerate().rev() {
             let held = totals[index];
             if let Some(parent) = totals.get_mut(sample.parent as usize) {
@@ -208,6 +207,7 @@ impl HeldSamples {
     /// Calls `visit` with the index of each selected sample, and whether no other selected sample of its
     /// group holds it: the objects of a list hold each other, and must be counted once.
     fn visit_selected(&self, is_selected: &[bool], mut visit: impl FnMut(usize, bool)) {
+        // Lists of the children of each sample, for a walk in depth-first order.
         let mut first_child = vec![NO_NODE; self.all.len()];
         let mut next = vec![NO_NODE; self.all.len()];
         let mut outermost = NO_NODE;

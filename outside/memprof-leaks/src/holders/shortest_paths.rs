@@ -6,8 +6,8 @@ use super::external::ExternalHolder;
 use super::pointer_scanner::PointerScanner;
 use super::{HolderTree, NO_NODE};
 
-/// Finds the objects that the roots reach, the nearest first. The roots of each rank come after all objects
-/// of the ranks before.
+/// Finds the objects that the roots reach, the nearest first. Objects that roots of one rank reach come before the
+/// roots of the next rank.
 pub(super) fn find_shortest_path_tree(
     scanner: &PointerScanner<'_>,
     roots: &[ExternalHolder],

@@ -9,7 +9,7 @@ use object::read::elf::{FileHeader, ProgramHeader};
 use crate::snapshot::Registers;
 use crate::snapshot_memory::SnapshotMemory;
 
-/// Bytes below the stack pointer that the ABI lets a function use.
+/// Bytes below the stack pointer that a function may use (System V ABI, red zone).
 const RED_ZONE: u64 = 128;
 /// Size limit of `struct pthread` in glibc 2.27 to 2.44, rounded up, in bytes.
 const MAX_DESCRIPTOR_SIZE: u64 = 4096;
@@ -42,6 +42,7 @@ impl ThreadMemory {
                 let end = match region.name.as_str() {
                     "[stack]" => region.range.end,
                     _ if has_descriptor => descriptor_end.min(region.range.end),
+                    // The end of a stack without a descriptor is not known.
                     _ => continue,
                 };
                 let start = thread

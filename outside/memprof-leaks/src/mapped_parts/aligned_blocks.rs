@@ -76,7 +76,7 @@ fn find_in_mapping(
     }
 }
 
-/// Adds a block, to the last claim if it follows that directly.
+/// Adds a block to the last claim if it follows that claim directly, or else as a new claim.
 fn add_block(claims: &mut Vec<MemoryClaim>, form: &BlockForm, block: Range<u64>) {
     let claim = MemoryClaim::new(block.clone(), MappedPartKind::LanguageHeap, form.owner);
     match claims.last_mut() {
@@ -150,13 +150,14 @@ impl PoolHeader {
     }
 }
 
-/// Size of the pools of one arena that follow an address: all between two pools of the same arena belong to it.
+/// Size of the adjacent pools from an address on. Those between two pools of the same arena belong to it, too.
 fn python_pools(space: &AddressSpace, address: u64) -> Option<u64> {
     let first = PoolHeader::read(space, address)?;
     let is_same = |distance: &u64| {
         let pool = PoolHeader::read(space, address + distance * first.size);
         pool == Some(first)
     };
+    // An arena has up to 64 pools: 1 MiB since Python 3.10, 256 KiB before.
     let distance = [63, 31, 15, 7, 3, 1].into_iter().find(is_same);
     Some((distance.unwrap_or(0) + 1) * first.size)
 }

@@ -11,10 +11,10 @@ use super::{AddressSpace, MappedPartKind, MemoryClaim};
 const FIRST_ARENAS: Range<u64> = 0xc0_0000_0000..0xe0_0000_0000;
 /// Start of the build information that Go's linker writes (debug/buildinfo).
 const BUILD_INFO: &[u8] = b"\xff Go buildinf:";
-/// Part of the data segment in which it is.
+/// Bytes at the start of the data segment in which it is searched.
 const BUILD_INFO_LIMIT: u64 = 64 << 10;
 
-/// Finds the arenas of a Go program.
+/// Finds the arenas of a Go program, by the addresses at which Go places them. Empty for other programs.
 pub(super) fn find_heap(space: &AddressSpace) -> Vec<MemoryClaim> {
     let arenas = || {
         let anonymous = space.anonymous();
@@ -28,7 +28,7 @@ pub(super) fn find_heap(space: &AddressSpace) -> Vec<MemoryClaim> {
     arenas().map(|mapping| claim(mapping.range)).collect()
 }
 
-/// Whether a mapped file has Go's build information. A library may have been built with Go, too.
+/// Whether a mapped file, the program or a library, has Go's build information.
 fn is_go(space: &AddressSpace) -> bool {
     let is_data = |access: [u8; 4]| access.starts_with(b"r") && access[2] != b'x';
     let mut data =

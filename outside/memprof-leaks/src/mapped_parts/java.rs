@@ -24,7 +24,8 @@ const FIELDS: [[&str; 2]; 6] = [
     ["CodeCache", "_high_bound"],
 ];
 
-/// Finds the heap and the code of the JVM in a process.
+/// Finds the heap and the compiled code of the JVM in a process. Empty if it has no libjvm.so, or one whose table of
+/// variables cannot be read.
 pub(super) fn find_heap(space: &AddressSpace) -> Vec<MemoryClaim> {
     let library = mappings(&space.maps)
         .find(|mapping| mapping.offset == 0 && mapping.file_name() == b"libjvm.so");
@@ -45,8 +46,8 @@ pub(super) fn find_heap(space: &AddressSpace) -> Vec<MemoryClaim> {
 /// Address of a static field, or offset of another one, by type and name.
 type FieldPlaces = HashMap<[&'static str; 2], u64>;
 
-/// Looks up [`FIELDS`] in HotSpot's `gHotSpotVMStructs`: the offset in the object, of a static field the address. `None`
-/// if that table cannot be read.
+/// Looks up [`FIELDS`] in HotSpot's `gHotSpotVMStructs`: the address of a static field, the offset of another one in
+/// its object. `None` if that table cannot be read.
 fn read_field_places(space: &AddressSpace, base: u64) -> Option<FieldPlaces> {
     let image = LibraryImage::read(&space.memory, base).ok()?;
     let variable = |name: &str| space.word(image.symbol(name)?);
@@ -61,7 +62,7 @@ fn read_field_places(space: &AddressSpace, base: u64) -> Option<FieldPlaces> {
         entry("AddressOffset")?,
     ];
     let mut places = FieldPlaces::new();
-    // Most names are those of the entry before.
+    // Adjacent entries share their names, so each name is read once.
     let mut names: HashMap<u64, Option<String>> = HashMap::new();
     for index in 0..MAX_ENTRIES {
         let at = table + index * stride;
@@ -90,7 +91,7 @@ fn read_field_places(space: &AddressSpace, base: u64) -> Option<FieldPlaces> {
     Some(places)
 }
 
-/// Text at an address up to its zero byte.
+/// Text at an address up to its zero byte, of at most [`NAME_LIMIT`] bytes. `None` if it is not UTF-8.
 fn text(space: &AddressSpace, address: u64) -> Option<String> {
     let mut bytes = [0; NAME_LIMIT];
     let read = space.memory.read_some(address, &mut bytes);
@@ -110,7 +111,7 @@ fn heap_range(space: &AddressSpace, fields: &FieldPlaces) -> Option<Range<u64>> 
     (start > 0 && start < end).then_some(start..end)
 }
 
-/// Addresses of compiled code.
+/// Addresses of compiled code; `None` if the JVM does not have them.
 fn code_range(space: &AddressSpace, fields: &FieldPlaces) -> Option<Range<u64>> {
     let [start, end] =
         ["_low_bound", "_high_bound"].map(|name| space.word(*fields.get(&["CodeCache", name])?));

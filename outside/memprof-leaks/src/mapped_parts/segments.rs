@@ -36,6 +36,7 @@ fn segments(space: &AddressSpace, image: &Mapping<'_>) -> Option<Vec<Range<u64>>
         let word = bytes[offset..offset + 8].try_into();
         u64::from_le_bytes(word.expect("eight bytes"))
     };
+    // The offsets are those of `Elf64_Ehdr` and `Elf64_Phdr` (elf(5)).
     let count = usize::from(u16::from_le_bytes([header[56], header[57]])).min(MAX_HEADERS);
     let mut headers = vec![0; count * HEADER_SIZE];
     let start = base.checked_add(word(&header, 32))?;

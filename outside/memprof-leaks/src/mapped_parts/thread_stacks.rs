@@ -27,7 +27,7 @@ pub(super) fn find_stacks(space: &AddressSpace) -> Vec<MemoryClaim> {
         let pointers = pointers.iter().filter(|pointer| range.contains(pointer));
         let stacks = pointers.filter_map(|pointer| {
             let end = find_control_block(space, *pointer..range.end)?;
-            // Below the guard of a stack, nothing is mapped with it.
+            // With a guard right below the mapping, the stack begins at its start.
             let start = match has_guard_below(space, &range) {
                 true => range.start,
                 false => *pointer,

@@ -23,6 +23,7 @@ pub(super) fn class_of_vtable(
 ) -> Option<String> {
     view.region(table).filter(|region| region.is_file)?;
     let is_in_file = |address: &u64| view.region(*address).is_some_and(|region| region.is_file);
+    // An object's first word points to a primary virtual table, whose offset-to-top is 0.
     if view.word(table.checked_sub(OFFSET_TO_TOP)?)? != 0 {
         return None;
     }

@@ -139,7 +139,7 @@ impl<'a> Python<'a> {
         }
     }
 
-    /// Finds the type of an object. Returns also the bytes in front of the Python object. `None` if it is no
+    /// Finds the type of an object. Also returns the number of bytes in front of the Python object. `None` if it is no
     /// Python object.
     fn find_type(
         &mut self,

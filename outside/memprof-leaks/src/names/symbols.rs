@@ -233,6 +233,7 @@ fn read_table(file: File) -> Option<VariableTable> {
             })
         })
         .collect();
+    // Of several symbols at one address, the first by name is kept.
     variables.sort_by(|one, other| (one.start, &one.name).cmp(&(other.start, &other.name)));
     variables.dedup_by_key(|entry| entry.start);
     Some(VariableTable {

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use super::Object;
 use super::atomic_bitmap::AtomicBitmap;
 
-/// Shift of a span that is one object.
+/// Shift of a span with one object: all its addresses have the bit 0.
 const WHOLE_SHIFT: u32 = 63;
 /// Bytes of a `PyGC_Head`, two pointers of Python's collector in front of an object.
 pub(crate) const GC_HEAD_SIZE: u64 = 16;
@@ -28,12 +28,13 @@ pub(crate) struct Span {
     pub(super) shift: u32,
     pub(super) starts: Vec<u64>,
     pub(super) used: Vec<u64>,
-    /// For each word of `starts` one of [`Mark::Reached`] and one of [`Mark::Scanned`]: a search reads both.
+    /// Two words for each word of `starts`: [`Mark::Reached`] and [`Mark::Scanned`], adjacent because a search reads
+    /// both.
     marks: AtomicBitmap,
-    /// Addresses of starts to which words point, if objects have no headers; else empty.
+    /// Starts of objects to which words point, if objects have no headers; else empty.
     pointed: AtomicBitmap,
-    /// Objects with a `PyGC_Head` in their first [`GC_HEAD_SIZE`] bytes, and objects with one in the next.
-    /// Allocated for the first one.
+    /// Objects with a `PyGC_Head` in their first [`GC_HEAD_SIZE`] bytes, and objects with one in the next. Allocated
+    /// when the first one is recorded.
     gc_heads: OnceLock<Box<[AtomicBitmap; 2]>>,
     /// One bit for each word of `starts` that is not 0.
     summary: Vec<u64>,
@@ -43,6 +44,7 @@ impl Span {
     /// Bytes that a span of `length` bytes needs, with its bitmaps, if objects begin at multiples of
     /// `granule` bytes.
     pub(crate) fn memory_size(length: u64, granule: u64) -> u64 {
+        // For 64 granules: `starts`, `used`, `pointed`, and two of `marks`.
         const WORDS: u64 = 5;
         size_of::<Self>() as u64 + (length / granule / 64 + 1) * 8 * WORDS
     }
@@ -202,7 +204,7 @@ impl Span {
         self.gc_heads.get().is_some()
     }
 
-    /// log2 of a number of bytes of which the starts of all objects are multiples.
+    /// log2 of the alignment of the starts of all objects, in bytes.
     pub(super) fn start_shift(&self) -> u32 {
         self.shift.min(self.range.start.trailing_zeros())
     }
@@ -227,7 +229,7 @@ impl Span {
         }
     }
 
-    /// Whether an address is one of which pointers are recorded, and none was.
+    /// Whether a pointer to the address would be recorded, and none is recorded yet.
     pub(super) fn is_unrecorded_start(&self, address: u64) -> bool {
         self.start_bit(address)
             .is_some_and(|bit| !self.pointed.has(bit))
@@ -331,7 +333,8 @@ fn mark_bit(mark: Mark, bit: u64) -> u64 {
     (2 * (bit / 64) + mark as u64) * 64 + bit % 64
 }
 
-/// Whether objects with that header and shift begin where the one before ends. Not if the span is one object.
+/// Whether each object of a span with this header and shift begins where the one before ends. False for a span of one
+/// object.
 fn is_headerless(header: u64, shift: u32) -> bool {
     header == 0 && shift != WHOLE_SHIFT
 }

@@ -37,7 +37,8 @@ const OPAQUE_DESCRIPTORS: [(&str, &str, &str); 2] = [
         "their values are not read",
     ),
 ];
-/// Kinds of mappings with such objects: prefix of the name in /proc/PID/maps, plural name, reason.
+/// Kinds of mappings whose kernel objects hold values that cannot be read: prefix of the name in /proc/PID/maps, plural
+/// name, reason.
 const OPAQUE_MAPPINGS: [(&str, &str, &str); 1] = [(
     "/[aio]",
     "contexts of io_setup(2)",
@@ -47,7 +48,7 @@ const OPAQUE_MAPPINGS: [(&str, &str, &str); 1] = [(
 /// Addresses that a process may map: 47 bits, above the least of `vm.mmap_min_addr`.
 const USER_ADDRESSES: Range<u64> = 4096..1 << 47;
 
-/// Objects by kind, as in the tables above.
+/// Numbers of kernel objects whose values cannot be read, by plural name and reason.
 type OpaqueCounts = BTreeMap<(&'static str, &'static str), u64>;
 
 /// Adds the values that the kernel holds for the process: of descriptors of epoll(7) and eventfd(2), of timers and
@@ -85,7 +86,7 @@ pub(super) fn add_kernel_words(
     }
 }
 
-/// Counts a kernel object if its name begins like one of a table.
+/// Counts a kernel object whose name begins with a prefix of the table.
 fn count_opaque(table: &'static [(&str, &str, &str)], name: &str, counts: &mut OpaqueCounts) {
     let kind = table.iter().find(|(prefix, ..)| name.starts_with(prefix));
     if let Some((_, what, why)) = kind {
@@ -93,7 +94,7 @@ fn count_opaque(table: &'static [(&str, &str, &str)], name: &str, counts: &mut O
     }
 }
 
-/// Content of the queues that the descriptors of a process share.
+/// Counts of queued data that could not be read.
 #[derive(Default)]
 struct Queues {
     /// Bytes of each queue that could not be read, by inode.
@@ -129,6 +130,7 @@ fn add_descriptors(pid: u32, view: &SnapshotMemory, opaque: &mut OpaqueCounts, r
         let target = target.to_string_lossy();
         count_opaque(&OPAQUE_DESCRIPTORS, &target, opaque);
         match fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")) {
+            // A file on FUSE may block forever.
             Ok(text) if mounts.is_fuse_descriptor(&text) => continue,
             Ok(text) => {
                 roots.kernel.extend(text.lines().filter_map(epoll_data));
@@ -136,6 +138,7 @@ fn add_descriptors(pid: u32, view: &SnapshotMemory, opaque: &mut OpaqueCounts, r
                 let in_flight = text.lines().filter_map(descriptors_in_flight);
                 queues.descriptors_in_flight += in_flight.sum::<u64>();
             }
+            // A descriptor that was closed meanwhile does not count.
             Err(_) => unknown += u64::from(entry.path().exists()),
         }
         if target.starts_with("pipe:") || target.starts_with("socket:") || is_fifo(&entry.path()) {
@@ -215,7 +218,8 @@ impl UnmappedFiles {
         }
     }
 
-    /// Adds the words of a descriptor's file that may be pointers, if it is such a file.
+    /// Adds the words of a descriptor's file that may be pointers, if it is a file in memory that was not searched yet.
+    /// Counts the messages of a POSIX queue.
     fn add_descriptor_file(&mut self, pid: u32, link: &Path, words: &mut Vec<u64>) {
         let Ok(metadata) = fs::metadata(link) else {
             return;
@@ -326,8 +330,9 @@ impl Queues {
     }
 }
 
-/// Notes signals beyond the number that is read in the stop.
+/// Notes the threads with more queued signals than are read while they are stopped.
 fn add_signals_beyond_limit(pid: u32, threads: &[Registers], roots: &mut Roots) {
+    // Words of a `siginfo_t`.
     const WORDS_PER_SIGNAL: usize = 16;
     let is_full =
         |thread: &Registers| thread.kernel_words.len() >= MAX_QUEUED_SIGNALS * WORDS_PER_SIGNAL;

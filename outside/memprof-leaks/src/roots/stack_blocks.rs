@@ -84,7 +84,7 @@ fn stack_block_start(descriptor: &[u8], thread: &Registers, mapping: &Range<u64>
                 .is_some_and(|end| thread.control_block < end && end <= mapping.end);
         is_block.then(|| (start + guard).max(mapping.start))
     });
-    // The smallest block is the safest.
+    // The block with the highest start is the smallest: it excludes least.
     blocks.max()
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use super::smaps::MappingUsage;
 use crate::error::Error;
 
-/// Memory that must be left in addition, in bytes.
+/// Bytes that must be left in addition to those that are needed.
 const RESERVE_BYTES: u64 = 16 << 20;
 
 /// Fails if a copy of the process would exceed a limit.
@@ -29,10 +29,7 @@ pub(crate) fn require_headroom(pid: u32, mappings: &[MappingUsage]) -> Result<()
     require_memory(pid, private / 512 + private / 10)
 }
 
-/// Fails unless the machine and the process's cgroup have `needed` bytes left, and a reserve.
-///
-/// # Errors
-/// `Headroom`: one of them has less left.
+/// Fails with `Headroom` unless the machine and the process's cgroup have `needed` bytes left, and a reserve.
 pub(crate) fn require_memory(pid: u32, needed: u64) -> Result<(), Error> {
     let needed = needed + RESERVE_BYTES;
     let cgroup = tightest_cgroup(pid, "memory", "memory.max", "memory.current").or_else(|| {
@@ -92,8 +89,8 @@ fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
     Some(kibibytes << 10)
 }
 
-/// Among a process's cgroup and the ones above it, the one with least left: its path, its limit and its
-/// usage. `None` if none has a limit.
+/// Path, limit and usage of the cgroup that has least left, among a process's own and those above it. `None` if none
+/// has a limit.
 fn tightest_cgroup(
     pid: u32,
     controller: &str,

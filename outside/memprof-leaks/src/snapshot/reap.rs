@@ -34,8 +34,9 @@ pub enum SearchEnd {
     Killed,
 }
 
-/// Reaps the copies of a process that another memprof has left behind, made since `since` (`starttime` of
-/// proc(5)). Blocks up to a minute for those that have not ended yet. Returns the number of remaining ones.
+/// Reaps the copies of a process that another memprof has left behind. `since` is their earliest start time, in clock
+/// ticks since boot (`starttime` of proc(5)). Blocks up to a minute for copies that have not ended yet. Returns the
+/// number of remaining ones.
 pub fn reap_copies(pid: u32, since: u64, end: SearchEnd) -> usize {
     let start = Instant::now();
     loop {
@@ -75,7 +76,8 @@ enum CopyLife {
     Zombie,
 }
 
-/// Pids and states of the children of a process that are copies of it, made since `since`.
+/// Pids and states of the children of a process that are copies of it. `since` is their earliest start time, in clock
+/// ticks since boot (`starttime` of proc(5)).
 fn list_copies(pid: u32, since: u64) -> Vec<(u32, CopyLife)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -113,9 +115,11 @@ impl CopyTarget {
     /// Makes the process wait for the zombie of a snapshot, because only the parent can. Blocks up to five
     /// seconds. Returns `Ok` also if that fails; the caller checks whether the zombie is gone.
     pub(super) fn reap(&self, child: &ProcStatus, child_pid: u32) -> Result<(), Error> {
+        // The process knows the child by its number in their pid namespace.
         let Some(own_number) = child.ns_pids.last() else {
             return Ok(());
         };
+        // `__WALL` includes a child without an exit signal (wait(2)); `WNOHANG` keeps the thread from blocking.
         let options = (libc::__WALL | libc::WNOHANG) as u64;
         let wait = remote_call::RemoteCall::Syscall(
             libc::SYS_wait4,

@@ -56,10 +56,8 @@ impl CopyTarget {
         stacks
     }
 
-    /// Start of a thread's alternate signal stack; `None` if it has none.
-    ///
-    /// # Errors
-    /// The thread is at no point where it can make a call, or it has ended.
+    /// Start of a thread's alternate signal stack; `None` if it has none. Fails if the thread is at no point where it
+    /// can make a call, or has ended.
     fn signal_stack(&self, tid: u32) -> Result<Option<u64>, Error> {
         if !self.is_same_program() {
             return Err(Error::NoThread("it executes another program"));

@@ -121,6 +121,7 @@ pub(crate) fn estimate_pause(mappings: &[MappingUsage], threads: u32) -> Duratio
         .sum();
     let huge: u64 = mappings.iter().map(|each| each.huge).sum();
     let times = |one: Duration, count: u64| Duration::from_nanos(one.as_nanos() as u64 * count);
+    // Pages have 4 KiB, huge pages 2 MiB.
     times(PAGE_COPY_TIME, small >> 12)
         + times(HUGE_PAGE_COPY_TIME, huge >> 21)
         + times(MAPPING_COPY_TIME, mappings.len() as u64)

@@ -154,7 +154,6 @@ fn stop_error(tid: u32, error: StopError, limit: Duration) -> Error {
 fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> SnapshotThreads {
     let mut threads = Vec::with_capacity(stopped.len());
     for (tid, stopped) in stopped {
-        // A thread that was killed meanwhile has no registers.
         let (Ok(registers), Ok(state), Ok(blocked)) =
             (stopped.registers(), stopped.xstate(), stopped.signal_mask())
         else {
@@ -202,9 +201,6 @@ impl SnapshotThreads {
     }
 
     /// Like [`Self::pick_thread`], for the calls that `require_calls` allows.
-    ///
-    /// # Errors
-    /// Like [`Self::pick_thread`].
     pub(super) fn pick_thread_for(
         &mut self,
         require_calls: fn(u32) -> Result<(), Refusal>,

@@ -23,7 +23,7 @@ const SCAN_TIME_PER_MIB: Duration = Duration::from_micros(550);
 /// Kind of memory that a copy lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum UncopiedKind {
-    /// `MADV_DONTFORK`, `MADV_WIPEONFORK`.
+    /// Memory that the program excludes from copies (`MADV_DONTFORK`, `MADV_WIPEONFORK`).
     #[default]
     Excluded,
     /// Shared memory: the copy has the mapping, but its content changes, and its page tables are not copied.
@@ -39,7 +39,7 @@ impl UncopiedKind {
         }
     }
 
-    /// Name for notes.
+    /// Name in notes.
     fn name(self) -> &'static str {
         match self {
             Self::Excluded => "memory that a copy lacks (MADV_DONTFORK)",
@@ -85,8 +85,8 @@ pub(super) struct SavePlan {
 /// Method to save uncopied memory.
 #[derive(Debug, PartialEq, Eq)]
 enum SaveMethod {
-    /// Copies the pages into this buffer, whose memory is resident already: that takes longer than reading
-    /// the pages.
+    /// Copies the pages into this buffer. Its memory is resident beforehand, because making it resident takes longer
+    /// than reading the pages.
     CopyPages(Vec<u8>),
     /// Saves only words that may be pointers.
     PointersOnly,
@@ -95,8 +95,7 @@ enum SaveMethod {
 }
 
 impl SavePlan {
-    /// Plans how to save the content of uncopied memory within that time and memory: all pages, pointers only, or
-    /// nothing.
+    /// Plans how to save uncopied memory within `time` and `max_bytes`: all pages, pointers only, or nothing.
     pub(super) fn new(
         kind: UncopiedKind,
         mappings: &[MappingUsage],
@@ -142,11 +141,8 @@ impl SavePlan {
 }
 
 impl UncopiedMemory {
-    /// Reads the uncopied memory of a process whose threads are all stopped. Reads it as planned, until the
-    /// deadline at the latest.
-    ///
-    /// # Errors
-    /// The process or its copy was killed.
+    /// Reads the uncopied memory of a process whose threads are all stopped. Reads it as planned, until the deadline at
+    /// the latest. Fails if the process or its copy was killed.
     pub(super) fn save(
         pid: u32,
         copy_maps: &[u8],
@@ -207,6 +203,7 @@ impl UncopiedMemory {
                 save_pages(&process, &pages, bytes, deadline, &mut unreadable)
             }
             _ => {
+                // Heaps lie in private writable memory.
                 let private = copied.iter().filter(|each| each.access[1..] == *b"w-p");
                 let targets = AddressFilter::new(private.map(|each| &each.range));
                 save_pointers(
@@ -336,8 +333,8 @@ fn save_pages(
     Some(SavedMemory::Pages { runs, bytes })
 }
 
-/// Saves the words that may point to `targets`. `None` if the deadline passes, they need more than
-/// `max_bytes`, or memory is unreadable.
+/// Saves the words that may point to `targets`. `None` if the deadline passes, they need more than `max_bytes`, or a
+/// page does not arrive in time. Adds bytes that cannot be read to `unreadable`.
 fn save_pointers(
     process: &ProcessMemory,
     pages: &[UncopiedRun],

@@ -33,13 +33,13 @@ impl SamplerTables {
         Self(found.collect())
     }
 
-    /// Memory that contains the addresses of all samples, but does not hold the objects.
+    /// The tables with the addresses of all samples, which are no roots: a sample does not hold its object.
     pub(crate) fn table_ranges(&self) -> impl Iterator<Item = Range<u64>> {
         let ranges = self.0.iter().flat_map(RemoteTables::address_ranges);
         ranges.filter(|range| range.start < range.end)
     }
 
-    /// Words of that memory, among which are the addresses of all samples.
+    /// Words of the tables that are not 0. The addresses of all samples are among them.
     pub(super) fn sample_addresses<'a>(
         &'a self,
         view: &'a SnapshotMemory,

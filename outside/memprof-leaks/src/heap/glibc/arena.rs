@@ -86,8 +86,8 @@ fn find_in_data(view: &SnapshotMemory, region: &Region) -> Option<Vec<Arena>> {
     })
 }
 
-/// Follows the ring of arenas from the main one. `None` if it does not close: the address is then not an
-/// arena's, but some bins beside one, or the layout is another one.
+/// Follows the ring of arenas from the main one. `None` if it does not close: then no main arena of this layout is at
+/// the address.
 fn follow_ring(view: &SnapshotMemory, main: u64, layout: &'static Layout) -> Option<Vec<Arena>> {
     let mut memory = CachedReader::new(view);
     let arena = |address: u64| Arena {
@@ -116,6 +116,7 @@ fn has_bins(memory: &mut CachedReader<'_>, view: &SnapshotMemory, first: u64) ->
         let Some(head) = first.checked_add(16 * bin) else {
             return false;
         };
+        // A bin's head is addressed like a chunk: its list pointers have the offsets 16 and 24.
         let mut word = |offset: u64| memory.word(head.checked_add(offset)?);
         let Some((forward, back)) = word(BINS_OFFSET).zip(word(BINS_OFFSET + 8)) else {
             return false;
@@ -137,7 +138,7 @@ fn has_bins(memory: &mut CachedReader<'_>, view: &SnapshotMemory, first: u64) ->
 }
 
 impl Arena {
-    /// Head of the first bin, which is `top`, too.
+    /// Address of the first bin's head, addressed like a chunk: that of the field `top`.
     fn first_bin(&self) -> u64 {
         self.address + self.layout.top_offset
     }

@@ -11,9 +11,9 @@ use crate::objects::{Object, Span};
 use crate::snapshot::Registers;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
-/// Size of the largest chunk in these lists.
+/// Size of the largest chunk in a list for one size, in bytes.
 const MAX_SMALL_SIZE: u64 = MIN_CHUNK + (LIST_COUNT - 1) * ALIGNMENT;
-/// Size of the largest chunk in a cache.
+/// Size of the largest chunk in a cache, in bytes.
 const MAX_LARGE_SIZE: u64 = 4 << 20;
 /// Most entries that are followed in one list; glibc keeps 7 or 16 by default.
 const MAX_ENTRIES: u64 = 1 << 16;
@@ -29,22 +29,23 @@ struct Cache {
 /// Form of the pointers in a free list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ListPointers {
-    /// As they are, before glibc 2.32.
+    /// Plain addresses (before glibc 2.32).
     Plain,
-    /// By an exclusive or with bits of their own address.
+    /// Exclusive or with the page number of the pointer's own address (`PROTECT_PTR` in malloc.c).
     Xored,
 }
 
 impl ListPointers {
-    /// Reveals a pointer that is stored at an address.
+    /// Returns the pointer that is stored as `value` at an address.
     pub(super) fn reveal(self, value: u64, address: u64) -> u64 {
         match self {
             Self::Plain => value,
+            // `PROTECT_PTR` of glibc's malloc.c.
             Self::Xored => value ^ (address >> 12),
         }
     }
 
-    /// Recognizes the form by the end of a list: there a plain pointer is 0, which a xored one never is.
+    /// Recognizes the form by the end of a list: a plain list ends with 0, a xored one never does.
     fn recognize(view: &SnapshotMemory, mut lists: impl Iterator<Item = (u64, u64)>) -> Self {
         let is_plain = |(first, index): (u64, u64)| {
             let mut entry = first;
@@ -92,6 +93,7 @@ pub(super) fn add_cached_objects(
     let pointers = ListPointers::recognize(view, lists());
     let mut keys = Vec::new();
     for (first, _) in lists() {
+        // The second word of a cache entry is its key (`struct tcache_entry`).
         keys.extend(view.word(first + 8));
         walk_free_list(view, pointers, first, 0, &mut heap.cached);
     }
@@ -141,6 +143,7 @@ pub(super) fn add_detached_fast_bin(
         walk_free_list(view, ListPointers::Xored, first, HEADER_SIZE, &mut list);
         let is_whole = list.iter().all(|entry| size_of(*entry) == Some(size));
         let last = list.last().copied().unwrap_or(first);
+        // The last pointer of a xored list is 0, stored as its page number.
         if is_whole && view.word(last) == Some(last >> 12) {
             heap.cached.extend(list);
         }
@@ -189,6 +192,7 @@ impl CacheLayout {
         let counts: Vec<u64> = counts
             .map(|count| u64::from(count[0]) | count.get(1).map_or(0, |high| u64::from(*high) << 8))
             .collect();
+        // In an empty list, all slots are free: no list has a larger count.
         let empty = match self.counts {
             CacheCounts::Entries => 0,
             CacheCounts::FreeSlots => counts.iter().copied().max().filter(|most| *most > 0)?,
@@ -213,6 +217,7 @@ impl CacheLayout {
 
 /// Whether a chunk with this object belongs to the list of a cache with that index, by its size.
 fn has_list_size(view: &SnapshotMemory, object: u64, index: u64) -> bool {
+    // A chunk's size is in the word before its object.
     let size = view.word(object.wrapping_sub(8));
     let size = size.unwrap_or_default() & !SIZE_FLAGS;
     object.is_multiple_of(ALIGNMENT) && list_sizes(index).contains(&size)
@@ -232,8 +237,7 @@ fn list_sizes(index: u64) -> Range<u64> {
     }
 }
 
-/// Starts of the used objects of up to `max_size` bytes that have the caches' key where a cache entry has it, in their
-/// second word.
+/// Starts of the used objects of up to `max_size` bytes whose second word is the caches' key: it marks a cache entry.
 fn objects_with_key(view: &SnapshotMemory, spans: &[Span], key: u64, max_size: u64) -> Vec<u64> {
     let mut memory = CachedReader::new(view);
     let small = spans

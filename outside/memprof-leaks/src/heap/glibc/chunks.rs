@@ -10,7 +10,7 @@ use crate::snapshot_memory::CachedReader;
 /// Bytes of a chunk's header: the size of the previous chunk, which belongs to that one while it is used, and
 /// its own size.
 pub(super) const HEADER_SIZE: u64 = 16;
-/// Bytes of the header that no other chunk uses.
+/// Bytes of a chunk's own size, the part of its header that no other chunk uses.
 pub(super) const SIZE_FIELD: u64 = 8;
 /// Alignment of chunks, in bytes.
 pub(super) const ALIGNMENT: u64 = 16;
@@ -35,13 +35,13 @@ pub(super) struct Segment {
     pub(super) end: u64,
 }
 
-/// Chunks of a segment.
+/// Result of walking a segment.
 #[derive(Debug)]
 pub(super) struct SegmentWalk {
     pub(super) span: Span,
     /// Used chunks of the size of a thread's cache, by the addresses of their objects.
     pub(super) caches: Vec<u64>,
-    /// End of the segment's memory, with the chunks that close it or the top chunk.
+    /// End of the segment's memory, including the closing chunks or the top chunk.
     pub(super) end: u64,
 }
 
@@ -79,7 +79,7 @@ impl Segment {
             return None;
         }
         let next = chunk + length;
-        // A thread has moved the top behind this chunk, but has not written the chunk's new size yet.
+        // If the top is inside this chunk, a thread has moved it there but not yet written the chunk's new size.
         match (chunk..next).contains(&self.top) {
             true => Some(Step::Chunk(self.top)),
             false => Some(Step::Chunk(next)),
@@ -117,8 +117,8 @@ impl Segment {
     }
 }
 
-/// End of the memory that a chunk of less than the smallest size closes: an empty one is the last, another one of
-/// 16 bytes has one more behind it. `None` if it closes none.
+/// End of the memory that a chunk smaller than [`MIN_CHUNK`] closes. A chunk of 0 bytes is the last one; a chunk of 16
+/// bytes is followed by one more. `None` if the chunk closes no memory.
 fn end_behind_closing_chunk(memory: &mut CachedReader<'_>, chunk: u64, length: u64) -> Option<u64> {
     let end = match length {
         0 => chunk + HEADER_SIZE,

@@ -10,7 +10,7 @@ const OLDEST: Release = Release(2, 27);
 /// Newest release whose malloc is known.
 const NEWEST: Release = Release(2, 44);
 
-/// Start of the text by which every glibc names itself, and the words before its version in it (csu/version.c).
+/// Start of glibc's version text, and the words in it before the version (csu/version.c).
 const BANNER: &[u8] = b"GNU C Library ";
 const BEFORE_VERSION: &[u8] = b"release version ";
 /// Most bytes of that text up to the version.
@@ -23,9 +23,9 @@ pub(super) struct Layout {
     pub(super) top_offset: u64,
     /// Offset of the fast bins. `None` if there are none.
     pub(super) fast_bins_offset: Option<u64>,
-    /// Bytes behind a chunk with a mapping of its own that its size does not count.
+    /// Bytes at the end of a mapping with one chunk that the chunk's size does not count.
     pub(super) mapped_tail: u64,
-    /// Whether a thread's first free creates its cache, so that there may be none.
+    /// Whether the first free of a thread creates its cache, so that a process may have none.
     pub(super) has_late_caches: bool,
 }
 
@@ -94,7 +94,8 @@ pub(super) const CACHE_LAYOUTS: [CacheLayout; 3] = [
     },
 ];
 
-/// Number of a cache's lists for one chunk size. Further lists are for chunks up to twice as large each.
+/// Number of a cache's lists that hold chunks of one size. Each further list holds chunks of up to twice the size of
+/// the list before.
 pub(super) const LIST_COUNT: u64 = 64;
 /// Version of glibc, e.g. 2.36.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -132,7 +133,7 @@ impl Release {
         Some(Self(number()?, number()?))
     }
 
-    /// Whether its malloc is known.
+    /// Whether memprof knows the malloc of this release.
     pub(super) fn is_known(self) -> bool {
         (OLDEST..=NEWEST).contains(&self)
     }

@@ -28,11 +28,8 @@ pub(super) struct UnwalkedBytes {
     pub(super) surplus: u64,
 }
 
-/// Finds the segments of the main arena, and walks them. `first_chunk` is the first one that it got, if known;
-/// `others` are the ranges of the other arenas.
-///
-/// # Errors
-/// Those of `walk`.
+/// Finds the segments of the main arena, and walks them. `first_chunk` is the first one that it got, if known; `others`
+/// are the ranges of the other arenas. Fails as `walk` does.
 pub(super) fn walk_segments(
     view: &SnapshotMemory,
     arena: &Arena,
@@ -115,6 +112,7 @@ impl SegmentSearch<'_> {
                 start += ALIGNMENT;
                 continue;
             };
+            // The walk has recorded the memory as unproven, so none of it is missing.
             let Some(end) = walk(segment)? else {
                 return Ok(range.end - range.start);
             };
@@ -145,7 +143,7 @@ impl SegmentSearch<'_> {
         let is_first = size & SIZE_FLAGS == PREVIOUS_IN_USE_FLAG
             && size >= MIN_CHUNK
             && size & !SIZE_FLAGS <= limit - start;
-        // No chunk precedes the first one, so its field for that one's size is as the kernel delivered it.
+        // No chunk precedes the first one, so its field for the previous size still has the kernel's 0.
         if !is_first || self.memory.word(start)? != 0 {
             return None;
         }
@@ -168,7 +166,8 @@ impl SegmentSearch<'_> {
         })
     }
 
-    /// End of the memory whose first chunk has this size field. Appends chunks on the way to `visited`.
+    /// End of the memory whose first chunk has this size field, or `None` if a chunk on the way was rejected before or
+    /// is inconsistent. Appends chunks on the way to `visited`.
     fn find_segment_end(
         &mut self,
         bounds: &Segment,

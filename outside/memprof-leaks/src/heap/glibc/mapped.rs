@@ -10,8 +10,8 @@ use crate::objects::Span;
 use crate::resident_pages::PAGE_SIZE;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
-/// Flag in the field in front of the size, which has the offset from the mapping's start: it is one of huge pages
-/// (glibc 2.43).
+/// Flag in a mapped chunk's first word, which is otherwise its offset from the mapping's start: the mapping has huge
+/// pages (glibc 2.43).
 const HUGE_FLAG: u64 = 1;
 
 /// Chunk with a mapping of its own.
@@ -19,13 +19,13 @@ const HUGE_FLAG: u64 = 1;
 struct MappedChunk {
     /// Addresses that its user may use.
     object: Range<u64>,
-    /// The whole mapping. Up to the chunk it is unused, if the chunk was to be aligned.
+    /// The whole mapping. The part before the chunk is unused: it aligns the chunk.
     mapping: Range<u64>,
 }
 
-/// Adds the chunks with a mapping of their own to `heap`. If more are found than glibc counts, none of them is certain:
-/// none is added. Both that and missing chunks are recorded as unproven. `tail` are the bytes of a mapping that the
-/// chunk's size does not count. Returns the objects that fill no more than a page.
+/// Adds the chunks with a mapping of their own to `heap`. Adds none if more are found than glibc counts, because then
+/// each may be a false one. Records that, and missing chunks, as unproven. `tail` is the number of bytes at a mapping's
+/// end that the chunk's size does not count. Returns the objects in mappings of one page, which may be thread caches.
 pub(super) fn add_mapped_chunks(
     view: &SnapshotMemory,
     counted: Option<&Parameters>,

@@ -9,8 +9,8 @@ use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 /// Largest distance from the main arena, in bytes: both are variables of malloc.c with an initial value.
 const MAX_DISTANCE: u64 = 64 << 10;
 
-/// Offsets back from `sbrk_base` to `n_mmaps`, which `n_mmaps_max`, `max_n_mmaps` and `no_dyn_threshold` follow,
-/// numbers of 32 bits: in glibc 2.35 and newer, and before.
+/// Distance in bytes from `n_mmaps` to `sbrk_base`: in glibc 2.35 and newer, and before. `n_mmaps_max`, `max_n_mmaps`
+/// and `no_dyn_threshold` follow `n_mmaps`; all have 32 bits.
 const COUNTS_OFFSETS: [u64; 2] = [36, 32];
 /// Offset back from `sbrk_base` to the bytes of these mappings, and to the most bytes so far.
 const BYTES_OFFSET: u64 = 16;
@@ -78,6 +78,7 @@ impl Parameters {
         if !has_caches || bytes > max_bytes || bytes % ALIGNMENT != 0 {
             return None;
         }
+        // Reads the 32-bit number that lies `back` bytes in front of `sbrk_base`.
         let mut half = |back: u64| {
             let address = field - back;
             Some(word(address & !7)? >> (8 * (address % 8)) & 0xffff_ffff)

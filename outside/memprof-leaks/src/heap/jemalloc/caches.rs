@@ -44,6 +44,7 @@ pub(super) fn add_cached_objects(
                     .is_some_and(|object| object.range.start == *address)
             };
             heap.cached.extend(entries.filter(is_start));
+            // The array is an object of the heap itself.
             heap.opaque.extend(
                 objects
                     .object(bin.array.start)

@@ -1,4 +1,4 @@
-//! Records of extents, jemalloc's `edata_t`.
+//! Records of extents, jemalloc's `edata_t`; its bits and words are those of `edata.h` in jemalloc 5.3.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -36,6 +36,7 @@ const MAX_REGIONS: u64 = 512;
 /// Object size of each size class, in bytes.
 static CLASS_SIZES: LazyLock<Vec<u64>> = LazyLock::new(|| {
     let mut sizes = vec![8, 16, 32, 48, 64];
+    // Each power of two from 64 on is followed by four classes at equal distances.
     let groups = (6..62).map(|shift| 1_u64 << shift);
     sizes.extend(groups.flat_map(|base| (1..=4).map(move |quarter| base + base / 4 * quarter)));
     sizes
@@ -74,8 +75,8 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// Address of the object and the profiler's context. `None` if it has none. The context of an object that
-    /// is not sampled is 1; without a profiler, the word has an old value.
+    /// Address of the object and the profiler's context. `None` if it has no context. The context of an object that is
+    /// not sampled is 1; without a profiler, the word has an old value.
     pub(super) fn context(&self) -> Option<(u64, u64)> {
         match self.kind {
             ExtentKind::Large { context } if context > PAGE_SIZE && context.is_multiple_of(8) => {
@@ -113,6 +114,7 @@ pub(super) fn parse_record(bytes: &[u8], record: u64) -> Option<Extent> {
         state,
         kind,
     };
+    // 0 is `extent_state_active`.
     if field(STATE_FIELD) != 0 {
         let none = ExtentKind::Large { context: 0 };
         return Some(extent(length, ExtentState::Idle, none));
