@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-/// Upper 24 bits of a pseudo frame with an allocation time; no processor accepts such an address.
+/// Bits 40 to 63 of a pseudo frame with an allocation time; no processor accepts such an address.
 const PSEUDO_FRAME_KIND: u64 = 0x4d_5002;
 
 /// Start of the age bucket in which a block was allocated, in seconds since 1970 (UTC). Stored as one more, so that
@@ -20,8 +20,9 @@ impl AllocTime {
         self.0.get() - 1
     }
 
-    /// Decodes the time in a pseudo frame. `None` if `frame` is an address or another pseudo frame. The lowest bit is
-    /// always set and carries no data, because tools show a caller as the byte before the return address.
+    /// Decodes the time in bits 1 to 32 of a pseudo frame, whose kind is in bits 40 to 63. `None` if `frame` is an
+    /// address or another pseudo frame. Bit 0 is always set, because tools show a caller as the byte before the return
+    /// address.
     pub(crate) fn from_frame(frame: u64) -> Option<Self> {
         Self::new((frame >> 1) as u32).filter(|_| frame >> 40 == PSEUDO_FRAME_KIND)
     }

@@ -129,7 +129,7 @@ pub(crate) fn allocator_depths(profile: &Profile, names: &Names) -> Vec<u32> {
         .collect()
 }
 
-/// Returns whether all frames of an address are the allocator's; false if it has none.
+/// Returns whether all frames of an address are the allocator's; false if it has none or is interpreted code.
 fn is_allocator_address(names: &Names, address: AddressId) -> bool {
     let frames = names.frames(address);
     !frames.is_empty()
@@ -139,13 +139,13 @@ fn is_allocator_address(names: &Names, address: AddressId) -> bool {
             .all(|frame| is_allocator_function(names.strings.get(frame.function)))
 }
 
-/// Returns whether a file is an allocator's library.
 fn is_allocator_library(file: &str) -> bool {
     LIBRARIES.iter().any(|library| file.starts_with(library))
 }
 
 /// Returns whether a function is the allocator's, by its demangled name.
 pub(crate) fn is_allocator_function(function: &str) -> bool {
+    // glibc's internal aliases begin so.
     let plain = function
         .trim_start_matches("__libc_")
         .trim_start_matches("__GI_");

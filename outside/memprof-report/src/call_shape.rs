@@ -98,6 +98,7 @@ fn argument_origins(code: &[u8], start: u64, return_address: u64) -> Option<[Arg
             instruction.flow_control(),
             FlowControl::Call | FlowControl::IndirectCall
         ) {
+            // The called function may overwrite both registers.
             arguments = [Argument::Computed; 2];
         }
         let is_constant = instruction.mnemonic() == Mnemonic::Mov

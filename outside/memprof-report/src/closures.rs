@@ -60,7 +60,7 @@ pub(crate) fn qualified_closure<'n>(
     Some(format!("{function}::{closure}"))
 }
 
-/// Returns the path that ends where `end` starts in a name. `None` if it does not occur.
+/// Returns the path that ends where `end` starts in a name. `None` if the name does not contain `end`.
 fn path_before<'n>(name: &'n str, end: &str) -> Option<&'n str> {
     let before = &name[..name.find(end)?];
     let is_path = |c: char| c.is_alphanumeric() || matches!(c, '_' | ':' | '{' | '}' | '#');

@@ -102,7 +102,7 @@ pub struct CodeOrigins {
     by_address: Vec<Box<[u32]>>,
 }
 
-/// Frames with these in common have one verdict.
+/// Function, linkage name, source file and mapping of a frame; frames with the same key have one verdict.
 type FrameKey = (StringId, Option<StringId>, Option<StringId>, Option<usize>);
 
 impl CodeOrigins {
@@ -251,8 +251,8 @@ fn main_crates<'n>(frames: impl Iterator<Item = (&'n str, &'n Frame)>) -> HashSe
         .collect()
 }
 
-/// Returns whether a function is the program's own and has a name other than `main` or one with a leading `_`, which
-/// start a program.
+/// Returns whether a function is the program's own and has a name, other than those that start a program: `main` and
+/// names with a leading `_`.
 fn is_own_function(function: &FunctionEvidence<'_>, verdict: Verdict) -> bool {
     verdict.origin == CodeOrigin::Program
         && function.is_named

@@ -34,7 +34,7 @@ impl Confidence {
             return Self::default();
         };
         let Some(interval) = interval else {
-            // A share of a known amount, split by samples.
+            // Without an interval, the value is a share of a known amount, split by samples.
             return Self {
                 samples: u64::from(samples),
                 variance: value * value / f64::from(samples),
@@ -60,8 +60,8 @@ impl Confidence {
         self.variance.sqrt() + self.missing
     }
 
-    /// Formats the error as a part of `value`, such as `±29%`. Empty if `value` is 0, was not sampled, or has at least
-    /// [`MIN_SAMPLES`] samples and lacks less than [`NOTABLE_SHARE`] by lost ones.
+    /// Formats the error as a part of `value`, such as `±29%`. Empty if `value` is 0, was not sampled, or is certain:
+    /// it has at least [`MIN_SAMPLES`] samples, and lost ones would add less than [`NOTABLE_SHARE`] of it.
     pub(crate) fn relative_error(self, value: i64) -> String {
         let is_sure =
             self.samples >= MIN_SAMPLES && self.missing < NOTABLE_SHARE * value.abs() as f64;

@@ -85,8 +85,8 @@ fn is_legacy_rust(name: &str) -> bool {
     hash.is_some_and(|hash| hash.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// Removes the symbol version of an ELF symbol: `stdin` of `stdin@GLIBC_2.2.5`, `read` of `read@@LIBFOO_1`. Other
-/// names may hold an `@` too.
+/// Removes the symbol version of an ELF symbol: `stdin` of `stdin@GLIBC_2.2.5`, `read` of `read@@LIBFOO_1`. Keeps any
+/// other text after an `@`.
 fn without_version(symbol: &str) -> &str {
     let Some((name, version)) = symbol.split_once('@') else {
         return symbol;
@@ -105,7 +105,7 @@ fn without_version(symbol: &str) -> &str {
     }
 }
 
-/// Demangles Rust's legacy and v0 names, without their hash. `None` if the name is neither, or exceeds the limit.
+/// Demangles Rust's legacy and v0 names, without their hash. `None` if the name is neither, or exceeds [`MAX_BYTES`].
 fn demangle_rust(name: &str) -> Option<String> {
     let mut text = LimitedText(String::new());
     let name = rustc_demangle::try_demangle(name).ok()?;
@@ -113,7 +113,7 @@ fn demangle_rust(name: &str) -> Option<String> {
     Some(text.0)
 }
 
-/// Demangles an Itanium C++ name. `None` if it is another name, or exceeds the limit.
+/// Demangles an Itanium C++ name. `None` if it is another name, or exceeds [`MAX_BYTES`].
 fn demangle_cpp(name: &str, options: &DemangleOptions) -> Option<String> {
     let mut text = LimitedText(String::new());
     Symbol::new(name)

@@ -50,7 +50,7 @@ fn note_if_any(ends: &[EarlyEnds], samples: u64) -> Option<String> {
     ))
 }
 
-/// Text `12 in libx.so.1 (code without call frame information and frame pointer)`.
+/// Formats as `12 in libx.so.1 (code without call frame information and frame pointer)`.
 fn early_end_text(ends: &EarlyEnds) -> String {
     let EarlyEnds {
         samples,

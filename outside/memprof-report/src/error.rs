@@ -158,7 +158,6 @@ impl Error {
     }
 }
 
-/// Errors of the writer, while rendering.
 impl From<io::Error> for Error {
     /// Takes an I/O error for one of writing the report; `Error::io` converts those of other acts.
     fn from(source: io::Error) -> Self {

@@ -267,7 +267,7 @@ impl FoldBuilder {
         id
     }
 
-    /// Returns the id of a function of an interpreted program, of which each line has a row.
+    /// Returns the id of a function of an interpreted program and its line: each line has a row of its own.
     fn intern_managed(
         &mut self,
         frame: &Frame,

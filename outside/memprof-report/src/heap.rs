@@ -103,7 +103,7 @@ struct DumpReader<'a> {
     map: maps::MemoryMap,
     build_ids: Vec<(String, String)>,
     code_history: code_history::CodeHistory,
-    /// Line of the header.
+    /// Number of the header's line, from 1.
     header_line: u64,
     /// Texts of the allocator's [messages](MESSAGE_PREFIXES).
     writer_warnings: Vec<String>,
@@ -118,7 +118,7 @@ struct DumpReader<'a> {
     /// Pseudo frames of the last stack.
     marks: StackMarks,
     threads: v2::ThreadTotals,
-    /// Line after the first values that differ from those of their only thread.
+    /// Number of the line after the first values that differ from those of their only thread.
     contradictory_line: Option<u64>,
 }
 

@@ -20,6 +20,7 @@ use crate::{heap, pprof};
 pub fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
     let magic = read_magic(input)?;
     let mut input = Cursor::new(&magic).chain(input);
+    // Magic number of gzip (RFC 1952).
     let mut profile = match magic.starts_with(&[0x1f, 0x8b]) {
         true => parse_gzip(&mut input, limits, force)?,
         false => parse_plain(
@@ -271,7 +272,7 @@ impl<R: Read> Read for DamagedGzipReader<'_, R> {
     }
 }
 
-/// Returns whether [`BombGuard`] caused an error.
+/// Returns whether [`BombGuard`] caused an error. An error of the system has no inner error.
 fn is_limit_error(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::QuotaExceeded && error.get_ref().is_some()
 }

@@ -38,9 +38,9 @@ const INTERPRETERS: &[(&[&str], &str)] = &[
 const SMALL_OBJECTS: &str = "Python's objects of up to 512 bytes are in this profile only if the program ran with \
                              PYTHONMALLOC=malloc; `tracemalloc` or memray name them";
 
-/// Returns the limit of a profile with functions of an interpreted program, or the share of one that ends in an
-/// interpreter, with the tool that shows the script's functions. `None`
-/// if no file is a known interpreter, or the share is below `MIN_SHARE_PERCENT`.
+/// Returns advice for an interpreted program. If the profile has the program's functions: the objects that it lacks.
+/// Else the share that ends in an interpreter, and a tool that shows the functions; `None` if no file is a known
+/// interpreter, or the share is below `MIN_SHARE_PERCENT`.
 pub(crate) fn interpreter_advice(
     named: &SymbolizedProfile,
     sample_type: SampleType,

@@ -12,7 +12,7 @@ use percent_encoding::percent_decode_str;
 use crate::error::{Error, Result};
 use crate::names::replace_unprintable;
 
-/// Upper 24 bits of a pseudo frame with a label set.
+/// Bits 40 to 63 of a pseudo frame with a label set.
 const PSEUDO_FRAME_KIND: u64 = 0x4d_5001;
 
 /// Value shown for samples whose label set had no free cell in the process's table.
@@ -41,7 +41,8 @@ impl LabelId {
         !self.0.get()
     }
 
-    /// Decodes the id in a pseudo frame. `None` if `frame` is an address or another pseudo frame.
+    /// Decodes the id in bits 1 to 32 of a pseudo frame, whose kind is in bits 40 to 63. `None` if `frame` is an
+    /// address or another pseudo frame.
     pub(crate) fn from_frame(frame: u64) -> Option<Self> {
         Self::new((frame >> 1) as u32).filter(|_| frame >> 40 == PSEUDO_FRAME_KIND)
     }
@@ -123,6 +124,7 @@ impl Labels {
         if labels.is_empty() {
             return None;
         }
+        // 0 is the id of [`LabelId::OTHER`].
         let id = LabelId::new(u32::try_from(self.sets.len() + 1).ok()?)?;
         self.sets.insert(id, labels);
         Some(id)

@@ -67,7 +67,8 @@ pub(crate) enum ProfileItem {
 }
 
 impl ProfileItem {
-    /// Upper bound of the memory that the item takes, in bytes.
+    /// Upper bound of the memory that the item takes, in bytes. The numbers are estimates; the tests of `bombs.rs`
+    /// measure that they suffice.
     fn cost(self) -> u64 {
         match self {
             Self::Address => 700,
@@ -97,9 +98,10 @@ impl ParseBudget {
         }
     }
 
-    /// Counts an item of an input of which `bytes_read` bytes have been read. Fails if the limit is exceeded.
+    /// Counts an item after `bytes_read` bytes of the input were read. Fails if the limit is exceeded.
     pub(crate) fn spend(&mut self, item: ProfileItem, bytes_read: u64) -> Result<()> {
         self.spent += item.cost();
+        // Charges nothing more, but checks the limit.
         self.memory_left(bytes_read).charge(0)
     }
 

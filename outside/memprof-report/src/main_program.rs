@@ -3,8 +3,8 @@
 use crate::profile::{Mapping, Profile};
 
 impl Profile {
-    /// Returns the first mapping of the main program: of the file that the profile names, else of the first one with
-    /// code that is no library by its name. `None` if no file is mapped.
+    /// Returns the first mapping of the main program's file: the file that the profile names; else the first one with
+    /// code that is no library by its name; else the first one. `None` if no file is mapped.
     pub fn main_file(&self) -> Option<&Mapping> {
         let files = || self.mappings.iter().filter(|mapping| mapping.is_file());
         let code = || files().filter(|mapping| mapping.executable);
@@ -16,8 +16,8 @@ impl Profile {
         files().find(|mapping| mapping.path == program.path)
     }
 
-    /// Returns a mapping of the program that the profile names: by path, or by the file name that it or the host's
-    /// name is. `None` if it names none that is mapped.
+    /// Returns a mapping of the program that the profile names: by path, by file name, or by the host's name. `None` if
+    /// it names no mapped file.
     pub(crate) fn named_program(&self) -> Option<&Mapping> {
         let files = || self.mappings.iter().filter(|mapping| mapping.is_file());
         let by_path = |path: &str| files().find(|mapping| mapping.path == path);

@@ -10,11 +10,11 @@ use std::collections::HashMap;
 
 use percent_encoding::percent_decode_str;
 
-/// Upper 24 bits of a managed word.
+/// Bits 40 to 63 of a managed word.
 pub(crate) const MANAGED: u64 = 0x4d_5004;
 /// Text with which a managed word begins.
 const MANAGED_PREFIX: &[u8] = b"0x4d5004";
-/// Id, below them, of all names for which the process's table had no room.
+/// Id in a managed word of all names for which the process's table had no room.
 pub(crate) const OTHER: u64 = 0;
 
 /// Frames of a stack that a report shows.
@@ -134,13 +134,13 @@ pub(crate) fn is_managed(frame: u64) -> bool {
 
 /// Returns whether a word of a stack's text is a managed word.
 pub(crate) fn is_managed_text(word: &[u8]) -> bool {
-    /// Digits below the kind.
+    /// Hex digits below the kind.
     const DIGITS: usize = 10;
     word.len() == MANAGED_PREFIX.len() + DIGITS && word.starts_with(MANAGED_PREFIX)
 }
 
-/// Splits the text of a stack into the native words, and the places and ids of the managed ones, such as `1:7,1:9,4:2`:
-/// each after that many addresses.
+/// Splits the text of a stack into its native words and a list of the managed ones, such as `1:7,1:9,4:2`: the number
+/// of addresses before each, and its id.
 pub(crate) fn split_managed(stack: &[u8]) -> (Vec<u8>, String) {
     let mut native = Vec::new();
     let mut managed = Vec::new();

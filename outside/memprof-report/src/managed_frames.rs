@@ -18,6 +18,7 @@ pub(crate) fn restore(comment: &str, profile: &mut Profile) -> usize {
     let words = managed.split(',').filter_map(|word| {
         let (place, id) = word.split_once(':')?;
         let id: u32 = id.parse().ok()?;
+        // A managed word has its kind in bits 40 to 63, its id in bits 1 to 32, and bit 0 set.
         Some((place.parse().ok()?, MANAGED << 40 | u64::from(id) << 1 | 1))
     });
     let words: Vec<(usize, u64)> = words.collect();
@@ -80,8 +81,8 @@ pub(crate) fn name_frames(profile: &mut Profile, names: &mut Names, shown: Stack
     }
 }
 
-/// Leaves out the native frames of stacks in which an interpreted program runs, except those of the program's own
-/// libraries: of functions with a name, in no directory of the language.
+/// Removes the native frames of stacks in which an interpreted program runs. Keeps those of the program's own
+/// libraries: named functions outside the directories of the language.
 pub(crate) fn select_program_frames(named: &mut SymbolizedProfile, origin_rules: &OriginRules) {
     let origins = CodeOrigins::new(named, origin_rules);
     let SymbolizedProfile {

@@ -74,7 +74,7 @@ impl ModuleNames {
         match mapping {
             None if call.0 == 0 => "[unknown]".to_owned(),
             None => call.to_string(),
-            // Its file is not here, so an offset would mean nothing.
+            // Its file is not mapped any more, so an offset would mean nothing.
             Some(mapping) if mapping.is_unloaded() => match mapping.is_file() {
                 true => format!("[unloaded {}]", self.module_name(mapping)),
                 false => mapping.path.clone(),
@@ -86,7 +86,8 @@ impl ModuleNames {
                     false => format!("{call} in {module}"),
                 }
             }
-            // A region has no other name than its addresses; all of memory is none.
+            // An offset from a region's start has a meaning only inside the region, and only if it is not all of
+            // memory.
             Some(mapping) if !mapping.contains(call) || mapping.is_of_linked_addresses() => {
                 call.to_string()
             }
@@ -121,13 +122,13 @@ impl ModuleNames {
 }
 
 impl Mapping {
-    /// Returns whether the mapping has a name: a file's path, or one such as `[vdso]`.
+    /// Returns whether the mapping has a name: a file's path, or one such as `[vdso]`, but not perf's `//anon`.
     fn has_name(&self) -> bool {
         !self.path.is_empty() && !self.path.starts_with("//")
     }
 }
 
-/// Returns the shortest name of each path: its last components, as many as no other path ends in.
+/// Returns the shortest name of each path: the fewest last components that no other path ends in.
 fn shortest_names<'a>(paths: impl Iterator<Item = &'a str>) -> HashMap<String, String> {
     let file_of = |path: &'a str| last_components(path.trim_end_matches(" (deleted)"), 1);
     let mut by_file: HashMap<&str, Vec<&str>> = HashMap::new();

@@ -84,7 +84,7 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
             _ => {}
         }
     }
-    // Of functions with equal ids the last one counts: the search from behind finds it first.
+    // If several functions have the same id, the last one counts: `convert_line` finds it first.
     reader.functions.sort_by_key(|function| function.id);
     let (types, columns) = reader.arrange_value_types(&sample_types)?;
     for index in comments {
@@ -199,8 +199,8 @@ impl<'a> Reader<'a> {
         Ok(bytes.map(i64::cast_unsigned))
     }
 
-    /// Returns the path of the main program: by `profile.proto` that of the first mapping, but some writers keep another
-    /// order, so libraries and memory are skipped. `None` if all are.
+    /// Returns the path of the main program: that of the first mapping (profile.proto) that is neither a library nor
+    /// memory, because some writers keep another order. `None` if there is none.
     fn main_program(&self, messages: &[proto::Mapping]) -> Result<Option<String>> {
         for message in messages {
             let mapping = Mapping {
@@ -214,9 +214,9 @@ impl<'a> Reader<'a> {
         Ok(None)
     }
 
-    /// Adds all locations, each as a place of its own, and the ids of their mappings to `named_mappings`. Returns
-    /// (location id, address), ascending by location id. pprof has addresses of calls, [`Profile`] return addresses: one
-    /// more. Fails if two locations have one id.
+    /// Adds each location as a place of its own, and the ids of their mappings to `named_mappings`. Returns (location
+    /// id, address id), sorted by location id. Adds 1 to the addresses: pprof has those of calls, [`Profile`] return
+    /// addresses. Fails if two locations have the same id.
     fn read_locations(
         &mut self,
         profile: &mut Profile,
@@ -236,6 +236,7 @@ impl<'a> Reader<'a> {
             self.spend(ProfileItem::Address)?;
             let (mut location_id, mut mapping_id, mut address) = (0, 0, 0_u64);
             frames.clear();
+            // The fields of `Location` in profile.proto.
             for field in Fields(value.bytes()?) {
                 match field? {
                     (1, value) => location_id = value.number()?,
@@ -294,7 +295,7 @@ impl<'a> Reader<'a> {
             file => Some(self.intern_cached(&mut known.files, function.filename, file, names)?),
         };
         let text = self.string_at(name)?;
-        // Who wrote the file chose its names: `get @@iterator` is whole. A system name is a symbol.
+        // A name is as the writer wants it (`get @@iterator`); a system name is a symbol.
         let text = match is_named {
             true => text,
             false => Cow::Owned(demangle(&text).into_owned()),

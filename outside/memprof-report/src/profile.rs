@@ -205,7 +205,7 @@ pub struct UnseenFrees {
 /// Samples whose stacks end early for one reason in one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EarlyEnds {
-    /// Number of samples, with those that were freed.
+    /// Number of samples, including freed ones.
     pub samples: u64,
     /// Reason by its name in memprof's dumps: `no-frame-information`.
     pub reason: String,
@@ -361,7 +361,7 @@ impl Profile {
             .try_fold(SampleValues::default(), |sum, s| sum.checked_add(s.values))
     }
 
-    /// Gives the samples without a stack the frame [`NO_STACK`], so that they are a row, a box and a line like others.
+    /// Gives the samples without a stack the frame [`NO_STACK`], so that all formats show them.
     pub(crate) fn mark_missing_stacks(&mut self) {
         let Self {
             samples, stacks, ..

@@ -22,13 +22,14 @@ pub fn program_link(pid: u32) -> Option<ProgramLink> {
     let proc_dir = PathBuf::from(format!("/proc/{pid}"));
     let path = fs::read_link(proc_dir.join("exe")).ok()?;
     let arguments = fs::read(proc_dir.join("cmdline")).ok()?;
-    // A program that shows its state there appends it to its name.
+    // Some programs append their state to the name, after a blank.
     let word = arguments.split(|byte| b"\0 ".contains(byte)).next()?;
     let word = Path::new(OsStr::from_bytes(word));
     let name = word.file_name()?;
     if path.file_name() == Some(name) {
         return None;
     }
+    // A program that was not started by an absolute path is searched beside its file.
     let directory = match word.is_absolute() {
         true => word.parent()?,
         false => path.parent()?,

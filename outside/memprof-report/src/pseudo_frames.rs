@@ -11,15 +11,15 @@ use crate::label::LabelId;
 pub(crate) enum PseudoFrame {
     AllocTime(AllocTime),
     Label(LabelId),
-    /// Generation of the code that was loaded then.
+    /// Generation of the code that was loaded when the block was allocated.
     CodeGeneration(u32),
 }
 
-/// Upper 24 bits of a frame with a code generation.
+/// Bits 40 to 63 of a pseudo frame with a code generation.
 const CODE_GENERATION: u64 = 0x4d_5003;
 
 impl PseudoFrame {
-    /// Decodes a frame. `None` if it is an address.
+    /// Decodes a pseudo frame: bits 40 to 63 are its kind, bits 1 to 32 its number. `None` if it is an address.
     pub(crate) fn from_frame(frame: u64) -> Option<Self> {
         let alloc_time = AllocTime::from_frame(frame).map(Self::AllocTime);
         alloc_time

@@ -112,8 +112,8 @@ impl RenderInput<'_> {
         }
     }
 
-    /// Folds stacks to the program's own functions, or to those of the highest code origin in a stack without any;
-    /// whole ones with `flat`.
+    /// Folds each stack to its functions of the highest code origin, which are the program's own if it has any. With
+    /// `flat`, keeps whole stacks.
     fn fold_by_origin(&self, options: &Options) -> Folded {
         let folded = self.fold_stacks(options);
         match options.origin_rules.flat {

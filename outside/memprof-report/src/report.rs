@@ -88,6 +88,7 @@ pub fn report(
         let reason = reason.map_or_else(|| empty_reason(profile, options), str::to_owned);
         input_error(&name, Error::Empty { reason })
     };
+    // With a base, an empty profile is a result: the memory is gone.
     if base.is_none() && profile.profile.samples.is_empty() {
         return Err(empty_error(&profile.profile, None));
     }
@@ -107,6 +108,7 @@ pub fn report(
         .profile
         .warnings
         .extend(lost_samples_note(&profile.profile));
+    // They make every row doubtful, so they come first.
     let unseen = unseen_calls_notes(&profile.profile);
     profile.profile.warnings.splice(0..0, unseen);
     let early_ends = early_ends_note(&profile.profile);

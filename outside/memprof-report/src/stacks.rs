@@ -9,7 +9,7 @@ use hashbrown::HashTable;
 use crate::address::Address;
 use crate::managed::ManagedNames;
 
-/// Id of a place in one [`Stacks`]: a distinct address, or one of several with the same address.
+/// Id of a place in one [`Stacks`]. Several places of a pprof profile may have the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressId(pub u32);
 
@@ -24,7 +24,7 @@ pub struct Stacks {
     address_ids: HashMap<Address, AddressId>,
     frames: Vec<AddressId>,
     ends: Vec<usize>,
-    /// Index of the stacks. Empty while they come in jemalloc's order, in which a stack greater than the last is
+    /// Index of the stacks by hash. Empty while stacks come in jemalloc's order: then a stack greater than the last is
     /// new.
     known: HashTable<StackEntry>,
     seed: StackHasher,
@@ -140,6 +140,7 @@ impl Stacks {
             ends.push(selected.len());
         }
         (self.frames, self.ends) = (selected, ends);
+        // The hashes are those of the old frames.
         self.known.clear();
     }
 
@@ -191,7 +192,7 @@ impl Stacks {
         hash.with(frames.len() as u64, 0).0
     }
 
-    /// Fills the hash table with all stacks so far, at the first one out of order; until then, none is needed.
+    /// Fills the hash table with all stacks so far. It is needed from the first stack that is out of order.
     fn index_stacks(&mut self) {
         for id in (0..self.ends.len() as u32).map(StackId) {
             let hash = self.hash_frames(self.frames(id));
@@ -212,7 +213,7 @@ impl Default for StackHasher {
 }
 
 impl StackHasher {
-    /// Adds two words to the hash: wyhash's step, one multiplication.
+    /// Adds two words to the hash: wyhash's step, one multiplication, with an odd constant without a pattern.
     pub(crate) fn with(self, first: u64, second: u64) -> Self {
         let product = u128::from(self.0 ^ first)
             * u128::from(second ^ self.0.rotate_left(32) ^ 0xd6e8_feb8_6659_fd93);

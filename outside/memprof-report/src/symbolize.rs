@@ -46,8 +46,8 @@ use crate::profile::{Address, EVICTED_STACKS, NO_STACK, Profile, ProfileOrigin, 
 use crate::program_link::{ProgramLink, program_link};
 use crate::stacks::AddressId;
 
-/// Time in which the names of a profile are read; a unit of debug information that was begun is finished. Hostile files
-/// may be made so that each unit takes seconds.
+/// Time limit for reading the names of a profile, because each unit of a hostile file's debug information may take
+/// seconds. A unit that was begun is finished.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Sources of symbols. The default has none: every function is shown as an offset.
@@ -155,7 +155,7 @@ pub fn symbolize(
     Ok(names)
 }
 
-/// Symbolizes as [`symbolize`] does, but leaves addresses without a symbol without frames.
+/// Like [`symbolize`], but an address without a symbol gets no frames.
 pub(crate) fn find_symbols(
     profile: &mut Profile,
     sources: &Sources,
@@ -192,8 +192,8 @@ pub(crate) fn find_symbols(
     Ok(names)
 }
 
-/// Name of a pseudo frame. `None` for an address of code, which `UNATTRIBUTED` and `EVICTED_STACKS` are in profiles that
-/// cannot have them.
+/// Name of a pseudo frame. `None` for an address of code: also for `UNATTRIBUTED` and `EVICTED_STACKS` in profiles that
+/// cannot have these pseudo frames.
 fn pseudo_frame_name(profile: &Profile, address: Address) -> Option<&'static str> {
     match address {
         UNATTRIBUTED if profile.is_pinned => Some("[not attributable]"),

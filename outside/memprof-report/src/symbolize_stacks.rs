@@ -8,9 +8,9 @@ use crate::profile::{Address, Mapping, Profile};
 use crate::pseudo_frames::PseudoFrame;
 use crate::symbolize::{Sources, symbolize};
 
-/// Returns the functions of each stack, leaf first, without those of the allocator and of interpreted programs, whose
-/// names only a dump has. A stack is a list of return
-/// addresses, leaf first, as in a dump; `mappings` are those of its process, ascending.
+/// Returns the functions of each stack, leaf first. Omits those of the allocator, and of interpreted programs, whose
+/// names only a dump has. A stack is a list of return addresses, leaf first; `mappings` are those of its process,
+/// ascending.
 ///
 /// # Errors
 /// Only binaries with another build id exist, and `sources` does not force their use.

@@ -28,6 +28,7 @@ pub fn function_rows(folded: &Folded, by_cum: bool) -> Vec<Row> {
             distance: 0,
         })
         .collect();
+    // By function: the last stack that was counted for it.
     let mut last_stack = vec![usize::MAX; rows.len()];
     let mut visible = Vec::new();
     for (index, stack) in folded.stacks.iter().enumerate() {

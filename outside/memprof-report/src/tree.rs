@@ -24,8 +24,8 @@ pub(crate) struct Node {
 /// Memory of a node and of the output made from it, in bytes.
 const BYTES_PER_NODE: u64 = 224;
 
-/// Returns the nodes in preorder, callees by name, as the stacks of `folded` are sorted. Fails if the nodes exceed the
-/// memory budget.
+/// Returns the nodes in preorder, callees sorted by name, because the stacks of `folded` are sorted so. Fails if the
+/// nodes exceed the memory budget.
 pub(crate) fn call_tree(folded: &Folded, mut memory_left: MemoryLeft) -> Result<Vec<Node>> {
     let root = Node {
         function: None,
@@ -57,6 +57,7 @@ pub(crate) fn call_tree(folded: &Folded, mut memory_left: MemoryLeft) -> Result<
         }
         nodes[path[path.len() - 1]].own += stack.values;
     }
+    // A node comes after its parent, so its total is complete when it is added to the parent's.
     for index in (0..nodes.len()).rev() {
         let Node { own, parent, .. } = nodes[index];
         nodes[index].total += own;

@@ -183,6 +183,7 @@ impl TotalsTolerance {
         if bytes <= 0.0 {
             return 0.0;
         }
+        // The bytes of a line, divided by the probability that an object of its mean size is sampled.
         let estimate = |objects: f64| -bytes / libm::expm1(-bytes / objects / interval as f64);
         let middle = estimate(objects.max(1.0));
         let below = middle - estimate((objects - 0.5).max(0.5));

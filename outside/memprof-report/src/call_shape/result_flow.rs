@@ -136,7 +136,7 @@ impl<'c> ResultFlow<'c> {
                     };
                 }
                 FlowControl::Call | FlowControl::IndirectCall => {
-                    // memset, memcpy and strcpy return their first argument, which compilers know.
+                    // memset, memcpy and strcpy return their first argument, and compilers rely on that.
                     let first = holders.has_register(Register::RDI);
                     CLOBBERED
                         .iter()
@@ -149,7 +149,7 @@ impl<'c> ResultFlow<'c> {
                     let target = instruction.near_branch_target();
                     return match self.contains(target) {
                         true => PathEnd::Branches(vec![(target, holders)]),
-                        // A tail call, as of memset.
+                        // A tail call, e.g. of memset, may return its first argument.
                         false if holders.has_register(Register::RDI) => PathEnd::Returned,
                         false => PathEnd::Lost,
                     };
@@ -160,6 +160,7 @@ impl<'c> ResultFlow<'c> {
                         || instruction.code() == Code::Je_rel32_64;
                     let is_null_next = instruction.code() == Code::Jne_rel8_64
                         || instruction.code() == Code::Jne_rel32_64;
+                    // The branch on which the result is null is not followed.
                     if !(tests_result && is_null_taken) {
                         branches.push((instruction.near_branch_target(), holders.clone()));
                     }

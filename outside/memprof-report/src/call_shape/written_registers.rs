@@ -3,7 +3,7 @@
 use iced_x86::{Instruction, InstructionInfoFactory, OpAccess, OpKind, Register};
 
 /// Whether an instruction can write the register of one of the first two arguments: it names one, or is a string
-/// instruction, which moves both. To ask that is far cheaper than to list all that it writes.
+/// instruction, which changes both. Far cheaper than [`written_registers`].
 pub(super) fn may_write_argument(instruction: &Instruction) -> bool {
     let is_argument = |register: Register| {
         let full = register.full_register();

@@ -14,7 +14,8 @@ pub(super) struct AllocatingName {
 }
 
 impl AllocatingName {
-    /// Parses the last component of a path. Numbers, and a letter that marks a variant, are no part of it.
+    /// Parses the last component of a path. Ignores digits at its end, and a last word of one letter, which marks a
+    /// variant.
     pub(super) fn parse(name: &str) -> Self {
         let plain = name.split('(').next().unwrap_or(name);
         let plain = plain.trim_end_matches('>');

@@ -102,8 +102,8 @@ impl ProfileEvidence {
         by_name.unwrap_or_else(|| verdict_by_mapped_file(&function))
     }
 
-    /// Completes the evidence on a function by that of the profile: sources in the package of `main` are its own, and
-    /// given names of a Rust program are Rust's.
+    /// Completes the evidence on a function by that of the profile: sources in the package of `main` are its own, and a
+    /// path as the name of a function is Rust's in a Rust program.
     fn with_profile_evidence<'p>(&self, function: &FunctionEvidence<'p>) -> FunctionEvidence<'p> {
         let source = match function.source {
             SourceEvidence::Library { path, package, .. }
@@ -148,7 +148,7 @@ fn verdict_by_mapped_file(function: &FunctionEvidence<'_>) -> Verdict {
         None if function.is_named => {
             Verdict::new(CodeOrigin::Program, OriginReason::NamedInLibrary)
         }
-        // Its caller did not allocate it, and it has no other name.
+        // Unloaded code that allocated has no other name, and its caller is not the one that allocated.
         None if file.is_unloaded => Verdict::new(CodeOrigin::Program, OriginReason::Unloaded),
         None => Verdict::new(CodeOrigin::Library, OriginReason::UnnamedInLibrary),
     }

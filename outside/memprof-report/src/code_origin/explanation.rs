@@ -14,10 +14,7 @@ use crate::symbolized_profile::SymbolizedProfile;
 const MAX_SHOWN: usize = 20;
 
 /// Writes why the functions named `function` are the program's own, plumbing or a library's. If no name is equal,
-/// explains all that contain it.
-///
-/// # Errors
-/// No function has such a name, or `out` fails.
+/// explains all that contain it. Fails if no function has such a name, or `out` fails.
 pub(crate) fn explain_origin(
     named: &SymbolizedProfile,
     origin_rules: &OriginRules,

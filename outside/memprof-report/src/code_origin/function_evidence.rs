@@ -35,7 +35,7 @@ pub(super) struct FunctionEvidence<'p> {
 }
 
 impl<'p> SourceEvidence<'p> {
-    /// Evidence of a source file's path; empty if it is unknown.
+    /// Evidence of a source file's path, which is empty if the file is unknown.
     pub(super) fn new(path: &'p str) -> Self {
         match library_directory(path) {
             _ if path.is_empty() => Self::Unknown,

@@ -15,9 +15,9 @@ pub(super) struct MatchingRule {
     pub(super) pattern: &'static str,
 }
 
-/// Returns the rule that holds for a function: of the rules for its namespaces the one with the highest origin, else
-/// the first rule for its name. `None` if no rule holds, or one of its namespaces has no rule and thus is the
-/// program's.
+/// Returns the rule that holds for a function. If each of its namespaces has a rule, it is the one with the highest
+/// origin; else the first rule for the name, because a namespace without a rule is the program's. `None` if no rule
+/// holds.
 pub(super) fn find_rule(function: &FunctionEvidence<'_>) -> Option<MatchingRule> {
     let name = function.name;
     let namespaces = namespaces(name);
@@ -96,7 +96,7 @@ fn rule_holds(reach: &Reach, function: &FunctionEvidence<'_>, namespace: Option<
     }
 }
 
-/// Language of a function in a profile whose names were given, which has Rust code or not.
+/// Language of a function whose symbol is not known, by its name. `has_rust`: the profile has Rust code.
 pub(super) fn language_of_given_name(name: &str, has_rust: bool) -> Option<Language> {
     let is_path = name.contains("::") || name.starts_with('<');
     (has_rust && is_path).then_some(Language::Rust)

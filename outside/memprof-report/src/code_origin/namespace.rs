@@ -5,10 +5,10 @@ use std::borrow::Cow;
 /// Rust's own crates. No program may implement one of their traits for one of their types.
 const RUST_STD: [&str; 3] = ["core", "alloc", "std"];
 
-/// Returns the namespaces to one of which a function belongs: the first component of its path. `<T as Trait>::f` has
-/// two, the crates of the type and of the trait: by the orphan rule, one of them has the implementation. Rust's own
-/// crates are left out if the other crate is known, because they cannot name it. Empty if the path has one component
-/// only, or its start is not an identifier.
+/// Returns the possible namespaces of a function: the first component of its path. `<T as Trait>::f` has two, the
+/// crates of the type and of the trait: by the orphan rule, one of them has the implementation. Rust's own crates are
+/// left out if the other crate is known, because they cannot name it. Empty if the path has one component only, or its
+/// start is not an identifier.
 pub(super) fn namespaces(function: &str) -> Vec<Cow<'_, str>> {
     let Some(inside) = function.strip_prefix('<') else {
         return plain_namespace(function).into_iter().collect();
@@ -35,7 +35,7 @@ pub(super) fn namespaces(function: &str) -> Vec<Cow<'_, str>> {
     both
 }
 
-/// First component of a path. C++ has whole libraries in nested namespaces, of which it returns two.
+/// First component of a path; the first two in namespaces of C++ that contain whole libraries.
 fn plain_namespace(function: &str) -> Option<Cow<'_, str>> {
     let (first, rest) = function.split_once("::")?;
     let second = rest.split("::").next().unwrap_or_default();

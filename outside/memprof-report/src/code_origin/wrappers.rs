@@ -15,7 +15,7 @@ use crate::symbolized_profile::SymbolizedProfile;
 /// Different callers from which a function counts as one of general use.
 const MANY_CALLERS: u32 = 3;
 
-/// Most wrappers around wrappers.
+/// Most levels of wrappers around wrappers.
 const MAX_ROUNDS: usize = 8;
 
 /// Smallest share of the stacks with a wrapper in which it is in front of the allocator, in percent.
@@ -101,7 +101,7 @@ pub(super) fn mark_wrappers(origins: &mut CodeOrigins, named: &SymbolizedProfile
     };
     let uses = stacks.count_candidate_stacks(origins);
     let mut calls: BTreeMap<FunctionId, FrontCalls> = BTreeMap::new();
-    // A wrapper's stacks have another function in front of the allocator in the next round.
+    // In the next round, the stacks of a wrapper have another function in front of the allocator.
     let mut pending: Vec<_> = (0..named.profile.stacks.len() as u32)
         .map(StackId)
         .collect();
@@ -115,7 +115,7 @@ pub(super) fn mark_wrappers(origins: &mut CodeOrigins, named: &SymbolizedProfile
             let Some(shape) = stacks.wrapper_shape(front) else {
                 return true;
             };
-            // Not those that allocate mostly through others.
+            // A function that allocates mostly through others is no wrapper.
             if u64::from(shape.stacks) * 100 < u64::from(uses) * u64::from(MIN_FRONT_PERCENT) {
                 return true;
             }
@@ -289,7 +289,7 @@ impl<'p> LeafView<'p> {
             if !may_be_wrapper(&origins.verdicts[frame.verdict]) {
                 break;
             }
-            // The call in its code is not that of the allocator.
+            // The call in its code is that of the helper, not of the allocator.
             let front = LeafFrame {
                 is_outermost: false,
                 ..frame
@@ -340,7 +340,7 @@ impl<'p> LeafView<'p> {
             Some(BlockUse::PassedOn) => {
                 is_general || name.mentions_memory || (name.grows && callers > 1)
             }
-            // Copies of a function for one size are of this form too.
+            // A compiler's copy of a wrapper for one size has this form, too.
             Some(BlockUse::Returned) => {
                 (name.allocates && callers > 1) || (name.grows && is_general)
             }
@@ -373,6 +373,7 @@ impl<'p> LeafView<'p> {
 /// Returns the use of the block that a call of `callee` returned.
 fn block_use(shape: &CallShape, callee: &str) -> BlockUse {
     let [first, second] = shape.arguments;
+    // A constant size: the argument of malloc, both of calloc, the second of realloc.
     let is_first_fixed = first == Argument::Constant && second != Argument::Computed;
     let is_fixed = is_first_fixed || (callee.contains("realloc") && second == Argument::Constant);
     match shape.returns_result {

@@ -85,6 +85,7 @@ impl CodeHistory {
             let mapping = Mapping {
                 build_id: Some(build_id.to_ascii_lowercase()).filter(|id| id != "-"),
                 path: path.to_owned(),
+                // The comment lacks the other fields of a memory map's line.
                 ..parse_mapping(&format!("{range} r-xp {offset} 00:00 1 /"))?
             };
             Some(CodeRange {
@@ -97,10 +98,11 @@ impl CodeHistory {
         self.push_range(parsed());
     }
 
-    /// Reads `2 START-END`. Ignores it if it is malformed.
+    /// Reads `2 START-END`: code that was first there in generation 2. Ignores a malformed text.
     pub(super) fn read_loaded(&mut self, value: &str) {
         let parsed = || {
             let (first, range) = value.split_once(' ')?;
+            // The parser expects a whole line of a memory map.
             let mapping = parse_mapping(&format!("{range} r-xp 0 00:00 1 /"))?;
             Some(CodeRange {
                 first: first.parse().ok()?,
@@ -147,6 +149,7 @@ impl CodeHistory {
             }
         }
         match owners.len() {
+            // Code that was never in a mapping stays where it is.
             0 if current.is_none() => CodeOwner::Current,
             1 => owners.remove(0).1,
             _ => {
@@ -284,6 +287,7 @@ impl MovedFrames<'_> {
     fn add_stack(&mut self, stack: StackId, generation: Option<u32>) -> StackId {
         let frames = self.profile.stacks.frames(stack);
         let has_changed = frames.iter().any(|id| self.is_changed[id.0 as usize]);
+        // Without changed code, a stack is the same in all generations.
         let key = (stack, generation.filter(|_| has_changed));
         if let Some(known) = self.known.get(&key) {
             return *known;

@@ -14,7 +14,7 @@
 //!                                           # marks: label=2 of 2
 //! ```
 //!
-//! It converts the text of memprof's sampler, tcmalloc's format, likewise; there a stack follows its values.
+//! The dumps of memprof's sampler, in tcmalloc's format, are converted likewise; there a stack follows its values.
 //!
 //! Stacks that become equal stay separate lines. Other tools unsample each line by the mean size of its own
 //! objects, like this crate, before they add them up; one line for both would stand for another number of bytes.

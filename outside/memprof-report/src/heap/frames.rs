@@ -18,7 +18,7 @@ const PREFIX_LEN: usize = 16;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Key(u64, u64);
 
-/// Width of the word of a [`Key`]: bits beyond its first 8 bytes.
+/// Width of the word of a [`Key`], as the number of bits beyond its first 8 bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Width(u32);
 
@@ -163,6 +163,7 @@ impl Width {
         let other = high ^ BLANKS;
         // The lowest byte whose high bit is set here is the first blank; those above it may be wrong.
         let blanks = other.wrapping_sub(ONES) & !other & HIGHS;
+        // The mask leaves whole bytes; without a blank, it makes 0 of 64.
         Self(blanks.trailing_zeros() & 0b11_1000)
     }
 
@@ -174,7 +175,7 @@ impl Width {
         blank.then_some(Key(low, high ^ (end & !0xff) << self.0))
     }
 
-    /// Length of the word, in bytes.
+    /// Length of the word in bytes: 8 in the lower half of the prefix, and those before the blank in the upper one.
     fn length(self) -> usize {
         8 + self.0 as usize / 8
     }

@@ -63,7 +63,7 @@ impl DumpReader<'_> {
             let inlined: Vec<SymbolFrame> = inlined.map(|(_, frame)| frame.clone()).collect();
             self.add_symbol(call, inlined)?;
         }
-        // After its first comment, a record lacks only that of this function, which starts each goroutine.
+        // A record with comments lacks one only for this function, which starts each goroutine.
         match runs.next() {
             Some(&[call]) if !self.symbols.contains(call) => {
                 let name = "runtime.goexit".to_owned();

@@ -36,7 +36,7 @@ pub(super) enum HeaderWord {
     /// Samples uniformly distributed over this many bytes, by tcmalloc's first version. `None` if the header has no
     /// number.
     Uniform(Option<u64>),
-    /// As `Uniform`, or Go's text, which has the same word for another scale.
+    /// Like `Uniform`, or Go's text, which has the same word for another scale.
     UniformOrGo(Option<u64>),
     /// The header has no word.
     Missing,

@@ -23,9 +23,9 @@ const EXPECTED_WORDS: &str = "heap_v2/N, NAME_heap_v2/N, heap/N, heapz/N, heappr
 pub(super) struct LegacyDump {
     word: HeaderWord,
     header: Counts,
-    /// Whether a number is not padded as gperftools' `%6d: %8d` pads it, but written by `%d` as in Go's text.
+    /// Whether a number lacks the padding of gperftools' `%6d: %8d`, as in Go's text.
     is_unpadded: bool,
-    /// Whether the allocated values of a record are other than those in use, and not 0.
+    /// Whether a record has allocated values: they are not 0, and differ from those in use.
     has_alloc: bool,
     /// Sums over the records with negative values, which are left out.
     negative_records: u64,
@@ -123,7 +123,7 @@ impl DumpReader<'_> {
         // Go always counts what was allocated.
         profile.has_alloc = legacy.has_alloc || is_go && legacy.word.is_written_by_go();
         if !profile.has_alloc {
-            // A sampling tcmalloc repeats the values in use.
+            // A sampling tcmalloc writes the values in use a second time.
             let samples = profile.samples.iter_mut().map(|sample| &mut sample.values);
             for values in samples.chain([&mut header]) {
                 values[SampleType::AllocObjects] = 0;
@@ -185,7 +185,7 @@ fn has_own_alloc_values(counts: Counts) -> bool {
     !is_repeated && (counts.accum_objects != 0 || counts.accum_bytes != 0)
 }
 
-/// Returns whether the first number of a line is shorter than the padded `%6d` of gperftools.
+/// Returns whether a line's first number has fewer than six digits, and no padding to six, as of gperftools' `%6d`.
 fn is_unpadded(line: &[u8], counts: Counts) -> bool {
     let blanks = line.len() - line.trim_ascii_start().len();
     blanks <= 1 && counts.objects < 100_000

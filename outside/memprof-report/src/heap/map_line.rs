@@ -48,6 +48,7 @@ pub(super) fn parse_map_line(line: &[u8]) -> Option<MapLine> {
     }
     let (permissions, after) = split_word(rest);
     let (is_executable, rest) = match permissions {
+        // A line without permissions counts as code.
         _ if !is_permissions(permissions) => (true, rest),
         permissions => (permissions.contains(&b'x'), after),
     };
@@ -161,7 +162,7 @@ fn split_word(text: &[u8]) -> (&[u8], &[u8]) {
     text.split_at(end.unwrap_or(text.len()))
 }
 
-/// Returns whether a word is `r-xp`, or `r-x` as FreeBSD writes it.
+/// Returns whether a word is `r-xp`, `r-x` as FreeBSD writes it, or another text of three to five such letters.
 fn is_permissions(word: &[u8]) -> bool {
     matches!(word.len(), 3..=5) && word.iter().all(|byte| b"rwxps-".contains(byte))
 }

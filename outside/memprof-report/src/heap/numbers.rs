@@ -64,6 +64,7 @@ pub(super) fn parse_hexadecimal(text: &[u8]) -> Option<(u64, &[u8])> {
         .count();
     let number = text[..digits].iter().try_fold(0_u64, |number, &digit| {
         let digit = char::from(digit).to_digit(16)?;
+        // The next digit needs the upper four bits.
         (number >> 60 == 0).then_some(number << 4 | u64::from(digit))
     })?;
     (digits > 0).then_some((number, &text[digits..]))

@@ -1,6 +1,6 @@
 //! Addresses of a stack as other writers spell them, rewritten as jemalloc does: `0x…`, separated by one blank.
 
-/// Digits of an address by `%p` of Microsoft's C library, which writes no `0x`: 8 or 16.
+/// Least digits of an address without `0x`: `%p` of Microsoft's C library writes 8 or 16.
 const MIN_BARE_DIGITS: usize = 8;
 
 /// Rewrites a stack as addresses with `0x`, one blank apart. Accepts `(nil)` (glibc's `%p` of null) as 0, and hexadecimal

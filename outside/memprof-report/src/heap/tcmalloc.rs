@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The values stay raw: these tools unsample a text with `heap_v2`. The text has no place for threads; pseudo frames
-//! are written as comments at the end. The leaf is written less 1, because these tools look it up unchanged, but every
+//! are written as comments at the end. Only the leaf is written less 1: these tools look it up unchanged, but every
 //! other address less 1.
 
 use std::borrow::Cow;
@@ -134,8 +134,9 @@ pub fn write_tcmalloc(
     Err(Error::Truncated { problem })
 }
 
-/// Returns the addresses of a stack, each with a blank before it, without the allocator's at the leaf, and with the
-/// leaf less 1. At least one address stays. A stack with a word that is no address is returned unchanged.
+/// Returns the addresses of a stack, each with a blank before it, without the allocator's at the leaf. The leaf is
+/// written less 1, as the readers expect. At least one address stays. A stack with a word that is no address is
+/// returned unchanged.
 fn strip_allocator(addresses: &[u8], allocator: &HashSet<Address>) -> Vec<u8> {
     let words = addresses.split(|byte| *byte == b' ');
     let words: Vec<&[u8]> = words.filter(|word| !word.is_empty()).collect();
@@ -161,12 +162,11 @@ fn strip_allocator(addresses: &[u8], allocator: &HashSet<Address>) -> Vec<u8> {
     stack
 }
 
-/// Returns `9: 412 [0: 0]` of `  t*: 9: 412 [0: 0]`.
+/// Returns `9: 412 [0: 0]` of `  t*: 9: 412 [0: 0]`. `None` for another line.
 fn totals_text(line: &[u8]) -> Option<&[u8]> {
     line.trim_ascii_start().strip_prefix(b"t*: ")
 }
 
-/// Writes several byte strings.
 fn write_parts(out: &mut dyn Write, parts: &[&[u8]]) -> Result<()> {
     for part in parts {
         out.write_all(part)?;

@@ -63,6 +63,7 @@ impl<'a> Reader<'a> {
             let mut values = SampleValues::default();
             let mut count = 0;
             labels.clear();
+            // The fields of `Sample` in profile.proto.
             for field in Fields(value.bytes()?) {
                 match field? {
                     (1, value) => value.for_each_number(|id| {

@@ -33,6 +33,7 @@ impl<'a> Fields<'a> {
     /// Reads the next field: its number and value. `None` if it is malformed or truncated.
     fn read_field(&mut self) -> Option<(u64, Value<'a>)> {
         let key = read_varint(&mut self.0)?;
+        // Wire types: 0 is a varint, 1 and 5 have a fixed size, 2 has a length.
         let value = match key & 7 {
             0 => Value::Varint(read_varint(&mut self.0)?),
             1 => self.split_off(8).map(|_| Value::Fixed)?,

@@ -28,6 +28,7 @@ impl Unit {
     /// Parses a unit. Returns it with the factor that converts values to it.
     pub(crate) fn parse(text: &str) -> (Self, i64) {
         let lower = text.to_lowercase();
+        // Short units such as `ms` keep their `s`.
         let singular = match lower.strip_suffix('s') {
             Some(singular) if lower.len() > 2 => singular,
             _ => &lower,
@@ -68,7 +69,7 @@ impl ValueType {
         }
     }
 
-    /// Returns whether the two are of one quantity.
+    /// Returns whether the two types have the same name and unit.
     pub(crate) fn is_same_quantity(&self, other: &Self) -> bool {
         (&self.name, &self.unit) == (&other.name, &other.unit)
     }

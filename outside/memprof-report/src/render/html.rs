@@ -152,6 +152,7 @@ fn write_page(
     ] {
         let (before, after) = rest.split_once(mark).unwrap_or((rest, ""));
         write!(out, "{before}{text}")?;
+        // Only the mark of the data has no text.
         if text.is_empty() {
             data(&mut ScriptEscaper(&mut *out))?;
         }

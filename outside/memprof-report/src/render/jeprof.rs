@@ -47,6 +47,7 @@ pub(super) fn write_jeprof(
             .iter()
             .rev()
             .map(|frame| {
+                // `--` separates inlined functions.
                 symbolized
                     .names
                     .strings
@@ -87,8 +88,8 @@ pub(super) fn write_jeprof(
     write_mappings(profile, out)
 }
 
-/// Highest address that is given to places whose own address another place has. The given addresses are 16 bytes apart,
-/// because a reader may look up a leaf at the byte before it.
+/// Addresses below this one are given to places whose own address is taken: downwards, 16 bytes apart, because a reader
+/// may look up a leaf at the byte before it.
 const FREE_ADDRESSES: u64 = u64::MAX - 0xfff;
 
 /// Returns a unique address for each call, because jeprof distinguishes calls by address only: its own, unless another
@@ -113,7 +114,9 @@ fn distinct_call_addresses(profile: &Profile) -> Vec<u64> {
             (Some(found), Some(own)) => std::ptr::eq(found, own),
             (found, own) => found.is_none() && own.is_none_or(|own| !own.contains(call)),
         };
+        // A call is written with its own address and the next one, its return address.
         let neighbours = [call.0.wrapping_sub(1), call.0, call.0.wrapping_add(1)];
+        // The addresses above the limit are left for the places that are given one.
         if call.0 > 1
             && call.0 < FREE_ADDRESSES - u64::from(u32::MAX) * 16
             && is_own

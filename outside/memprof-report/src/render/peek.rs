@@ -34,7 +34,7 @@ pub(super) fn write_peek(
         .iter()
         .filter(|row| is_in_focus(folded.functions.get(row.function)))
     {
-        // A part of a difference may be larger than the whole.
+        // Shares are parts of the sum of sizes, because a part of a difference may be larger than the whole.
         let stacks = folded.stacks.iter();
         let with_row = stacks.filter(|stack| stack.functions.contains(&row.function));
         let sizes = with_row.map(|stack| stack.values.value().unsigned_abs());

@@ -29,7 +29,7 @@ pub(super) fn write_pprof(
     let mut encoder = Encoder::new(GzBuilder::new().write(out, COMPRESSION));
     let profile = &input.profile.profile;
     let base_types = input.base.map(|base| base.profile.columns());
-    // A type that only one of the two has is no difference.
+    // A type that only one of the two has is left out: it has no difference.
     let is_in_base = |value_type: &ValueType| {
         let mut types = base_types.iter().flatten().map(|(_, base)| base);
         base_types.is_none() || types.any(|base| base.is_same_quantity(value_type))

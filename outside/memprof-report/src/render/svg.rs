@@ -42,6 +42,7 @@ fn run_dot(graph: &[u8]) -> Result<Vec<u8>> {
             _ => program_error(error.to_string()),
         })?;
     let (stdin, stderr) = (dot.stdin.take(), dot.stderr.take());
+    // Threads serve two pipes: dot may wait for one while this process waits for another.
     let (output, threads) = thread::scope(|scope| {
         let writer = scope.spawn(move || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(graph)));
         let reader = scope.spawn(move || {

@@ -35,7 +35,7 @@ impl LoadedProfile {
     ) -> Result<Self> {
         let mut profile = parse(input.bytes, &options.limits, options.force)?;
         let sample_type = match profile.samples.is_empty() {
-            // What a profile without samples has is unknown, and of no use.
+            // Without samples, the report is empty whatever types the profile has.
             true => options.sample_type,
             false => profile.select_type(options.type_name())?,
         };

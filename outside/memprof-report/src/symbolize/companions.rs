@@ -136,7 +136,8 @@ impl Companions {
             .collect()
     }
 
-    /// Finds the package of all split units beside the binary or its debug file. `None` if there is none.
+    /// Opens the DWARF package (`.dwp`) beside the binary or its debug file, which contains all split units. `None` if
+    /// there is none.
     pub(super) fn find_package(&self) -> Option<File> {
         let files = [Some(&self.binary), self.debug.as_ref()];
         let mut names = files.into_iter().flatten().filter_map(|file| {

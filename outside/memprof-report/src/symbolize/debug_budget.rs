@@ -35,10 +35,8 @@ impl DebugBudget {
         }
     }
 
-    /// Subtracts the length of one unit's abbreviation list from the budget.
-    ///
-    /// # Errors
-    /// The limit is exceeded, or the list is damaged.
+    /// Subtracts the length of one unit's abbreviation list from the budget. Fails if the limit is exceeded, or the
+    /// list is damaged.
     pub(super) fn charge_abbreviations(
         &mut self,
         lists: &DebugAbbrev<EndianSlice<'_, RunTimeEndian>>,
@@ -52,10 +50,7 @@ impl DebugBudget {
         })
     }
 
-    /// Subtracts one function from the budget.
-    ///
-    /// # Errors
-    /// The limit is exceeded.
+    /// Subtracts one function from the budget. Fails if the limit is exceeded.
     pub(super) fn charge_function(&mut self) -> io::Result<()> {
         spend(&mut self.functions, 1).ok_or_else(|| {
             limit_error(format!(
@@ -64,10 +59,8 @@ impl DebugBudget {
         })
     }
 
-    /// Subtracts the line programs of all units from the budget.
-    ///
-    /// # Errors
-    /// The limit is exceeded, or the list of units is damaged.
+    /// Subtracts the line programs of all units from the budget. Fails if the limit is exceeded, or the list of units
+    /// is damaged.
     pub(super) fn charge_lines(
         &mut self,
         dwarf: &Dwarf<EndianSlice<'_, RunTimeEndian>>,

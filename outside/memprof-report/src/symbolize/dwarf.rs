@@ -37,10 +37,7 @@ pub(super) struct Context<'s> {
 
 impl<'d> Dwarf<'d> {
     /// Loads the debug information for `addresses`, ascending, with that in the files to which it refers, the
-    /// `companions`. `None` if the file has none.
-    ///
-    /// # Errors
-    /// The debug information is damaged, or exceeds a limit.
+    /// `companions`. `None` if the file has none. Fails if the debug information is damaged, or exceeds a limit.
     pub(super) fn load<R: ReadRef<'d>>(
         file: &object::File<'d, R>,
         addresses: &[LinkedAddress],

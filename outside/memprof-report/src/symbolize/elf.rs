@@ -35,8 +35,8 @@ type SymbolizedQueries = (
 );
 
 /// Symbolizes offsets of one binary, as far as possible. Returns the frames, the shapes of the calls near leaves, and
-/// notes about what could not be read and, for the main program, that it is stripped. After the deadline only symbols
-/// give names. Fails if the binary is no valid ELF file.
+/// notes: on parts that could not be read and, for the main program, that it is stripped. After the deadline, only
+/// symbols give names. Fails if the binary is no valid ELF file.
 pub(super) fn symbolize_file(
     binary: &Binary,
     object_file: &ObjectFile<'_>,
@@ -46,6 +46,7 @@ pub(super) fn symbolize_file(
     let file = object::File::parse(&cache)?;
     let debug_cache = binary.debug.as_ref();
     let debug_cache = debug_cache.map(|file| LimitedFile::new(file, READ_LIMIT));
+    // A damaged debug file counts as missing.
     let debug = debug_cache
         .as_ref()
         .and_then(|cache| object::File::parse(cache).ok());
@@ -64,6 +65,7 @@ pub(super) fn symbolize_file(
         false => minidebug::embedded_elf(&file),
     };
     if let Ok(Some(bytes)) = &inner {
+        // `embedded_elf` has checked that they are an ELF file.
         symbols.add_symbols(object::File::parse(bytes.as_slice())?.symbols());
     }
     let mut notes = Vec::new();

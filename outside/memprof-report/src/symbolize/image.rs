@@ -83,6 +83,7 @@ impl Image {
             .sections()
             .filter(|section| matches!(section.flags(), SectionFlags::Elf { sh_flags, .. } if is_executable(sh_flags)))
             .peekable();
+        // A file without section headers counts as one with code.
         let has_code = code.peek().is_none() || code.any(|section| section.file_range().is_some());
         Self {
             segments: segments.collect(),
@@ -122,6 +123,7 @@ impl Image {
         self.likeliest_bias(mappings, false)
     }
 
+    /// Implements [`bias`](Self::bias) and [`bias_without_offsets`](Self::bias_without_offsets).
     fn likeliest_bias<'m>(
         &self,
         mappings: impl Iterator<Item = &'m Mapping> + Clone,
@@ -158,7 +160,7 @@ impl Image {
         })
     }
 
-    /// Mappings of the file's code at load bias `bias`, as the loader makes them, of `path`.
+    /// Mappings of the file's code at the load bias `bias`, as the loader makes them, with the path `path`.
     pub(super) fn code_mappings<'a>(
         &'a self,
         bias: u64,
@@ -195,6 +197,8 @@ pub(super) fn is_program<'d, R: ReadRef<'d>>(file: &object::File<'d, R>) -> bool
     }
 }
 
+/// Like [`is_program`]. A position-independent program is `ET_DYN`, as a library is, and only newer linkers mark it
+/// with `DF_1_PIE`. Without that mark, it must have an interpreter and no `DT_SONAME`.
 fn is_elf_program<'d, Elf: FileHeader, R: ReadRef<'d>>(elf: &ElfFile<'d, Elf, R>) -> bool {
     let endian = elf.endian();
     let kind = elf.elf_header().e_type(endian);

@@ -38,8 +38,8 @@ pub(super) fn writer_pid(mapping: &Mapping) -> Option<u32> {
     number.parse().ok().filter(|_| mapping.executable)
 }
 
-/// Returns the names of `addresses`, ascending. Empty if another process than `writer` wrote the file; of a
-/// truncated or damaged one, the part before the damage counts.
+/// Returns the names of `addresses`, ascending. Empty if another process than `writer` wrote the file. If the file is
+/// truncated or damaged, the part before the damage counts.
 pub(super) fn read_names(
     mut dump: impl Read + Seek,
     writer: u32,
@@ -96,6 +96,7 @@ pub(super) fn read_names(
 fn seek_to_first_record(dump: &mut (impl Read + Seek), writer: u32) -> io::Result<Option<u64>> {
     let mut head = [0; FILE_HEAD];
     let is_read = was_read_whole(dump.read_exact(&mut head))?;
+    // The process id is at offset 20 of the head, its length at 8.
     if !is_read || read_u32(&head, 0) != MAGIC || read_u32(&head, 20) != writer {
         return Ok(None);
     }

@@ -18,7 +18,7 @@ use crate::stacks::AddressId;
 /// Most files that are read for their headers.
 const MAX_FILES: usize = 16;
 
-/// Range of memory that no file explains, with the mapping of it. `None` for a gap between mappings.
+/// Range of memory that no file explains, and the index of its mapping: `None` for a gap between mappings.
 #[derive(Clone, Debug)]
 struct UnexplainedRange {
     start: Address,
@@ -86,7 +86,7 @@ fn reassign_addresses(profile: &mut Profile, before: &[Mapping]) {
         let call = profile.stacks.call_address(id);
         let own = named.map(|index| &before[index as usize]);
         let found = match own {
-            // The file says that what is mapped there is something else.
+            // The profile names no mapping here although there was one: the code is of another file.
             None if was_mapped(call) => None,
             // It may lie in a part of its mapping, or in code that was restored.
             _ if own.is_none_or(|own| own.contains(call)) => profile.mapping_of(call),
@@ -98,13 +98,14 @@ fn reassign_addresses(profile: &mut Profile, before: &[Mapping]) {
     profile.address_mappings = Some(assigned);
 }
 
-/// Ranges with addresses of the profile that may be the code of a file beside them, ascending.
+/// Ranges of the profile's addresses that may be code of the file before or after them, ascending.
 fn unexplained_ranges(profile: &Profile) -> Vec<UnexplainedRange> {
     let mut ranges = BTreeMap::new();
     let mut known = vec![None; profile.mappings.len()];
     let mut may_hide =
         |index: usize| *known[index].get_or_insert_with(|| may_hide_code(profile, index));
     for &Address(address) in profile.stacks.addresses() {
+        // A frame is a return address, and the call lies before it.
         let call = Address(address.wrapping_sub(1));
         let mapping = profile.mapping_of(call);
         let (start, end) = match mapping {
@@ -183,7 +184,8 @@ struct FileCode<'p> {
 }
 
 impl<'p> FileCode<'p> {
-    /// Returns the mappings of a file's code in a range; empty if the range is of no file.
+    /// Returns the mappings of code in a range: those of the file that is mapped before or after it. If neither file
+    /// can be read, the range belongs to the file that is mapped on both sides. Empty if no file has code there.
     fn code_in(&mut self, range: &UnexplainedRange) -> Vec<Mapping> {
         let profile = self.profile;
         let own = range.mapping.map(|index| &profile.mappings[index]);
@@ -237,8 +239,9 @@ fn read_code(file: &Mapping, profile: &Profile, sources: &Sources) -> Option<Vec
     Some(code.collect())
 }
 
-/// Mappings of the code of `sources.binary` at its linked addresses: of a program of fixed addresses, or of a profile
-/// that has no mapping of its program. Empty for others.
+/// Returns the code mappings of `sources.binary` at its linked addresses, as far as they contain a call of the profile.
+/// Empty if the file cannot be read. Empty also if it has no fixed addresses, unless the profile has no mapping of its
+/// program.
 fn code_of_unmapped_binary(profile: &Profile, sources: &Sources) -> Vec<Mapping> {
     let Some(path) = &sources.binary else {
         return Vec::new();
@@ -270,13 +273,15 @@ fn code_of_unmapped_binary(profile: &Profile, sources: &Sources) -> Vec<Mapping>
     let code = image.code_mappings(0, &path, None);
     let holds_call = |mapping: &Mapping| {
         let addresses = profile.stacks.addresses().iter();
+        // A frame is a return address, and the call lies before it.
         let mut calls = addresses.map(|address| Address(address.0.wrapping_sub(1)));
         calls.any(|call| (mapping.start..mapping.end).contains(&call))
     };
     code.filter(holds_call).collect()
 }
 
-/// Returns one mapping of the range between two mappings of one file that are equally far from their offsets.
+/// Returns one mapping of the range between two mappings. `None` unless both are of one file, with one distance between
+/// address and offset.
 fn mapping_between(before: &Mapping, after: &Mapping) -> Option<Mapping> {
     let distance = |mapping: &Mapping| mapping.start.0.wrapping_sub(mapping.offset);
     let is_one = before.path == after.path && distance(before) == distance(after);

@@ -54,8 +54,8 @@ impl<'a> ObjectFile<'a> {
     }
 }
 
-/// Returns the path of the mapped file in whose place `sources.binary` is read: of its file name, else the main
-/// program. `None` if it replaces none.
+/// Returns the path of the mapped file that `sources.binary` replaces: one of its file name, preferably the main
+/// program, or else the main program. `None` if no binary is given, or the profile has no such file.
 fn path_replaced_by_binary<'a>(profile: &'a Profile, sources: &Sources) -> Option<&'a str> {
     let name = sources.binary.as_ref()?.file_name()?.to_str();
     let main = profile.main_file().map(|main| main.path.as_str());

@@ -17,7 +17,8 @@ const MAX_ENTRIES: usize = 1 << 18;
 const MAX_LINE_BYTES: usize = 4 << 10;
 
 /// Returns the names of those `addresses`, ascending, that entries of the map contain. The latest entry for an address
-/// wins: code is moved, and its memory reused. Reading ends silently at the limits for bytes and entries.
+/// wins: code is moved, and its memory reused. Reading ends silently at an error, and at the limits for bytes and
+/// entries.
 pub(super) fn read_names(
     map: impl Read,
     addresses: &[(u64, AddressId)],

@@ -49,7 +49,7 @@ pub(super) fn open_regular(search_path: &SearchPath) -> Option<File> {
         let root = rustix::fs::openat(CWD, &search_path.root, directory, Mode::empty()).ok()?;
         let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         match rustix::fs::openat2(root, &search_path.path, flags, Mode::empty(), inside) {
-            // Before Linux 5.6, or under some seccomp filters. No link can lead out of "/".
+            // openat2(2) is missing before Linux 5.6, and under some seccomp filters. No link leads out of "/".
             Err(Errno::NOSYS | Errno::PERM) if search_path.root == Path::new("/") => {
                 rustix::fs::open(
                     search_path.root.join(&search_path.path),

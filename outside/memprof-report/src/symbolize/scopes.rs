@@ -39,7 +39,8 @@ const CPP_LANGUAGES: [DwLang; 6] = [
 
 const CLASS_TAGS: [DwTag; 3] = [DW_TAG_class_type, DW_TAG_structure_type, DW_TAG_union_type];
 
-/// Units of a file of debug information, ascending by offset. `None` for a damaged one.
+/// Units of a file of debug information, ascending by offset, up to the first damaged one. Read when they are first
+/// needed.
 type Units<'s> = OnceCell<Vec<UnitHeader<Slice<'s>>>>;
 
 /// Cache of scopes of the functions of one file.
@@ -152,8 +153,9 @@ impl<'s> Scopes<'s> {
         (!path.is_empty()).then_some(path)
     }
 
-    /// Calls `visit` with the entry at which a function is declared, `entry` itself if it refers to no other, and the
-    /// number of `references` that may still be followed. `None` if that is 0, or a reference is damaged.
+    /// Follows up to `references` references from `entry` to the entry that declares the function. Calls `visit` with
+    /// that entry, its unit, and the number of references that are left. `None` if the declaration is farther away, a
+    /// reference is damaged or leads to a file that was not found, or a limit is reached.
     fn with_declaration<T>(
         &self,
         unit: UnitRef<'_, Slice<'s>>,
@@ -180,7 +182,7 @@ impl<'s> Scopes<'s> {
                 _ => return None,
             }
         };
-        // References of a supplementary file stay in it.
+        // References of a supplementary file stay in it. It is the one without a supplementary file of its own.
         let is_supplementary =
             unit.dwarf.sup().is_none() && self.supplementary_units.get().is_some();
         let units = match is_supplementary {
@@ -195,6 +197,7 @@ impl<'s> Scopes<'s> {
         budget
             .charge_abbreviations(&dwarf.debug_abbrev, lists)
             .ok()?;
+        // `visit` may follow further references.
         drop(budget);
         let unit = dwarf.unit(header).ok()?;
         let unit = UnitRef::new(dwarf, &unit);

@@ -25,10 +25,8 @@ pub(super) struct Binary {
     pub(super) build_id_match: BuildIdMatch,
 }
 
-/// Finds the binary of a mapping, with its debug file. If none can be read, the result says why.
-///
-/// # Errors
-/// Only binaries with another build id exist, and `force` is not set.
+/// Finds the binary of a mapping, with its debug file. If none can be read, the result says why. Fails if only binaries
+/// with another build id exist, and `force` is not set.
 pub(super) fn find_binary(
     object_file: &ObjectFile<'_>,
     machine: Option<&str>,

@@ -16,10 +16,8 @@ pub(super) fn file_endian<'d, R: ReadRef<'d>>(file: &object::File<'d, R>) -> Run
     }
 }
 
-/// Returns a section of a file; empty if it has none, or its kind is not needed.
-///
-/// # Errors
-/// The section is damaged, or exceeds a limit.
+/// Returns a section of a file; empty if it has none, or its kind is not needed. Fails if the section is damaged, or
+/// exceeds a limit.
 pub(super) fn load_section<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     id: SectionId,

@@ -24,10 +24,7 @@ pub(super) struct Supplementary {
 }
 
 impl Supplementary {
-    /// Loads the file to which `file` refers.
-    ///
-    /// # Errors
-    /// The supplementary file is damaged, or exceeds a limit.
+    /// Loads the supplementary file to which `file` refers. Fails if it is damaged, or exceeds a limit.
     pub(super) fn load<'d, R: ReadRef<'d>>(
         file: &object::File<'d, R>,
         companions: &Companions,

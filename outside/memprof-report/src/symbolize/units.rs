@@ -22,11 +22,9 @@ const TYPE_UNIT_BYTES: usize = 24;
 
 type Slice<'d> = EndianSlice<'d, RunTimeEndian>;
 
-/// Returns the ranges of `.debug_info` that `addresses`, ascending, do not need. Needed are units without addresses
-/// in `.debug_aranges`, those with one of the addresses, and the units to which needed ones refer.
-///
-/// # Errors
-/// A needed unit is damaged, nested deeper than any compiler writes it, or exceeds the budget.
+/// Returns the ranges of `.debug_info` that `addresses`, ascending, do not need. Needed are units without addresses in
+/// `.debug_aranges`, those with one of the addresses, and the units to which needed ones refer. Fails if a needed unit
+/// is damaged, nested deeper than any compiler writes it, or exceeds the budget.
 pub(super) fn unneeded_units(
     dwarf: &Dwarf<Slice<'_>>,
     addresses: &[LinkedAddress],
@@ -68,10 +66,8 @@ pub(super) fn unneeded_units(
     Ok(runs)
 }
 
-/// Subtracts the lists of abbreviations of all units from the budget.
-///
-/// # Errors
-/// The limit is exceeded, or a unit is damaged.
+/// Subtracts the lists of abbreviations of all units from the budget. Fails if the limit is exceeded, or a unit is
+/// damaged.
 pub(super) fn charge_abbreviations(
     dwarf: &Dwarf<Slice<'_>>,
     budget: &mut DebugBudget,
@@ -102,6 +98,7 @@ pub(super) fn blank_units(info: &mut [u8], run: &Range<usize>, endian: RunTimeEn
     }
     let unit = &mut info[run.start..][..TYPE_UNIT_BYTES];
     unit.fill(0);
+    // Length, version, kind, and bytes of an address.
     endian.write_u32(&mut unit[..4], length);
     endian.write_u16(&mut unit[4..6], 5);
     unit[6] = DW_UT_type.0;

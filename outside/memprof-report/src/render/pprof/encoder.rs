@@ -199,6 +199,7 @@ impl<W: Write> Encoder<W> {
                     address,
                     line,
                 };
+                // Field 4 of `Profile` in profile.proto: `location`.
                 self.write_field(4, &location)?;
             }
         }
