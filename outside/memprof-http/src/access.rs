@@ -89,10 +89,8 @@ enum Admission {
 
 impl Access {
     /// Checks a request, and removes the base URL's path and the token from its path. A path that ends there without a
-    /// slash is redirected to the path with one.
-    ///
-    /// # Errors
-    /// The host name is unknown, another site's page sent the request, or the client is not allowed.
+    /// slash is redirected to the path with one. Fails if the host name is unknown, another site's page sent the
+    /// request, or the client is not allowed.
     fn admit(&self, request: &mut Request) -> Result<Admission> {
         let peer = request.extensions().get::<Peer>().copied();
         let base = self.base_url_for(request.headers(), peer)?;
@@ -118,7 +116,8 @@ impl Access {
         let after_prefix = path.strip_prefix("/t/");
         let given = after_prefix.map(|rest| rest.split_once('/').unwrap_or((rest, "")));
         match given {
-            // A page that was opened before this server restarted sends an outdated token.
+            // An allowed client needs no token, so a wrong one does not matter: a page that was opened before this
+            // server restarted sends an outdated one.
             Some((given, rest)) if is_allowed || matches_token(given) => {
                 if path.len() == "/t/".len() + given.len() {
                     return Ok(Admission::RedirectToSlash(format!("{given}/")));
@@ -134,7 +133,7 @@ impl Access {
         }
     }
 
-    /// Returns the address at which a proxy serves this server: as a trusted one says, else as configured.
+    /// Returns the address at which a proxy serves this server: as a trusted proxy says, else as configured.
     fn base_url_for(&self, headers: &HeaderMap, peer: Option<Peer>) -> Result<Option<BaseUrl>> {
         let address = peer.and_then(|peer| peer.address);
         let is_trusted =
@@ -146,7 +145,7 @@ impl Access {
         Ok(forwarded.or_else(|| self.base_url.clone()))
     }
 
-    /// Fails unless the request is for one of the server's names.
+    /// Fails unless the request is for one of the server's names, in a single `Host` header.
     fn check_host_header(
         &self,
         uri: &Uri,

@@ -72,7 +72,8 @@ impl BaseUrl {
         (rest.is_empty() || rest.starts_with('/')).then_some(rest)
     }
 
-    /// Last part of the path, with a slash: the link to the base that is right on a page at the path without its slash.
+    /// Last component of the path, with a slash: the relative link to the base on a page at the path without a final
+    /// slash.
     pub(crate) fn last_part(&self) -> String {
         let (_, last) = self.path.rsplit_once('/').unwrap_or_default();
         format!("{last}/")

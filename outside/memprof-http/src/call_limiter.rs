@@ -12,8 +12,8 @@ use crate::problem::{Problem, Result};
 /// Time that a request waits for a permit.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Threads that wait for hosts, and those of them that wait for long replies. The program has more threads, so some
-/// are always free for other work.
+/// Permits for threads that wait for hosts, and for those of them that wait for long replies. The program has more
+/// threads, so some are always free for other work.
 static ALL_CALLS: Semaphore = Semaphore::const_new(40);
 static LONG_CALLS: Semaphore = Semaphore::const_new(24);
 

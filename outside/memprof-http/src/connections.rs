@@ -18,11 +18,11 @@ const MAX_RESERVED_BYTES: usize = 128 << 20;
 /// Bytes that a connection may always reserve.
 const ALWAYS_FREE_BYTES: usize = 64 << 10;
 
-/// From the start of the connection, or the last reply, to the end of a request's head.
+/// Time from the start of the connection, or from the last reply, to the end of a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// From the end of a request's head to the end of its body: allows the largest one at 9 Mbit/s.
+/// Time from the end of a request's head to the end of its body: allows the largest one at 9 Mbit/s.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-/// For a client that does not read what is ready for it.
+/// Longest time for which a client may leave unread what is ready for it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time that a client may take for a body, or to read, before it can be evicted. Clients that are not slow on
 /// purpose are faster, unless the machine is busy.
@@ -71,8 +71,8 @@ impl AwaitedPart {
 }
 
 impl Connections {
-    /// Acquires a slot, by evicting the client that has made the server wait longest if none is free; else a surplus
-    /// slot, for a refusal. `None` if all of these are in use too.
+    /// Acquires a slot. If none is free, evicts the client that has made the server wait longest; if none can be
+    /// evicted, acquires a surplus slot, for a refusal. `None` if these are all in use, too.
     pub(crate) fn acquire_slot(self: &Arc<Self>) -> Option<ConnectionSlot> {
         let mut open = self.lock_open();
         let count = open.iter().filter(|client| client.has_slot()).count();
@@ -122,7 +122,8 @@ impl Connections {
     }
 }
 
-/// Evicts the connection that `may_evict` and has made the server wait longest. Returns false if there is none.
+/// Evicts the connection that has made the server wait longest, of those that `may_evict` accepts. Returns false if
+/// there is none.
 fn evict_slowest(
     open: &[Arc<ConnectionState>],
     now: Instant,
@@ -178,8 +179,8 @@ impl ConnectionState {
         self.lock_progress().awaited = Some(AwaitedPart::RequestHead(Instant::now()));
     }
 
-    /// Records whether the client accepted bytes of the reply; the time since which it does not counts from the first
-    /// refusal.
+    /// Records whether the client accepted bytes of the reply. The first refusal starts the time for which it accepts
+    /// none.
     pub(crate) fn record_write(&self, has_accepted: bool) {
         let mut progress = self.lock_progress();
         progress.blocked_since = match progress.blocked_since {
@@ -192,6 +193,7 @@ impl ConnectionState {
     pub(crate) async fn wait_for_timeout(&self) {
         let timeout = async {
             loop {
+                // Without a deadline now, check again later.
                 let end = self
                     .deadline()
                     .unwrap_or_else(|| Instant::now() + HEAD_TIMEOUT);
@@ -246,7 +248,6 @@ impl ConnectionState {
         }
     }
 
-    /// Locks the progress of the connection.
     fn lock_progress(&self) -> MutexGuard<'_, ConnectionProgress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -200,10 +200,8 @@ impl Gateway {
         Err(Problem::internal("the allocator printed no JSON"))
     }
 
-    /// Opens a kept dump. The host looks up the id, which is never a path.
-    ///
-    /// # Errors
-    /// The id is unknown or malformed, or the host does not answer.
+    /// Opens a kept dump. The host looks up the id, which is never a path. Fails if the id is unknown or malformed, or
+    /// the host does not answer.
     pub(crate) async fn open_kept_dump(&self, id: &str) -> Result<OpenDump> {
         // An argument must be printable and without quotes; ids of dumps contain nothing else.
         if id.is_empty()

@@ -246,7 +246,7 @@ fn silent_hosts(
     silent.collect()
 }
 
-/// Caches the gateways of the hosts found, and removes all others but silent ones. Returns them.
+/// Caches the gateways of the hosts found, and returns them. Removes those of all other hosts, except silent ones.
 fn cache_hosts<'a>(
     cache: &Mutex<HashMap<u32, CachedHost>>,
     found: impl Iterator<Item = &'a RunningHost>,

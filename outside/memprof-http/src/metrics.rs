@@ -75,8 +75,8 @@ pub(crate) async fn host_metrics(RequestHost(host): RequestHost) -> Result<Respo
     encode_reply(&build_registry(&[query_host(&host, Vec::new()).await?]))
 }
 
-/// Serves the metrics of every host, querying all at the same time; of the only host like [`host_metrics`]. A host that
-/// does not answer within [`HOST_TIMEOUT`] only has `memprof_up` 0.
+/// Serves the metrics of all hosts, which are queried at the same time. If there is only one, serves the page of
+/// [`host_metrics`]. For a host that does not answer within [`HOST_TIMEOUT`], there is only `memprof_up` 0.
 pub(crate) async fn all_metrics(State(hosts): State<SharedHosts>) -> Result<Response> {
     if let Some(only) = hosts.single_host() {
         return host_metrics(RequestHost(only)).await;
@@ -316,6 +316,7 @@ fn add_label_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
         };
         for LabelUsage { key, value, bytes } in &label_usage.by_labels {
             let name = [("key", key.clone()), ("value", value.clone())];
+            // Only a comparison with a base has negative values.
             let bytes = u64::try_from(*bytes).unwrap_or(0);
             usage.push(([&host.labels[..], &name].concat(), bytes));
         }

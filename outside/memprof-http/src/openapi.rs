@@ -129,7 +129,7 @@ impl Content {
             Self::Other(content_type) => json!({ content_type: {} }),
             Self::Message(reply) => {
                 let mut content = reply.schema(types).map_or_else(|| json!({}), json);
-                // For keep=off or format=text.
+                // With keep=off or format=text, the reply is no JSON.
                 if matches!(
                     reply,
                     ReplyType::DumpReport | ReplyType::Stats | ReplyType::Profile
@@ -283,7 +283,8 @@ fn describe_operation(
     operation
 }
 
-/// Schema of a JSON request body with the route's parameters as properties, without those that exclude each other.
+/// Schema of a JSON request body with the route's parameters as properties. It excludes combinations of parameters that
+/// contradict each other.
 fn body_schema(route: &Route) -> Value {
     let properties = route.parameters.iter().cloned();
     let properties: Map<String, Value> = properties

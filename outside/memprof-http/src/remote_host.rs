@@ -56,6 +56,7 @@ impl RemoteHost {
         {
             match send(&mut client) {
                 Ok(reply) => return Ok(self.store_idle(client, reply)),
+                // A host that was too slow is not asked again.
                 Err(ClientError::Unreachable(error)) if error.kind() != io::ErrorKind::TimedOut => {
                 }
                 Err(error) => return Err(host_unavailable_error(error)),

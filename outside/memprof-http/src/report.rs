@@ -161,7 +161,8 @@ pub(crate) async fn stream_dump(dump: OpenDump) -> Result<Body> {
     .await
 }
 
-/// Renders the flamegraph of an uploaded dump, with the host's binaries. Invalid if the dump cannot be read.
+/// Renders the flamegraph of an uploaded dump, with the host's binaries. Fails with `invalid_argument` if the dump
+/// cannot be read.
 pub(crate) async fn render_uploaded_flamegraph(host: &Gateway, dump: Bytes) -> Result<Response> {
     let process = host.process_ids().await?;
     let dump = LoadedDump {
@@ -311,7 +312,7 @@ fn render(
     let mut out = Vec::new();
     memprof_report::report(input, base, Some(&sources), &options, &|_, _| {}, &mut out).map_err(
         |error| match error.kind() {
-            // The parameters were parsed before.
+            // Each parameter was valid when it was parsed.
             ErrorKind::Usage => Problem::contradiction(error.to_string()),
             _ => error.into(),
         },

@@ -31,11 +31,8 @@ impl<S: Send + Sync> FromRequest<S> for RequestArguments {
 }
 
 impl RequestArguments {
-    /// Parses a query and a body. The body is JSON if it begins as JSON does, whatever its content type: curl calls each
-    /// body a form.
-    ///
-    /// # Errors
-    /// The body is malformed, a key cannot be an argument's, or is there twice.
+    /// Parses a query and a body. The body is JSON if it begins as JSON does, whatever its content type: curl calls
+    /// each body a form. Fails if the body is malformed, or a key cannot be an argument's or is there twice.
     pub(crate) fn parse(query: &str, body: &[u8]) -> Result<Self> {
         let body = body.trim_ascii();
         let body_arguments = match body.first() {
@@ -65,7 +62,7 @@ impl RequestArguments {
         self.0.iter().any(|(known, _)| known == key)
     }
 
-    /// Sets an argument that the request leaves out.
+    /// Sets an argument unless the request has it.
     pub(crate) fn set_default(&mut self, key: &str, value: &str) {
         if !self.has(key) {
             self.0.push((key.to_owned(), value.to_owned()));
@@ -108,7 +105,7 @@ impl QueryParameters {
     }
 }
 
-/// Decodes `key=value&…`. A key without a value has the empty one.
+/// Decodes a URL-encoded form, `key=value&…`. The value of a key without `=` is empty.
 pub(crate) fn parse_form(text: &[u8]) -> Vec<(String, String)> {
     form_urlencoded::parse(text).into_owned().collect()
 }

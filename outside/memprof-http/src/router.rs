@@ -49,7 +49,7 @@ pub fn scrape_router(hosts: Hosts, access: Access) -> Router {
     with_access(finish_routes(routes, hosts), access)
 }
 
-/// Applies the rules of access to any routes. They see paths without the token.
+/// Applies the rules of access to `routes`, which get paths without the token.
 pub fn with_access(routes: Router, access: Access) -> Router {
     // Around the router, not in it: the token is removed from the path before routing.
     let guard = axum::middleware::from_fn_with_state(Arc::new(access), access::guard);

@@ -25,10 +25,8 @@ pub(crate) struct BoundPath {
 }
 
 /// Listens at `path`, for this user only. Replaces a socket that an ended server left there. The path is removed and
-/// unlocked when the [`BoundPath`] is dropped.
-///
-/// # Errors
-/// Another process listens there, the path is not a socket, or it cannot be used.
+/// unlocked when the [`BoundPath`] is dropped. Fails if another process listens there, the path is not a socket, or it
+/// cannot be used.
 pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, BoundPath)> {
     let directory = path.parent().filter(|parent| *parent != Path::new(""));
     check_parent(directory.unwrap_or(Path::new(".")))?;
@@ -43,10 +41,8 @@ pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, BoundPath)> {
     Ok((socket, bound))
 }
 
-/// Removes a socket at which no process listens. Does nothing if the path does not exist.
-///
-/// # Errors
-/// The path is not a socket, or another process listens there.
+/// Removes a socket at which no process listens. Does nothing if the path does not exist. Fails if the path is not a
+/// socket, or another process listens there.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let metadata = match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

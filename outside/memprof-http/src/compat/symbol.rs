@@ -74,7 +74,7 @@ fn without_trailing_nul(arguments: &[u8]) -> String {
 async fn symbolize_list(host: &Gateway, body: &[u8], original: Original) -> Result<String> {
     let addresses = parse_addresses(body)?;
     let pid = host.process_ids().await?.visible_pid;
-    // The process as it is: a library of the profile may be in no dump that was kept before.
+    // A new dump shows the process as it is now: a kept one may lack a library.
     let dump = host.take_in_memory_dump().await?.file;
     let named = with_render_permit(move || {
         let maps = read_maps(dump);

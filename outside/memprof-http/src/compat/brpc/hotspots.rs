@@ -28,7 +28,7 @@ pub(super) async fn heap(
     }
 }
 
-/// Serves a report of a new or a kept profile of heap growth, of the largest allocator.
+/// Serves a report of the heap growth of the largest allocator, from a new or a kept profile.
 pub(super) async fn growth(
     RequestHost(host): RequestHost,
     query: QueryParameters,
@@ -39,7 +39,8 @@ pub(super) async fn growth(
     }
 }
 
-/// Renders the kept dump `view`, or a new one of `kind`, in the format that `display_type` selects.
+/// Renders the kept dump in the parameter `view`, or else a new dump with the arguments `kind`, in the format that
+/// `display_type` selects.
 async fn serve_report(
     host: &Gateway,
     query: &QueryParameters,
