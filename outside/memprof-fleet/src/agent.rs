@@ -45,8 +45,8 @@ const BATCH_BYTES: u64 = 4 << 20;
 const STORE_RETRY_DELAY: Duration = Duration::from_secs(10);
 /// Time between two runs of merging and pruning the store.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1800);
-/// Delay of the first merging and pruning: it reads other agents' files, and if one of them crashes the agent
-/// each time, profiles are still taken in between.
+/// Delay of the first merging and pruning, longer than the default period of dumps. These read other agents' files: if
+/// one of them crashed the agent at each start, it would still take profiles in between.
 const MAINTENANCE_DELAY: Duration = Duration::from_secs(660);
 
 /// Prefix of the names of unreachable hosts.
@@ -83,18 +83,16 @@ struct Agent {
     naming: Naming,
     /// Stacks that this agent has written to the store, by hour.
     stored_stacks: HashSet<(Hour, i64)>,
-    /// Id of the store with these stacks.
+    /// Id of the store that has these stacks.
     stored_in: Option<Bytes>,
-    /// Time of the last dump, or of the discovery, by process key.
+    /// Time of the last dump, or before it of the discovery, by process key.
     last_dumps: HashMap<String, Uptime>,
     errors: ErrorLog,
 }
 
 impl Agent {
-    /// Takes a profile of each host, and moves all to the store. Returns exit code 1 if a host failed.
-    ///
-    /// # Errors
-    /// No host is running (exit code 5), or the spool or the store fails.
+    /// Takes a profile of each host, and moves all to the store. Returns exit code 1 if a host failed. Fails if no host
+    /// is running (exit code 5), or the spool or the store fails.
     fn run_once(&mut self) -> anyhow::Result<ExitCode> {
         let hosts = self.discover_hosts();
         let mut failed = false;
@@ -219,7 +217,8 @@ impl Agent {
         hosts
     }
 
-    /// Returns whether a host is due for a dump; if so, starts its next period.
+    /// Returns whether a host is due for a dump; if so, starts its next period. A host that was just discovered is not
+    /// due.
     fn start_period_if_due(&mut self, host: &RunningHost, rule: &ServiceRule) -> bool {
         let instance = self.machine.process_key(host);
         let now = Uptime::now();
@@ -231,11 +230,8 @@ impl Agent {
         is_due
     }
 
-    /// Takes a profile of a host, and writes it to the spool. Returns the bytes in use. Functions that could not be
-    /// named are only reported.
-    ///
-    /// # Errors
-    /// The spool is full, or the host cannot be profiled.
+    /// Takes a profile of a host, and writes it to the spool. Returns the bytes in use. If functions cannot be named,
+    /// that is reported, and the profile has their offsets. Fails if the spool is full, or the host cannot be profiled.
     fn dump_to_spool(&mut self, host: &RunningHost, rule: &ServiceRule) -> anyhow::Result<i64> {
         let pending = self.spool.pending_bytes()?;
         anyhow::ensure!(
@@ -273,8 +269,8 @@ impl Agent {
         )
     }
 
-    /// Forgets which stacks are stored if the store was emptied or replaced since, or does not reply: stacks that are
-    /// written twice are better than missing ones.
+    /// Forgets which stacks are stored if the store was emptied or replaced after they were written, or does not reply:
+    /// stacks that are written twice are better than missing ones.
     fn forget_stacks_of_other_store(&mut self) {
         if self.stored_stacks.is_empty() {
             return;
@@ -305,13 +301,14 @@ impl Agent {
         })?;
         // Only stacks in complete files count as stored.
         self.stored_stacks.extend(new_stacks.into_inner());
+        // Only the stacks of this hour are kept, which bounds the set. One of a past hour is at worst written twice.
         let hour = Instant::now().hour();
         self.stored_stacks.retain(|(stored, _)| *stored == hour);
         Ok(())
     }
 
-    /// Merges and prunes the store. Of the machines that write to a shared store, only one does so in each hour; on the
-    /// others nothing happens.
+    /// Merges and prunes the store. If machines share it, one elected machine of those that wrote within the last hour
+    /// does so; on the others, this does nothing.
     fn compact_and_prune(&self, now: Instant) -> anyhow::Result<()> {
         if !self.store.is_local() {
             let writing =
@@ -334,7 +331,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Reports an error of a subject's work when it begins, at doubling intervals while it recurs, and when it is over.
+    /// Reports the outcome of a subject's work: an error when it begins and, at doubling intervals, while it recurs,
+    /// and its end. A subject is a text such as `the store`.
     fn report_change(&mut self, subject: String, outcome: anyhow::Result<()>) {
         match outcome {
             Ok(()) if self.errors.clear(&subject) => note(&format!("{subject}: works again")),

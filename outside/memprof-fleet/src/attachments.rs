@@ -16,10 +16,10 @@ use crate::policy::ServiceRule;
 use crate::take_profile::{MachineInfo, start_ticks};
 use crate::time::Uptime;
 
-/// Time after which the plugin detaches if the agent was killed. It is long, because a new attachment does
-/// not know allocations before it; a running agent should never need one.
+/// Time after which an attached plugin detaches by itself if the agent was killed. It is long, because a new attachment
+/// does not know allocations before it; a running agent should never need one.
 const ATTACH_LEASE: &str = "24h";
-/// Most attempts that run at the same time: a process may delay one.
+/// Most attempts that run at the same time. Each may take long, because it waits for its process.
 const MAX_ATTEMPTS: usize = 4;
 /// Longest time that the agent's end waits for running attempts.
 const ATTEMPTS_TIMEOUT: Duration = Duration::from_secs(30);
@@ -31,7 +31,7 @@ pub(crate) struct Attachments {
     attached: HashMap<String, u32>,
     /// Time of the last failed attempt, by process key.
     failed: HashMap<String, Uptime>,
-    /// Names of the processes with a running attempt, by process key. Each runs on a thread of its own.
+    /// Names of the processes with a running attempt, by process key. Each attempt runs on a thread of its own.
     running: HashMap<String, String>,
     /// Channel for results of attempts.
     results: (Sender<AttemptResult>, Receiver<AttemptResult>),
@@ -86,9 +86,8 @@ impl Attachments {
         Ok(attempts)
     }
 
-    /// Lists the processes that a rule names and to which to attach now, and drops the state of processes that
-    /// have ended. Left out are processes that have the plugin, are being attached to, or failed less than a
-    /// period ago.
+    /// Lists the processes to attach to now: those that a rule names, except processes that have the plugin, are being
+    /// attached to, or failed less than the rule's period ago. Drops the state of processes that have ended.
     fn candidates(
         &mut self,
         rules: &[ServiceRule],
@@ -164,6 +163,7 @@ impl Attachments {
             let remaining = deadline.saturating_duration_since(std::time::Instant::now());
             match self.results.1.recv_timeout(remaining) {
                 Ok(result) => attempts.push(self.record_result(result)),
+                // This is the timeout: `self` has a sender, so the channel cannot be closed.
                 Err(_) => break,
             }
         }
@@ -179,6 +179,7 @@ impl Attachments {
     /// Detaches the plugin from every attached process that still runs, and forgets all of them. Returns the results.
     pub(crate) fn detach_all(&mut self, machine: &MachineInfo) -> Vec<Attempt> {
         let attached = self.attached.drain();
+        // Another process may have got the pid since.
         let running = attached.filter(|(instance, pid)| {
             start_ticks(*pid).is_some_and(|start| machine.process_key_of(*pid, start) == *instance)
         });

@@ -1,8 +1,8 @@
 //! Merges the small files of agents into one per hour, after the hour.
 //!
-//! A merged file lists the files that it contains, and these do not count from then on: its single write is
-//! the moment of the change, and they are deleted afterwards. Merged files of an hour are numbered, and one
-//! is created only if the number is free, so that only one of two concurrent merges succeeds.
+//! A merged file lists the files that it contains, and these do not count once it exists: its single write is the
+//! moment of the change. They are deleted afterwards. Merged files of an hour are numbered, and one is created only if
+//! the number is free, so that only one of two concurrent merges succeeds.
 
 use std::collections::{BTreeMap, HashMap};
 use std::process::ExitCode;
@@ -69,8 +69,8 @@ pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Resu
     Ok(stats)
 }
 
-/// Merges the files of an hour into one, and deletes them. Returns their number; 0 if there was nothing to merge, or
-/// another agent was faster.
+/// Merges the files of an hour into one, and deletes them. Returns the number of merged files; 0 if there was nothing
+/// to merge, or another agent has merged the hour meanwhile.
 fn merge_hour(
     store: &Arc<ProfileStore>,
     table: Table,
@@ -106,8 +106,8 @@ fn merge_hour(
     let next = numbers.max().map_or(0, |last| last + 1);
     let name = format!("{directory}/{next:05}.parquet");
     if store.create(&name, bytes.into())? == CreateOutcome::Exists {
-        // The file may be this agent's, if the reply to its write was lost: the next run finds out by the
-        // files that it lists.
+        // The file may be this agent's, if the reply to its write was lost. The next run finds out from the sources
+        // that the file lists.
         note(&format!(
             "{name} was written meanwhile: that hour is looked at the next time"
         ));
@@ -227,6 +227,7 @@ fn read_samples(
         columns.nullable_numbers("alloc_objects")?,
     ];
     let contexts = ContextColumns::new(columns)?;
+    // Rows of one profile often follow each other, and then need no lookup by text.
     let mut last = None;
     for (row, time) in times.iter().enumerate() {
         let run = (instance.keys()[row], *time);

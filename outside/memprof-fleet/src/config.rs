@@ -63,11 +63,9 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads the configuration file, and overrides it by the command line or, without an option, by `MEMPROF_STORE` and
-    /// `MEMPROF_NATS`. Without `--config`, a missing file means the defaults.
-    ///
-    /// # Errors
-    /// The file cannot be read, or is invalid (exit code 2).
+    /// Reads the configuration file. `--store` or else `MEMPROF_STORE` overrides its store, and `MEMPROF_NATS` the URL
+    /// of its NATS server. Without `--config`, a missing file means the defaults. Fails if the file cannot be read, or
+    /// is invalid (exit code 2).
     pub(crate) fn read(args: &StoreArgs) -> anyhow::Result<Self> {
         let path = args.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
         let mut config = match std::fs::read_to_string(path) {
@@ -109,7 +107,7 @@ impl Config {
     }
 }
 
-/// Value of an environment variable. `None` if it is not set or blank, as unit files and templates leave it.
+/// Value of an environment variable. `None` if it is not set, or blank, as unit files and templates leave unused ones.
 fn environment_value(name: &str) -> Option<String> {
     let value = env::var(name).ok()?;
     let value = value.trim();
@@ -129,10 +127,8 @@ pub(crate) struct Nats {
 }
 
 impl Nats {
-    /// Returns the URL of the server.
-    ///
-    /// # Errors
-    /// None is configured, or it has another scheme than `nats` or `tls` (exit code 2).
+    /// Returns the URL of the server. Fails if none is configured, or it has another scheme than `nats` or `tls` (exit
+    /// code 2).
     pub(crate) fn url(&self) -> anyhow::Result<&str> {
         let missing = "no NATS server is configured: give --nats URL, or set `url` in [nats] of the configuration";
         let url = self

@@ -56,7 +56,8 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     Ok(u8::from(!findings.is_empty()).into())
 }
 
-/// Stacks by hour: a query of an hour finds the names that are in its own files.
+/// Stacks by hour. The files of each hour must name all stacks of its samples, because a query of the hour reads the
+/// names from them alone.
 #[derive(Default)]
 struct StackNames(BTreeMap<Hour, HourStacks>);
 
@@ -99,8 +100,8 @@ impl StackNames {
     }
 }
 
-/// Tests whether the store refuses to create an object that exists: without that, profiles may count twice. Returns a
-/// finding if it does not refuse; `None` if it does. Fails if a request fails.
+/// Tests whether the store refuses to create an object that exists: otherwise profiles may count twice. `None` if it
+/// refuses, else a finding. Fails if a request fails.
 fn probe_store(store: &ProfileStore) -> anyhow::Result<Option<String>> {
     let name = format!(
         "{PROBE_FOLDER}/{}",

@@ -17,11 +17,9 @@ pub(crate) struct DrainStats {
     pub(crate) clock_offset_ms: Option<i64>,
 }
 
-/// Moves every file of the outbox to the store. A file leaves the spool only when the store shows an object
-/// with the same bytes: the reply to a write may be lost, and an existing object may be foreign.
-///
-/// # Errors
-/// A request fails, or an object with other bytes exists.
+/// Moves every file of the outbox to the store. A file leaves the spool only when the store shows an object with the
+/// same bytes: the reply to a write may be lost, and an existing object may be foreign. Fails if a request fails, or an
+/// object with other bytes exists.
 pub(crate) fn drain(spool: &Spool, store: &ProfileStore) -> anyhow::Result<DrainStats> {
     let mut stats = DrainStats::default();
     let mut foreign = None;

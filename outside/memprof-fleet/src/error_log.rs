@@ -34,6 +34,7 @@ impl ErrorLog {
         let errors = self.subjects.entry(subject.to_owned()).or_default();
         let kind = match kind_of(error) {
             kind if errors.len() < MAX_ERRORS || errors.contains_key(&kind) => kind,
+            // Further kinds count as one, the empty text.
             _ => String::new(),
         };
         let Some(known) = errors.get_mut(&kind) else {
@@ -69,7 +70,8 @@ impl ErrorLog {
     }
 }
 
-/// Error without the words that have a digit: numbers, times, and the ids that S3 gives each request.
+/// Text of an error without words that contain a digit, as times and the ids that S3 gives each request. It is equal
+/// when the error recurs.
 fn kind_of(error: &str) -> String {
     let words = error.split(|c: char| !c.is_alphanumeric());
     let plain = words.filter(|word| !word.contains(|c: char| c.is_ascii_digit()));

@@ -12,10 +12,7 @@ use crate::config::Http;
 const MAX_BLOCKING_REQUESTS: usize = 16;
 
 /// Starts the server on a thread of its own, which runs as long as this program. Does nothing if the configuration has
-/// no address.
-///
-/// # Errors
-/// The address cannot be listened on, or other machines could reach it without a token.
+/// no address. Fails if the address cannot be listened on, or other machines could reach it without a token.
 pub(crate) fn serve_metrics(config: &Http) -> anyhow::Result<()> {
     let Some(listen) = config.listen.clone() else {
         return Ok(());

@@ -21,7 +21,7 @@ use crate::heap::{Heap, read_heap};
 
 /// Longest time from the child's start to its end. The largest programs take some seconds.
 const NAMING_TIMEOUT: Duration = Duration::from_secs(20);
-/// Limit of the child's data memory, in bytes: less than that of the agent's unit.
+/// Limit of the child's data memory, in bytes. It is below `MemoryMax` of the agent's unit.
 const MEMORY_LIMIT: u64 = 768 << 20;
 /// Most bytes of the heap that the child writes.
 const HEAP_LIMIT: u64 = 256 << 20;
@@ -53,25 +53,21 @@ pub(crate) fn run(args: &NameArgs) -> anyhow::Result<ExitCode> {
 
 impl Naming {
     /// Symbolizes a dump of process `pid` in a child process. Blocks up to [`NAMING_TIMEOUT`]. `instance` is the
-    /// process key.
-    ///
-    /// # Errors
-    /// The reason why there are no names, as a sentence.
+    /// process key. An error is a sentence that says why there are no names.
     pub(crate) fn symbolize(
         &mut self,
         instance: &str,
         pid: u32,
         dump: &Arc<Vec<u8>>,
     ) -> Result<Heap, String> {
+        // This link leads to the running program even after an update has replaced its file.
         let mut child = Command::new("/proc/self/exe");
         child.arg("name").arg(pid.to_string());
         self.symbolize_with(instance, &mut child, dump, NAMING_TIMEOUT)
     }
 
-    /// Symbolizes a dump by a child process that `child` starts. Kills it after `timeout`.
-    ///
-    /// # Errors
-    /// An earlier child for this process is still stuck, or this one cannot be started, fails, or exceeds a limit.
+    /// Symbolizes a dump by a child process that `child` starts. Kills it after `timeout`. Fails if an earlier child
+    /// for this process is still stuck, or this one cannot be started, fails, or exceeds a limit.
     fn symbolize_with(
         &mut self,
         instance: &str,
@@ -99,7 +95,7 @@ impl Naming {
         let errors = child.stderr.take();
         let errors = thread::spawn(move || read_up_to(errors, ERROR_LIMIT));
         let output = child.stdout.take();
-        // Sending fails only if this function has returned.
+        // Sending fails only if this function has returned after the timeout.
         thread::spawn(move || drop(send.send(read_up_to(output, HEAP_LIMIT + 1))));
         let heap = heaps.recv_timeout(timeout).ok();
         // After the output is closed, the last close(2) of a file may block as long as a read of it.

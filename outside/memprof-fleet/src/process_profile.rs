@@ -106,8 +106,8 @@ impl SamplerCounts {
         }
     }
 
-    /// Combines the values of [`Self::COLUMNS`], of which an older agent may have written the first two only. `None` if
-    /// one of these is missing.
+    /// Creates the counts from the values of [`Self::COLUMNS`] in a row. An older agent may have written only the first
+    /// two, and the others are 0 then. `None` if one of these two is missing.
     pub(crate) fn from_row(values: [Option<i64>; Self::COLUMNS.len()]) -> Option<Self> {
         let [samples, lost, ..] = values;
         samples.zip(lost)?;
@@ -125,7 +125,7 @@ impl SamplerCounts {
     }
 }
 
-/// Values of one stack, unsampled.
+/// Values of one stack, estimated from its samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Sample {
     pub(crate) stack_id: i64,
@@ -158,7 +158,7 @@ impl Sample {
     }
 }
 
-/// Stack, identified by its names, so that it is equal in two builds.
+/// Stack, identified by the names of its functions, so that it has one id in all builds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NamedStack {
     pub(crate) stack_id: i64,
@@ -175,7 +175,8 @@ pub(crate) struct Frame {
     pub(crate) module: String,
 }
 
-/// Id of a stack in every table: a hash of the functions and modules of its frames.
+/// Id of a stack in every table: the first 8 bytes of a SHA-256 of the functions and modules of its frames. Each
+/// text is preceded by its length, so that no two lists of frames hash the same bytes.
 pub(crate) fn stack_id(frames: &[Frame]) -> i64 {
     let mut hash = Sha256::new();
     for frame in frames {
@@ -189,13 +190,14 @@ pub(crate) fn stack_id(frames: &[Frame]) -> i64 {
 }
 
 impl ProcessProfile {
-    /// Number of stacks, and what the sampler missed, as text.
+    /// Formats the number of stacks, and what the sampler missed.
     pub(crate) fn summary(&self) -> String {
         let stacks = match self.samples.len() {
             1 => "1 stack".to_owned(),
             stacks => format!("{stacks} stacks"),
         };
         let counts = self.context.sampler.unwrap_or_default();
+        // Bytes and samples are different units; only whether one of them is above 0 matters here.
         let unseen = counts.unseen_free_bytes.max(counts.unseen_free_samples);
         let parts = [
             (

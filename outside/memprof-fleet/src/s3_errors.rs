@@ -3,8 +3,9 @@
 /// Remedy where a server's responses are not those of S3.
 pub(crate) const NOT_S3: &str = "the server does not answer as S3 does: AWS_ENDPOINT_URL must be the address and port of its S3 API";
 
-/// Remedies by codes of S3's errors ("Error responses" of its API reference), and by statuses of responses without
-/// one: that of HEAD has no body. The first that an error contains counts.
+/// Parts of error texts, and the remedy for errors with one of them. A part is a code of S3's errors ("Error responses"
+/// of its API reference), or a status, because the response to HEAD has no body with a code. The first matching entry
+/// counts.
 const S3_REMEDIES: &[(&[&str], &str)] = &[
     (
         &["RequestTimeTooSkewed"],
@@ -46,12 +47,13 @@ const S3_REMEDIES: &[(&[&str], &str)] = &[
         NOT_S3,
     ),
     (
+        // Any other error.
         &[""],
         "AWS_ENDPOINT_URL and AWS_REGION say where the store is",
     ),
 ];
 
-/// Remedy for an error of S3.
+/// Returns the remedy for an error of S3, given by its text.
 pub(crate) fn s3_remedy(cause: &str) -> &'static str {
     let is_named = |(parts, _): &&(&[&str], &str)| parts.iter().any(|part| cause.contains(part));
     S3_REMEDIES
@@ -69,7 +71,7 @@ pub(crate) fn plain_s3_error(cause: &str) -> String {
     };
     match element("Code").zip(element("Message")) {
         Some((code, message)) => format!("{code}: {message}"),
-        // A web page says nothing.
+        // The page of a web server, as in `…: <html>…`, is cut off.
         None => cause.split(": <").next().unwrap_or(cause).to_owned(),
     }
 }

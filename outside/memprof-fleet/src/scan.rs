@@ -26,11 +26,11 @@ use crate::time::{Hour, Instant};
 const BATCH_ROWS: usize = 32 << 10;
 /// Size in bytes up to which a file is read at once, because a further request would take longer.
 const WHOLE_FILE_LIMIT: u64 = 4 << 20;
-/// Most rows per byte of a file.
+/// Most rows per byte of a file. memprof's own files have fewer.
 const MAX_ROWS_PER_BYTE: u64 = 4;
 /// Number of rows that any file may have.
 const MIN_ROW_LIMIT: u64 = 64 << 10;
-/// Most uncompressed bytes per byte of a file.
+/// Most uncompressed bytes per byte of a file. memprof's own files have fewer.
 const MAX_COMPRESSION_RATIO: u64 = 200;
 /// Number of uncompressed bytes that any file may have.
 const MIN_UNPACKED_LIMIT: u64 = 64 << 20;
@@ -91,7 +91,7 @@ pub(crate) fn table_files(
                 files.foreign.push(object.name);
                 continue;
             };
-            // Stacks have no time: those of two hours may be equal.
+            // Stacks have no time, so equal files of two hours are no copies.
             let is_timed = table != Table::Stacks;
             if !is_merged && is_timed && !contents.insert(stem.to_owned()) {
                 files.copies.push(object.name);
@@ -103,7 +103,7 @@ pub(crate) fn table_files(
             }
             if is_merged {
                 match read_sources(store, &object) {
-                    // Each agent's file is merged once.
+                    // Each agent's file is merged once, so a second merged file with it is a copy.
                     Ok(names) if names.iter().any(|name| sources.contains(name)) => {
                         files.copies.push(object.name);
                         continue;
@@ -196,7 +196,7 @@ fn catch_panic<T>(read: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T>
         }));
     });
     let outer = IS_CAUGHT.replace(true);
-    // After a panic, `read` may have added some of the file's rows, as after an error.
+    // This is unwind-safe: a panic leaves some of the file's rows in the caller's collection, as an error does.
     let outcome = catch_unwind(AssertUnwindSafe(read));
     IS_CAUGHT.set(outer);
     outcome.unwrap_or_else(|panic| {
@@ -289,7 +289,8 @@ fn check_size(size: u64, (rows, bytes): (u64, u64)) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Selects the rows of pages that may contain `value` in a column of text. `None` if the file has no usable index.
+/// Selects the rows of pages that may contain `value` in a column of text. `None` if the file has no usable index, so
+/// that all pages must be read.
 fn pages_with_value(
     metadata: &ParquetMetaData,
     column: usize,

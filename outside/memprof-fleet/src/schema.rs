@@ -38,12 +38,12 @@ pub(crate) const INCOMING_FOLDER: &str = "incoming";
 /// Metadata key of a merged file, whose value lists the merged files.
 pub(crate) const SOURCES_KEY: &str = "memprof.sources";
 
-/// Most rows of a page in an agent's file, so that a query of one service reads little of it.
+/// Most rows of a page in an agent's file. Pages are small, so that a query of one service reads little of the file.
 const PAGE_ROWS: usize = 2048;
-/// Most rows of a page in a merged file, in which a service has many more rows. Each column of a page has an
-/// overhead, with the least and greatest value, that would be half a byte per row in small pages.
+/// Most rows of a page in a merged file, in which a service has many more rows. Each page has an overhead per column,
+/// with the least and greatest value; in small pages it would be half a byte per row.
 const MERGED_PAGE_ROWS: usize = 16 * 1024;
-/// Compression level.
+/// Level of Zstandard; 3 is the default of its own tools.
 const ZSTD_LEVEL: i32 = 3;
 
 impl Table {
@@ -126,6 +126,7 @@ pub(crate) fn content_name(bytes: &[u8]) -> String {
 }
 
 impl Totals {
+    /// Sums a profile, which has one sample per stack.
     fn new(profile: &ProcessProfile) -> Self {
         Self {
             samples: profile.samples.len() as i64,
@@ -249,7 +250,7 @@ impl Rows {
         RecordBatch::try_from_iter(columns)
     }
 
-    /// Builds the rows of stacks, sorted by id, and drops those with an id that another row has.
+    /// Builds the rows of stacks, sorted by id. Of several rows with one id, only one is kept.
     fn stacks_batch(&mut self) -> Result<RecordBatch, ArrowError> {
         self.stacks.sort_by_key(|stack| stack.stack_id);
         self.stacks.dedup_by_key(|stack| stack.stack_id);

@@ -41,10 +41,8 @@ pub(crate) struct OutgoingFile {
 }
 
 impl Spool {
-    /// Opens and locks the spool. Creates its directories.
-    ///
-    /// # Errors
-    /// Another agent has locked it, or a directory cannot be created.
+    /// Opens and locks the spool. Creates its directories. Fails if another agent has locked it, or a directory cannot
+    /// be created.
     pub(crate) fn open(root: &Path) -> anyhow::Result<Self> {
         let failed = || format!("failed to open the spool {}", root.display());
         for directory in ["dumps", "outbox", "damaged"] {
@@ -90,7 +88,8 @@ impl Spool {
     }
 
     /// Converts the waiting profiles to files for the store. `convert` gets all profiles of a batch, and returns names
-    /// and bytes, which must be equal each time: a batch that an agent left unfinished is converted again.
+    /// and bytes. It must return the same ones when it is called again, because a batch that a killed agent left is
+    /// converted again.
     pub(crate) fn convert_batch(
         &self,
         convert: impl Fn(&[ProcessProfile]) -> anyhow::Result<Vec<(String, Vec<u8>)>>,
@@ -128,6 +127,7 @@ impl Spool {
             return Ok(Vec::new());
         }
         let paths = files_in(&self.directory.join("outbox"))?.into_iter();
+        // Each file is named by this program: in UTF-8, with `!` for `/`.
         let outgoing = paths.filter_map(|path| {
             let name = path.file_name()?.to_str()?.replace('!', "/");
             Some(OutgoingFile { path, name })
@@ -136,7 +136,7 @@ impl Spool {
     }
 
     /// Reads the profiles of a directory, in the order of their names. Moves files that cannot be read to damaged/.
-    /// Fails if only the machine's state prevents reading.
+    /// Fails if the machine's state prevents reading, as too many open files do: the file may be intact then.
     fn read_profiles(&self, directory: &Path) -> anyhow::Result<Vec<ProcessProfile>> {
         let mut profiles = Vec::new();
         for file in files_in(directory)? {
@@ -208,7 +208,7 @@ fn bytes_in(directory: &Path) -> anyhow::Result<u64> {
         .sum())
 }
 
-/// Returns whether a failure to read is due to the machine's state, and says nothing of the file.
+/// Returns whether a failure to read is due to the machine's state, as a lack of memory, and not to the file.
 fn is_transient(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),

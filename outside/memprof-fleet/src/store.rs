@@ -31,7 +31,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_RETRIES: usize = 3;
 /// Name of the object with the store's id.
 const ID_OBJECT: &str = "store-id";
-/// Length of the store's id.
+/// Length of the store's id in bytes.
 const ID_BYTES: usize = 16;
 
 /// Opened store. Opening sends no request.
@@ -61,10 +61,8 @@ pub(crate) enum CreateOutcome {
 }
 
 impl ProfileStore {
-    /// Opens a store by `file:///DIRECTORY`, which is created, or `s3://BUCKET/PREFIX`.
-    ///
-    /// # Errors
-    /// The URL or the environment's settings are invalid (exit code 2), or the directory cannot be created.
+    /// Opens a store by `file:///DIRECTORY`, which is created, or `s3://BUCKET/PREFIX`. Fails if the URL or the
+    /// environment's settings are invalid (exit code 2), or the directory cannot be created.
     pub(crate) fn open(url: &str) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -112,7 +110,8 @@ impl ProfileStore {
         Ok(objects)
     }
 
-    /// Fails if the server is a web server, whose pages look like an empty list: it has a page for any name, too.
+    /// Fails if the server is a web server, whose page looks like an empty list. It is recognized by the store's id: a
+    /// web server has a page of that name, too, but of another size.
     fn require_s3(&self) -> anyhow::Result<()> {
         match self.head(ID_OBJECT)? {
             Some(object) if object.size != ID_BYTES as u64 => {
@@ -140,7 +139,7 @@ impl ProfileStore {
             .map_err(|error| self.store_error(&format!("read {name}"), error))
     }
 
-    /// Creates an object, unless one of that name exists; returns which it was.
+    /// Creates an object, unless one of that name exists. Returns whether it was created.
     pub(crate) fn create(&self, name: &str, bytes: Bytes) -> anyhow::Result<CreateOutcome> {
         let options = PutOptions {
             mode: PutMode::Create,
@@ -171,8 +170,8 @@ impl ProfileStore {
         }
     }
 
-    /// Id by which a store that was replaced or emptied is recognized: the content of an object, which is
-    /// created with random bytes if it is missing.
+    /// Reads the id by which a store that was replaced or emptied is recognized: the content of an object. If the
+    /// object is missing, it is created with random bytes.
     pub(crate) fn read_or_create_id(&self) -> anyhow::Result<Bytes> {
         if self.head(ID_OBJECT)?.is_none() {
             let mut random = [0; ID_BYTES];
@@ -240,7 +239,7 @@ fn open_directory(path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
 /// Opens a bucket, or the part of it below the prefix in `path`. Credentials, endpoint and region are those of the
 /// usual environment variables: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …
 fn open_s3(url: &str, path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
-    // The call fails if a provider is installed already.
+    // This fails only if a provider is installed already, which serves as well.
     drop(rustls::crypto::ring::default_provider().install_default());
     let retry = RetryConfig {
         max_retries: MAX_RETRIES,
@@ -273,8 +272,8 @@ fn open_s3(url: &str, path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
     })
 }
 
-/// Returns the S3 settings of the environment: names and values. Blanks and line ends around a value, which files and
-/// secrets have, are trimmed; an empty value counts as not set. Invalid characters within a value are errors here,
+/// Returns the S3 settings of the environment: names and values. Blanks and line ends around a value, as files and
+/// secrets have them, are trimmed; an empty value counts as not set. Invalid characters within a value are errors here,
 /// because the libraries panic on them.
 fn s3_settings(
     environment: impl Iterator<Item = (OsString, OsString)>,

@@ -17,7 +17,7 @@ use crate::policy::ServiceRule;
 use crate::process_profile::{ProcessProfile, ProfileContext};
 use crate::time::Instant;
 
-/// Number of periods after which an activation by the agent expires.
+/// Number of the rule's periods after which an activation by the agent expires.
 const LEASE_PERIODS: u32 = 3;
 /// Most bytes of a dump that is read. A dump of memprof's sampler has some MiB.
 const DUMP_LIMIT: u64 = 256 << 20;
@@ -64,8 +64,8 @@ impl MachineInfo {
     }
 }
 
-/// Id of this machine, container and boot: a hash of machine-id(5), which copies of a machine share, of the boot's
-/// random id (proc(5), `boot_id`), which containers of a machine share, and of the pid namespace.
+/// Id of this machine, container and boot: the first 4 bytes of a hash of machine-id(5), which copies of a machine
+/// share, of the boot's random id (proc(5), `boot_id`), which containers of a machine share, and of the pid namespace.
 fn machine_id() -> String {
     let files = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
     // A missing file adds nothing to the hash.
@@ -95,10 +95,8 @@ pub(crate) struct TakenProfile {
 }
 
 /// Takes a dump of a host, and sums all heap profiles in it. Enables sampling first if the rule says so. Blocks until
-/// the dump is read and symbolized. Functions that cannot be named become offsets, with the reason in the result.
-///
-/// # Errors
-/// The host does not answer, cannot be profiled, or does not sample; a dump is too large.
+/// the dump is read and symbolized. Functions that cannot be named become offsets, with the reason in the result. Fails
+/// if the host does not answer, cannot be profiled, or does not sample, or if a dump is too large.
 pub(crate) fn take_profile(
     host: &RunningHost,
     rule: &ServiceRule,
@@ -114,6 +112,7 @@ pub(crate) fn take_profile(
         .filter(|dump| dump.kind == ProfileKind::Heap);
     let mut sum = Heap::default();
     let mut interval = 0;
+    // After one failure the other dumps are not symbolized either: each attempt may take until its timeout.
     let mut unnamed: Option<String> = None;
     let instance = machine.process_key(host);
     for dump in heaps {
@@ -174,10 +173,8 @@ pub(crate) fn take_profile(
     })
 }
 
-/// Enables sampling, or extends its lease, if the rule says so.
-///
-/// # Errors
-/// The host cannot be profiled, or does not sample and the rule does not say to enable it.
+/// Enables sampling, or extends its lease, if the rule says so. Fails if the host cannot be profiled, or does not
+/// sample and the rule does not say to enable it.
 fn ensure_sampling(client: &mut Client, rule: &ServiceRule) -> anyhow::Result<()> {
     let status = client.status()?;
     let lease = (rule.period * LEASE_PERIODS).max(MIN_LEASE);
@@ -210,7 +207,7 @@ fn expires_within(expiry: Option<&str>, time: Duration) -> bool {
 /// Start of a process, in clock ticks since boot (`starttime` of proc(5), stat). `None` if it has ended.
 pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The program's name may contain any character; the third field follows its parenthesis.
+    // The program's name may contain any character; the third field follows its parenthesis. `starttime` is the 22nd.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(22 - 3)?.parse().ok()
 }

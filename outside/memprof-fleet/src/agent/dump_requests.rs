@@ -10,8 +10,8 @@ use crate::drain::drain;
 use crate::policy::{is_in_share, rule_for};
 
 impl Agent {
-    /// Takes the requested dumps, each process once for `first` and all requests that wait in `events`, and replies to
-    /// each request. Returns whether one of the events ends the agent.
+    /// Handles `first` and all requests that wait in `events` together: dumps each requested process once, and replies
+    /// to each request. Returns whether one of the events ends the agent.
     pub(super) fn handle_dump_requests(
         &mut self,
         first: DumpRequest,
@@ -42,6 +42,7 @@ impl Agent {
                 .iter()
                 .any(|index| !requests[*index].request.dry_run)
             {
+                // A request may select a process that no rule names; the default rule applies then.
                 let rule = rule_for(&self.config.service, &host.info.name).cloned();
                 match self.dump_to_spool(&host, &rule.unwrap_or_default()) {
                     Ok(bytes) => reply.inuse_bytes = Some(bytes),
@@ -51,6 +52,7 @@ impl Agent {
             for index in selected {
                 let mut reply = reply.clone();
                 if requests[index].request.dry_run {
+                    // A dry run does not show the dump that another request caused.
                     (reply.inuse_bytes, reply.failed) = (None, None);
                 }
                 counts[index] += 1;

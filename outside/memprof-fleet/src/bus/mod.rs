@@ -22,7 +22,7 @@ pub(crate) use responder::{AgentEvent, DumpRequest, agent_process, serve_request
 
 /// Longest time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Replies that can wait to be read, enough for a large fleet. Further ones are dropped.
+/// Replies that can wait to be read, enough for a large fleet. Further ones are dropped, and the request fails.
 const MAX_PENDING_REPLIES: usize = 1 << 18;
 
 /// Kind of a request to agents.
@@ -138,10 +138,8 @@ pub(crate) enum ConnectionEvent {
     Failed(String),
 }
 
-/// Connects to the server, and calls `report` for changes of the connection later.
-///
-/// # Errors
-/// The configuration is invalid (exit code 2), or the server cannot be reached (3).
+/// Connects to the server, and calls `report` for changes of the connection later. Fails if the configuration is
+/// invalid (exit code 2), or the server cannot be reached (3).
 pub(crate) async fn connect(
     nats: &Nats,
     name: &str,
@@ -194,10 +192,8 @@ pub(crate) async fn connect(
     })
 }
 
-/// Reads the seed of a user from a file: its first line that begins with `SU`.
-///
-/// # Errors
-/// The file cannot be read, or has no seed (exit code 2).
+/// Reads the seed of a user from a file: its first line that begins with `SU`. Fails if the file cannot be read, or has
+/// no seed (exit code 2).
 fn read_seed(file: &PathBuf) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(file);
     let text = text.with_context(|| format!("failed to read {}", file.display()))?;

@@ -23,7 +23,8 @@ use crate::time::Uptime;
 
 /// Delay before a new connection to a server that failed.
 const RECONNECT_DELAY: Duration = Duration::from_secs(5);
-/// Most requests with unfinished replies. Further ones are ignored, because each may wait as long as it says.
+/// Most requests with unfinished replies. Further ones are ignored, because a request stays open as long as its sender
+/// asks.
 const MAX_OPEN_REQUESTS: usize = 256;
 /// Permits for requests with unfinished replies.
 static OPEN_REQUESTS: Semaphore = Semaphore::const_new(MAX_OPEN_REQUESTS);
@@ -72,7 +73,8 @@ pub(crate) fn serve_requests(
     Ok(())
 }
 
-/// Errors of the connection, of which each attempt to connect again has one, and of requests, which anybody may send.
+/// Log of errors of the connection, which recur with each attempt to connect, and of invalid requests, which anybody
+/// may send.
 #[derive(Clone, Default)]
 struct BusLog(Arc<Mutex<ErrorLog>>);
 
@@ -108,7 +110,7 @@ impl BusLog {
     }
 
     fn errors(&self) -> MutexGuard<'_, ErrorLog> {
-        // After a panic in another thread, its errors are as they were.
+        // A panic in another thread leaves the log intact.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -199,6 +201,7 @@ async fn handle_message(
         tokio::task::spawn_blocking(move || list_processes(&host, &request, &send));
     }
     while let Some(reply) = replies.recv().await {
+        // A reply has only texts and numbers, so serializing it cannot fail.
         let bytes: Bytes = serde_json::to_vec(&reply).unwrap_or_default().into();
         if let Err(error) = client.publish(inbox.clone(), bytes).await {
             log.note_request(&format!("a reply was not sent: {error}"));
@@ -223,6 +226,7 @@ fn list_processes(host: &str, request: &AgentRequest, replies: &UnboundedSender<
     let mut processes = 0;
     for (running, profiling) in selected {
         processes += 1;
+        // Sending fails only if the task that reads the replies has ended.
         replies
             .send(AgentReply::Process(agent_process(
                 host, &running, profiling,

@@ -20,7 +20,8 @@ use crate::target::Target;
 
 /// Time in which agents must announce themselves.
 const ANNOUNCE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time without a reply after which no more agents are expected: many agents, or many requests, are slower.
+/// Time without a reply after which no more agents are expected. Many agents reply for longer than
+/// [`ANNOUNCE_TIMEOUT`].
 const QUIET_TIMEOUT: Duration = Duration::from_millis(500);
 /// Longest time for a list.
 const LIST_TIMEOUT: Duration = Duration::from_secs(15);
@@ -148,6 +149,7 @@ fn unfinished_count(agents: &Agents) -> usize {
 
 /// Machine names that more than one agent has.
 fn shared_machine_names(agents: &Agents) -> BTreeSet<&str> {
+    // The keys are sorted by name, so agents with one name are neighbours.
     let names = agents.keys().zip(agents.keys().skip(1));
     let shared = names.filter(|((one, _), (next, _))| one == next);
     shared.map(|((name, _), _)| name.as_str()).collect()
@@ -216,10 +218,7 @@ fn missing_agents(
 }
 
 /// Sends a request, and receives replies until every announced agent is done, or the timeout expires: the replies may
-/// be incomplete then.
-///
-/// # Errors
-/// The server cannot be reached, or refuses the request (exit code 3).
+/// be incomplete then. Fails if the server cannot be reached, or refuses the request (exit code 3).
 async fn collect_replies(
     config: &Config,
     verb: Verb,

@@ -65,10 +65,7 @@ impl ProfileQuery {
     }
 
     /// Reads the selected profiles, sorted by process and time; only those whose build id begins with `build` if it is
-    /// given.
-    ///
-    /// # Errors
-    /// There is none (exit code 5), or the store cannot be read.
+    /// given. Fails if there is none (exit code 5), or the store cannot be read.
     pub(crate) fn profiles(&self, build: Option<&str>) -> anyhow::Result<Vec<Profile>> {
         let mut profiles = profiles(self)?;
         let all = profiles.len();
@@ -101,6 +98,7 @@ pub(crate) fn machines_writing_since(
         from,
         to: Instant::now(),
         target: Target::All,
+        // The notes are dropped.
         notes: Notes::Collect(Mutex::default()),
     };
     let profiles = profiles(&query)?.into_iter();
@@ -141,7 +139,8 @@ pub(crate) fn flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
     write_result(args.output.as_deref().unwrap_or(Path::new("-")), &bytes)
 }
 
-/// Renders a result in a format of `fleet flame`. OTLP has the service of the target, or `fleet` if it names none.
+/// Renders a result in a format of `fleet flame`. In OTLP, the service's name is that of the target, or `fleet` for
+/// several services.
 fn render_flame(
     query: &ProfileQuery,
     result: &QueryResult,

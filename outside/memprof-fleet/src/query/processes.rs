@@ -128,7 +128,7 @@ pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Summarizes each process of the profiles, that with the newest profile first.
+/// Summarizes each process of the profiles. The process with the newest profile comes first.
 pub(crate) fn summarize_processes(profiles: &[Profile]) -> Vec<Process> {
     let rows = first_and_last_by_process(profiles).into_iter();
     let mut rows: Vec<_> = rows

@@ -47,6 +47,7 @@ pub(crate) struct Profile {
 impl Profile {
     /// Id of the machine, container and boot; empty if an older agent wrote the profile.
     fn machine_id(&self) -> &str {
+        // The host name may contain dots; the rest of the key is `/PID.START.ID`.
         let key = self.instance.strip_prefix(&self.host);
         let parts = key.and_then(|key| key.splitn(3, '.').nth(2));
         parts.unwrap_or("")
@@ -62,8 +63,8 @@ impl Profile {
     }
 }
 
-/// Reads the selected profiles, sorted by process and time. Files that cannot be read are left out; they, wrong clocks
-/// and what memprof's sampler missed are noted. Empty if there are none.
+/// Reads the selected profiles, sorted by process and time. Files that cannot be read are left out. Notes report them,
+/// wrong clocks, and what memprof's sampler missed.
 pub(crate) fn profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
     let found = table_files(&query.store, Table::Profiles, (query.from, query.to))?;
     for finding in found.findings() {
@@ -111,8 +112,8 @@ pub(crate) fn profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
     Ok(profiles)
 }
 
-/// Names that several machines had at the same time, with their number. A machine that restarted has a new id, but no
-/// profile with the older one any more.
+/// Names that several machines had at the same time, with the number of these machines. A machine that restarts gets a
+/// new id, but its profiles with the two ids do not overlap in time.
 pub(crate) fn shared_machine_names(profiles: &[Profile]) -> BTreeMap<&str, usize> {
     let mut times: BTreeMap<&str, BTreeMap<&str, [Instant; 2]>> = BTreeMap::new();
     for profile in profiles {
@@ -165,6 +166,7 @@ const SHORTFALLS: [Shortfall; 5] = [
     },
     Shortfall {
         size: |counts| match counts.unseen_free_bytes {
+            // If bytes are known, the entry before this one reports them.
             0 => counts.unseen_free_samples as f64,
             _ => 0.0,
         },

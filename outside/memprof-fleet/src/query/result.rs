@@ -44,8 +44,8 @@ pub(crate) fn compare_builds(
     })
 }
 
-/// Compares the time window of `query` with that of `base`. The profile of a window is the mean of its processes', of
-/// `build` only if it is given.
+/// Compares the time window of `query` with that of `base`. Each is shown as the mean of its processes. If `build` is
+/// given, only processes of that build count.
 pub(crate) fn compare_windows(
     query: &ProfileQuery,
     base: &ProfileQuery,

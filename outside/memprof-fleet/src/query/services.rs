@@ -19,7 +19,7 @@ pub(crate) struct Service {
     /// Number of processes by build.
     builds: BTreeMap<String, usize>,
     inuse_bytes: i64,
-    /// Growth of all processes with two profiles.
+    /// Sum of the growth of its processes, each from its first to its last profile.
     growth_bytes: i64,
     /// Time of the newest profile (RFC 3339).
     newest: String,

@@ -13,7 +13,7 @@ use crate::query::weights::WeightedSums;
 use crate::scan::{scan, table_files};
 use crate::schema::Table;
 
-/// Bytes of a module's address range, in which each function has an address.
+/// Length in bytes of a module's invented address range, in which each of its functions has one address.
 const MODULE_SIZE: u64 = 1 << 32;
 
 /// Builds a profile of these sums, with the frames from the table STACKS. A stack whose frames are missing is named by
@@ -95,7 +95,8 @@ impl ProfileBuilder {
         let next = self.modules.len() as u64 + 1;
         let (index, count) = self.modules.entry(module.to_owned()).or_insert((next, 0));
         *count += 1;
-        // A frame is a return address, and the call's address is one less.
+        // The report looks up the byte before a frame, which is a return address. With a count from 1, it lies in the
+        // module.
         let id = self
             .profile
             .stacks
@@ -105,6 +106,7 @@ impl ProfileBuilder {
             linkage: None,
             file: None,
             line: 0,
+            // `MODULE+0x…` is the offset of a function without a name.
             named: !function
                 .strip_prefix(module)
                 .is_some_and(|rest| rest.starts_with("+0x")),
@@ -120,6 +122,7 @@ impl ProfileBuilder {
             start: Address(index * MODULE_SIZE),
             end: Address((index + 1) * MODULE_SIZE),
             executable: true,
+            // The report recognizes the path of a file by its first `/`.
             path: match module.starts_with('[') || module.is_empty() {
                 true => module.clone(),
                 false => format!("/{module}"),
@@ -129,6 +132,7 @@ impl ProfileBuilder {
         self.profile.mappings = self.modules.iter().map(mapping).collect();
         self.profile.mappings.sort_by_key(|mapping| mapping.start);
         self.profile.interval = sample_interval.and_then(|bytes| u64::try_from(bytes).ok());
+        // The stored stacks begin without the allocator's frames, which a depth would skip.
         let depths = vec![0; self.profile.stacks.len()];
         SymbolizedProfile {
             profile: self.profile,

@@ -116,7 +116,7 @@ impl Weights {
     }
 }
 
-/// Sums the samples of `profiles`, times their weights. Notes files that cannot be read, and if samples are missing.
+/// Sums the samples of `profiles`, times their weights. Notes unreadable files and missing samples.
 pub(crate) fn weighted_sums(
     query: &ProfileQuery,
     profiles: &[Profile],

@@ -78,8 +78,8 @@ fn first_rows_json(mut rows: Vec<impl serde::Serialize>) -> Value {
     json!(rows)
 }
 
-/// Responds with rows that `rows` computes from the selected profiles without their samples, with the time window and
-/// the notes of the query.
+/// Responds with the rows that `rows` computes from the selected profiles, which come without samples, and with the
+/// time window and the notes of the query.
 async fn rows_response(
     State(server): Server,
     params: QueryExtractor,
