@@ -84,10 +84,7 @@ impl Body {
 
     /// Returns the file, positioned at its start; for bytes, a new sealed file in memory. Neither can be changed
     /// through the returned descriptor. Writing the bytes under a small `RLIMIT_FSIZE` sends SIGXFSZ to the calling
-    /// thread, which must therefore block signals.
-    ///
-    /// # Errors
-    /// Those of `memfd_create(2)`: no memory or no descriptor is left.
+    /// thread, which must therefore block signals. Fails as memfd_create(2) does: no memory or no descriptor is left.
     #[cfg(feature = "control")]
     pub(crate) fn into_file(self) -> io::Result<File> {
         let bytes = match self {
@@ -149,6 +146,7 @@ const SEALED: SealFlags = SealFlags::SHRINK.union(SealFlags::WRITE);
 
 /// Whether the descriptor is open for reading only.
 fn is_read_only(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    // A descriptor of `O_PATH` has the access mode of reading, too, but cannot be read.
     let flags = rustix::fs::fcntl_getfl(fd)?;
     Ok(flags & (OFlags::RWMODE | OFlags::PATH) == OFlags::RDONLY)
 }

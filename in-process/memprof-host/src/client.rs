@@ -93,7 +93,7 @@ impl ReceivedBody {
     /// Returns a reader of the body.
     ///
     /// # Errors
-    /// Those of [`into_bytes`](Self::into_bytes), if the body is inline.
+    /// At present none: an inline body is in memory, and the reader of a file returns its own errors.
     pub fn into_reader(mut self) -> io::Result<Box<dyn Read>> {
         match self.file.take() {
             Some(file) => Ok(Box::new(file)),
@@ -205,7 +205,7 @@ impl Client {
         self.peer
     }
 
-    /// Whether the host has not closed the connection.
+    /// Whether the connection is still open: the host has not closed it.
     pub fn is_connected(&self) -> bool {
         self.connection.is_open()
     }

@@ -57,7 +57,8 @@ pub struct PluginConfig {
     /// `[plugin.config]`, passed to the plugin unchanged.
     #[serde(default)]
     pub config: toml::Table,
-    /// `config` at its lines in the file. `None` if it has another form there.
+    /// Text of the file in which all lines except those of `config` are blank. `None` if the file has `config` in
+    /// another form, as an inline table.
     #[serde(skip)]
     text_in_file: Option<String>,
 }

@@ -121,6 +121,7 @@ pub fn find_by_pid(pid: u32) -> Option<RunningHost> {
 /// Returns the existing sockets with the default names of process `pid`, in all default directories.
 fn default_candidates(pid: u32) -> Vec<SocketCandidate> {
     let dirs = own_socket_dirs().into_iter();
+    // A directory that is missing or not to be trusted is left out.
     let owned = dirs.filter_map(|dir| Some((dir.owner().ok()??, dir.directory)));
     let owned = owned.flat_map(|(owner, directory)| {
         socket_dir::socket_names(pid).map(move |name| SocketCandidate {

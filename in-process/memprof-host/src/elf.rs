@@ -12,14 +12,12 @@ use object::elf::{
 use object::read::SymbolIndex;
 use object::read::elf::{Dyn as _, FileHeader, ProgramHeader, SectionHeader, Sym as _};
 
-/// Start of the fault's text for a file of another kind or architecture: copying it again does not help, as it would
-/// with a damaged one.
+/// Start of the error's text for a file of another kind or architecture. The loader recognizes it, because copying the
+/// file again helps only if it is damaged.
 pub(crate) const NOT_A_PLUGIN: &str = "it is not a shared library for this machine";
 
-/// Checks that the bytes are a whole shared library for this architecture, whose tables the loader can use.
-///
-/// # Errors
-/// A description of the first fault.
+/// Checks that the bytes are a whole shared library for this architecture, whose tables the loader can use. The error
+/// describes the first fault.
 pub(crate) fn check_loadable(bytes: &[u8]) -> Result<(), String> {
     let invalid_elf = |error: object::Error| format!("it is not a whole ELF file: {error}");
     if bytes.starts_with(b"!<arch>") {
@@ -71,8 +69,9 @@ pub(crate) fn stays_loaded(bytes: &[u8]) -> bool {
     has_flag(bytes, DT_FLAGS_1, DF_1_NODELETE.0)
 }
 
-/// Returns the first function or variable of the library that the library itself uses, but that one of the same name in
-/// the program would replace. `None` if there is none, or if the file has no sections.
+/// Returns the first function or variable of the library that a relocation refers to by its name, so that one of the
+/// same name in the program would replace it. `None` if there is none, the library was linked with `-Bsymbolic`, or its
+/// sections are missing.
 pub(crate) fn interposable_symbol(bytes: &[u8]) -> Option<String> {
     if has_flag(bytes, DT_FLAGS, DF_SYMBOLIC.0) {
         return None;

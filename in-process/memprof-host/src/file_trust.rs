@@ -9,10 +9,8 @@ const OTHERS_MAY_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
 /// Checks the file and every directory above it: each must belong to root or to `own_uid`, and no other user may write
-/// to it. Returns the path without symbolic links.
-///
-/// # Errors
-/// The path is not absolute or does not exist, or the first file or directory that is not trusted.
+/// to it. Returns the path without symbolic links. Fails if the path is not absolute or does not exist; otherwise the
+/// error names the first file or directory that is not trusted.
 pub(crate) fn check_trusted(path: &Path, own_uid: u32) -> Result<PathBuf, String> {
     if !path.is_absolute() {
         return Err(format!("plugin path {} is not absolute", path.display()));

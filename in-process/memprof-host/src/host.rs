@@ -73,8 +73,8 @@ impl Host {
     }
 }
 
-/// Loads a plugin and adds it to the router, or the reason for which it could not be loaded: under its id, or under the
-/// name of its file while the id is not known. Logs the result.
+/// Loads a plugin and adds it to the router, or adds the reason for its failure. The entry has the plugin's id, or the
+/// file's name if loading failed before the id was known. Logs the result.
 fn add_plugin(router: &mut Router, config: &PluginConfig, program: HostProgram) {
     let mut info = PluginInfo {
         id: config.file_name(),

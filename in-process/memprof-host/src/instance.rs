@@ -35,7 +35,7 @@ pub struct Instance {
     _claim: Option<InstanceClaim>,
 }
 
-/// Copy of this library that destroys a plugin.
+/// Copy of this library to which a plugin belongs: only that copy destroys it.
 #[derive(Debug)]
 enum PluginOwner {
     /// This copy, with the context of the plugin's callbacks.
@@ -111,13 +111,11 @@ impl Instance {
         })
     }
 
-    /// Wraps a plugin that another copy of this library created in the process.
+    /// Wraps a plugin that another copy of this library created in the process. Fails if the entry is incomplete or of
+    /// another ABI.
     ///
     /// # Safety
     /// `entry` is as for [`Instance::create`]; `plugin` is one of its instances, and is never destroyed.
-    ///
-    /// # Errors
-    /// Another ABI, or an incomplete entry.
     #[cfg(feature = "adapters")]
     pub(crate) unsafe fn join(
         entry: *const memprof_plugin_entry_t,
@@ -138,13 +136,13 @@ impl Instance {
         })
     }
 
-    /// Returns the plugin's pointer, an argument of [`Instance::join`]. `None` if another copy created the plugin.
+    /// Returns the plugin, which another copy of this library can pass to its [`Instance::join`]. `None` if this copy
+    /// did not create the plugin, but joined it.
     #[cfg(feature = "adapters")]
     pub(crate) fn created_plugin(&self) -> Option<*mut memprof_plugin_t> {
         matches!(self.owner, PluginOwner::ThisLibrary(_)).then_some(self.plugin)
     }
 
-    /// Returns the entry of the plugin's library.
     #[cfg(feature = "adapters")]
     pub(crate) fn entry(&self) -> &'static memprof_plugin_entry_t {
         self.entry

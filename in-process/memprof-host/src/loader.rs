@@ -103,9 +103,9 @@ fn file_identity(metadata: &Metadata) -> FileIdentity {
 }
 
 impl CheckedFile {
-    /// Whether the path still refers to the file that was checked, unchanged. A file that was replaced and restored is
-    /// changed, too. The constructors of another file that a user with write permission put there in between may have
-    /// run already.
+    /// Whether the path still refers to the checked file, and the file is unchanged. A file that was moved away and
+    /// back counts as changed, too. If it is changed, constructors of another file may have run already, which a user
+    /// with write permission put there in between.
     fn is_unchanged(&self) -> bool {
         let current = self.path.metadata();
         current.is_ok_and(|current| file_identity(&current) == self.identity)
@@ -179,7 +179,7 @@ fn dlerror_text(error: &libloading::Error, path: &Path) -> String {
     cause.strip_prefix(&named).unwrap_or(&cause).to_owned()
 }
 
-/// Failure of dlopen(3) for a reason in the loader's words, with the remedy that it suggests.
+/// Creates the failure of dlopen(3) with the remedy for `reason`, which is a text of the loader.
 fn loader_failure(path: &Path, reason: &str) -> Failure {
     let remedies = [
         (

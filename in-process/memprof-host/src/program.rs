@@ -28,7 +28,7 @@ impl HostProgram {
     }
 }
 
-/// The logger of the `log` crate as the macros of the crate use it: first its `max_level` is compared.
+/// The logger of the `log` crate, behind the crate's `max_level`, which its macros compare first.
 struct CrateLog;
 
 impl log::Log for CrateLog {

@@ -202,8 +202,8 @@ pub fn split_message(data: &str) -> (&str, &str) {
     (name, args.trim_start())
 }
 
-/// Splits a reply into the result for the line, and the body that is passed beside it. `None` if the result contains
-/// the body.
+/// Splits a reply into the result for the line, and the body that is passed beside it. That body is `None` if the
+/// result contains it.
 pub fn message_result(reply: Reply, deliver: Option<Delivery>) -> (MessageResult, Option<Body>) {
     let Reply {
         status_code,
@@ -243,7 +243,8 @@ pub fn message_result(reply: Reply, deliver: Option<Delivery>) -> (MessageResult
     }
 }
 
-/// Reads a file into a JSON value. Returns the file if it cannot be read, so that the client gets it and the error.
+/// Reads a file into a JSON value. Returns the file if it cannot be read or is not a text: then the client gets it, and
+/// meets the error itself.
 fn inline_file(content_type: &str, file: File, size: u64) -> Result<Value, Body> {
     let mut bytes = vec![0; size as usize];
     match file.read_exact_at(&mut bytes, 0) {

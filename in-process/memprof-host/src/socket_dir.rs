@@ -112,6 +112,7 @@ impl SocketDir {
     /// process's user or of root.
     pub fn owner(&self) -> io::Result<Option<u32>> {
         use io::ErrorKind::{NotADirectory, NotFound};
+        // A link is followed only if the name contains no user: any user may create one in /tmp that leads elsewhere.
         let metadata = match self.named_after {
             Some(_) => self.directory.symlink_metadata(),
             None => self.directory.metadata(),
@@ -169,6 +170,7 @@ pub fn make_private(directory: &Path) -> io::Result<()> {
 /// # Errors
 /// Those of stat(2); `PermissionDenied` if others may rename files in it.
 pub fn check_parent(directory: &Path) -> io::Result<()> {
+    // In a sticky directory (0o1000), only a file's owner may rename it.
     let metadata = directory.metadata()?;
     if metadata.mode() & 0o022 != 0 && metadata.mode() & 0o1000 == 0 {
         return Err(insecure_dir_error(directory, "others may write to it"));
@@ -176,8 +178,8 @@ pub fn check_parent(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the default names of the sockets of process `pid`: of its first host, and of further ones, such as a second
-/// plugin in a foreign program.
+/// Returns the default names of the sockets of process `pid`: of its first host, and of up to eight further ones, such
+/// as a second plugin in a foreign program.
 #[cfg(any(feature = "client", feature = "control"))]
 pub(crate) fn socket_names(pid: u32) -> impl Iterator<Item = String> {
     let further = (2..=9).map(move |number| format!("{pid}.{number}.sock"));

@@ -79,7 +79,7 @@ static LEASE_END_MS: AtomicU64 = AtomicU64::new(0);
 static INCLUDES_CHILDREN: AtomicBool = AtomicBool::new(false);
 /// Whether [`END_THREAD`] runs in a forked child.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
-/// Whether the attachment created the instance, and no other adapter.
+/// Whether an attachment created the instance; otherwise another adapter did.
 static CREATED_INSTANCE: AtomicBool = AtomicBool::new(false);
 
 /// Argument of `memprof attach`, as TOML.
@@ -108,7 +108,7 @@ struct ConfigFile {
 }
 
 /// Value by which memprof-attach says that the calling thread has a descriptor table without files
-/// (`injected_code.rs`).
+/// (`injected_code.rs`): "Tabl" in ASCII.
 const OWN_TABLE: u64 = 0x5461_626c;
 
 /// Creates or reuses the instance, and opens the socket. Returns null, or a leaked text with the reason for a failure.
@@ -151,10 +151,7 @@ fn attach_or_leak_reason(entry: &'static memprof_plugin_entry_t, toml: &CStr) ->
 }
 
 /// Attaches on a new thread of memprof's, because the calling thread is the program's and must not be treated as
-/// memprof's.
-///
-/// # Errors
-/// The reason for which the process cannot be attached to, or no thread started.
+/// memprof's. The error is the reason for which the process cannot be attached to, or no thread started.
 #[cfg(any(feature = "adapter-java", feature = "adapter-node"))]
 pub(super) fn attach_on_new_thread(
     entry: &'static memprof_plugin_entry_t,
@@ -183,7 +180,7 @@ pub fn is_attached() -> bool {
 /// Requests the end of the attachment. Its thread closes the socket after the pending replies were sent.
 pub fn request_detach() {
     STATE.store(DETACHING, Ordering::Release);
-    // futex(2) fails only for invalid addresses.
+    // It wakes at most `i32::MAX` threads, which are all. futex(2) fails only for invalid addresses.
     let _ = futex::wake(&STATE, Flags::PRIVATE, u32::MAX >> 1);
 }
 
@@ -196,9 +193,8 @@ pub fn remaining_lease() -> Option<Duration> {
 }
 
 /// Attaches to this process: creates or reuses the instance, opens the socket, and starts the thread that ends it.
-///
-/// # Errors
-/// An invalid config; a process that is attached to or has loaded the plugin; a failed plugin, socket or thread.
+/// Fails if the config is invalid, the process is attached to already or has loaded the plugin itself, or the plugin,
+/// the socket or the thread fails to start.
 fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Failure> {
     let invalid = |reason: String| Failure::new(MEMPROF_INVALID_ARGUMENT, reason);
     let attachment: Attachment =
@@ -338,7 +334,7 @@ fn run_attachment(privileges: &mut Privileges) {
         memprof_own::leave_program_table();
         privileges.match_main_thread();
         instance.enter_thread();
-        // The parent's socket is at another path; the child's has its own pid in the name.
+        // The child's socket has another path, with its own pid. A child without a socket still ends with the lease.
         let _result = open_control(instance, None);
     } else {
         instance.enter_thread();

@@ -41,15 +41,12 @@ pub(super) enum Control {
 const CONFIG: &str = "config";
 const CONTROL: &str = "control";
 const ALLOW: &str = "allow";
-/// Two forms of one key of the plugin: a pair with one replaces the other in a file.
+/// Two keys of the plugin for one setting: if a pair has one of them, both are removed from the file's table.
 const INTERVAL_KEYS: [&str; 2] = ["lg_sample", "sample_interval"];
 
 /// Parses pairs of `key` and `value`. Dots in a key separate tables; `config` names a TOML file, whose keys the other
-/// pairs override; `control` is `on`, `off` or an absolute path.
-///
-/// # Errors
-/// A key is given twice or has no name, `control` or `allow` has an invalid value, or the file cannot be read or
-/// parsed. The text names the key or file.
+/// pairs override; `control` is `on`, `off` or an absolute path. Fails if a key is given twice or has no name,
+/// `control` or `allow` has an invalid value, or the file cannot be read or parsed. The error names the key or file.
 pub(super) fn parse<'a>(
     pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> Result<Settings, Failure> {
@@ -71,9 +68,6 @@ pub(super) fn parse<'a>(
 }
 
 /// Like [`parse`], but for a file that the caller has read: its path and its text.
-///
-/// # Errors
-/// Those of [`parse`], except that of a file that cannot be read.
 pub(super) fn parse_with_file<'a>(
     pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
     file: Option<(&str, &str)>,
@@ -108,10 +102,7 @@ pub(super) fn parse_with_file<'a>(
     })
 }
 
-/// Splits a `key=value` text.
-///
-/// # Errors
-/// The text contains no `=`.
+/// Splits a `key=value` text. Fails if it contains no `=`.
 pub(super) fn split_pair(word: &str) -> Result<(&str, &str), Failure> {
     word.split_once('=').ok_or_else(|| {
         invalid_config_error(format!("config word {word:?} is not of the form key=value"))
@@ -167,18 +158,15 @@ fn merge_tables(below: &mut Table, above: Table) {
     }
 }
 
-/// Reads a config file.
 fn read_file(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|error| file_error(path, &error.to_string()))
 }
 
-/// Parses the text of a config file.
 fn parse_file(text: &str, path: &Path) -> Result<Table, Failure> {
     text.parse()
         .map_err(|error: toml::de::Error| file_error(path, &error.to_string()))
 }
 
-/// Creates the error of a config file.
 fn file_error(path: &Path, reason: &str) -> Failure {
     invalid_config_error(format!("config file {}: {reason}", path.display()))
 }
@@ -208,7 +196,6 @@ fn duplicate_key_error(key: &str) -> Failure {
     invalid_config_error(format!("config key {key:?} is given twice"))
 }
 
-/// Creates the error of an invalid config.
 fn invalid_config_error(message: String) -> Failure {
     Failure::new(MEMPROF_INVALID_ARGUMENT, message)
 }

@@ -33,10 +33,8 @@ static IS_EXITING: AtomicBool = AtomicBool::new(false);
 /// Timeout of waiting for the exit handler.
 const EXIT_HANDLER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Opens the socket, unless this process has opened one or `control` is [`Control::Off`].
-///
-/// # Errors
-/// Those of [`ControlSocket::open`], with the status `MEMPROF_IO`; the error was logged.
+/// Opens the socket, unless this process has opened one or `control` is [`Control::Off`]. Logs an error of
+/// [`ControlSocket::open`], and returns it with the status `MEMPROF_IO`.
 pub(super) fn open(
     program: HostProgram,
     router: Arc<Router>,
@@ -84,7 +82,7 @@ pub(super) fn close() {
     // SAFETY: null, or leaked by `open` and freed only below.
     if let Some(open) = unsafe { socket.as_ref() } {
         open.close();
-        // The exit handler removes files without waiting: it takes a moment, or is interrupted for ever.
+        // The exit handler only removes files. So it ends in a moment, or never, if its thread is interrupted for ever.
         let start = Instant::now();
         while IS_EXITING.load(Ordering::SeqCst) && start.elapsed() < EXIT_HANDLER_TIMEOUT {
             thread::yield_now();

@@ -171,18 +171,13 @@ fn get_or_create_instance(start: &'static StartSettings) -> &'static AdapterInst
     instance::recreate_if_config_changed(instance, &adapter, environment::reread_settings)
 }
 
-/// Sends a message and returns its reply as text. Call [`ensure_instance`] first.
-///
-/// # Errors
-/// The text of the reply if the message failed; that the plugin is not loaded or panicked.
+/// Sends a message and returns its reply as text. Call [`ensure_instance`] first. If the message failed, the error is
+/// the reply's text; otherwise it says that the plugin is not loaded or panicked.
 pub(super) fn send(message: &[u8]) -> Result<String, String> {
     with_instance(|instance| instance.send_and_render(message).into_result())
 }
 
-/// Sends a message and returns its reply as JSON. Call [`ensure_instance`] first.
-///
-/// # Errors
-/// Those of [`send`].
+/// Sends a message and returns its reply as JSON. Call [`ensure_instance`] first. Fails as [`send`] does.
 pub(super) fn send_for_json(message: &[u8]) -> Result<String, String> {
     with_instance(|instance| instance.send_for_json(message))
 }

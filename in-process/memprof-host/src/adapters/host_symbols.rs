@@ -52,13 +52,10 @@ impl CallerAddress {
 
 impl HostSymbols {
     /// Looks up a function or variable of the host: in the library that called with its dependencies, then in the whole
-    /// program.
+    /// program. Fails if the host has no such symbol.
     ///
     /// # Safety
     /// `F` is a pointer type that fits the symbol.
-    ///
-    /// # Errors
-    /// The host has no such symbol.
     pub(super) unsafe fn find<F: Copy>(&self, name: &'static CStr) -> Result<F, MissingSymbol> {
         let address = if self.library.is_null() {
             ptr::null_mut()

@@ -54,7 +54,7 @@ impl Adapter {
     }
 }
 
-/// Null, or leaked, because threads may use it until the process ends. Only [`remove`] frees it.
+/// The instance: null, or leaked, because threads may use it until the process ends. Only [`remove`] frees it.
 static INSTANCE: AtomicPtr<AdapterInstance> = AtomicPtr::new(ptr::null_mut());
 
 /// Whether users of the instance are unknown, so that it must never be freed.
@@ -107,10 +107,8 @@ pub(super) unsafe fn remove() {
     }
 }
 
-/// Creates the instance. `None` if the program has created one in the meantime.
-///
-/// # Errors
-/// The reason for which the plugin cannot be created. Then nothing has changed.
+/// Creates the instance. `None` if the program has created one in the meantime. If the plugin cannot be created,
+/// returns the reason, and nothing has changed.
 #[cfg(feature = "adapter-attached")]
 pub(super) fn create(
     entry: &'static memprof_plugin_entry_t,
@@ -231,7 +229,8 @@ fn replace_failed(
 }
 
 impl AdapterInstance {
-    /// Creates the plugin, or uses that of another copy of the library. A failure is logged.
+    /// Creates the plugin, or joins the plugin of another copy of the library. Never fails, because an adapter must not
+    /// end its program: a failure is logged, and is then the reply to every message.
     fn new(
         entry: &'static memprof_plugin_entry_t,
         adapter: &Adapter,
@@ -239,6 +238,7 @@ impl AdapterInstance {
     ) -> Self {
         // SAFETY: memprof.h: the entry's texts live as long as the entry.
         let id = unsafe { copy_text(entry.id) };
+        // Plugins borrow the name until the process ends, so it is leaked.
         let program = HostProgram {
             name: Box::leak(program_name().into_boxed_str()),
             version: "",
@@ -254,16 +254,19 @@ impl AdapterInstance {
             }
         };
         let plugin = panic::catch_unwind(AssertUnwindSafe(create)).unwrap_or_else(|payload| {
+            // Dropping the payload would run foreign code, which may panic again.
             std::mem::forget(payload);
             Err(Failure::new(MEMPROF_PANIC, "loading the plugin panicked"))
         });
         if let Err(failure) = &plugin {
             adapter.log.write_line(Level::Error, &failure.to_string());
         }
+        // A joined plugin is called through the entry of its own copy.
         let entry = plugin.as_ref().map_or(entry, Instance::entry);
         let failure = plugin.as_ref().err().cloned();
         // SAFETY: the entry is of a library that stays loaded until the process ends.
         let info = unsafe { check_entry(entry) };
+        // An entry that is refused has no description but its id.
         let info = info.unwrap_or_else(|_| PluginInfo {
             id: id.clone(),
             ..PluginInfo::default()
@@ -297,10 +300,8 @@ impl AdapterInstance {
         self.has_keys
     }
 
-    /// Opens the control socket, once in a process, as the config or else the adapter specifies.
-    ///
-    /// # Errors
-    /// Those of [`control::open`]; the error was logged.
+    /// Opens the control socket, once in a process, as the config or else the adapter specifies. Fails as
+    /// [`control::open`] does, which logs the error.
     pub(super) fn open_control(
         &self,
         adapter: &Adapter,

@@ -6,7 +6,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 
 pub(super) use crate::log_line::one_line;
 
-/// A foreign program's log. Its sink must not use the `log` crate, whose logger in a plugin's library is this one.
+/// A foreign program's log. Its sink must not use the `log` crate, whose logger in a plugin's library calls the sink.
 #[derive(Debug)]
 pub(super) struct ProgramLog {
     /// Least severe level that is written.

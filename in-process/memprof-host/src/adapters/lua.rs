@@ -176,7 +176,8 @@ unsafe extern "C-unwind" fn push_reply(state: State) -> c_int {
     naked_asm!("mov rsi, [rsp]", "jmp {}", sym push_reply_for_caller)
 }
 
-/// Pushes a reply as Lua values, or nil and the reason. Returns the number of values.
+/// Pushes a reply as Lua values, or nil and the reason for a failure. Returns the number of values; 0 if a function of
+/// Lua is missing.
 unsafe extern "C-unwind" fn push_reply_for_caller(state: State, caller: CallerAddress) -> c_int {
     let Some(lua) = find_lua(caller) else {
         return 0;

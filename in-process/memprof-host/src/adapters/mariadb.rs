@@ -160,6 +160,7 @@ fn send_if_allowed(message: &[u8]) -> Result<String, String> {
     if READ_ONLY_MESSAGES.contains(&name) || delayed_start::is_allowed_for_all_users(name) {
         return delayed_start::send(message);
     }
+    // Any user may have sent a long name.
     let shown: String = name.chars().take(40).collect();
     Err(format!(
         "{shown:?} is not a message for everybody, who may call this function: it takes {}; allow = [{shown:?}] in the \

@@ -144,7 +144,7 @@ pub unsafe fn init(
     })
 }
 
-/// Parses the plugin's options.
+/// Parses the plugin's options, each a key and a value. A missing text is an empty one.
 ///
 /// # Safety
 /// `options` points to `count` options of Mosquitto's.
@@ -229,6 +229,7 @@ fn publish_reply(broker: &Broker, client: *const c_void, instance: &AdapterInsta
             topic.as_ptr(),
             bytes.len() as c_int,
             bytes.as_ptr().cast(),
+            // QoS 0, not retained, without properties.
             0,
             false,
             std::ptr::null_mut(),

@@ -20,7 +20,7 @@ impl OneTimeEvent {
     /// Sets the event, and wakes all waiting threads.
     pub(super) fn set(&self) {
         self.0.store(HAPPENED, Ordering::Release);
-        // futex(2) fails only for invalid addresses.
+        // It wakes at most `i32::MAX` threads, which are all. futex(2) fails only for invalid addresses.
         let _ = futex::wake(&self.0, Flags::PRIVATE, u32::MAX >> 1);
     }
 

@@ -45,7 +45,6 @@ pub fn is_tallied() -> bool {
     has_value(TALLY, "1")
 }
 
-/// Whether a variable of the environment has this value.
 fn has_value(name: &str, value: &str) -> bool {
     environment_variable(name).is_some_and(|found| found == value)
 }

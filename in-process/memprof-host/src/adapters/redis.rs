@@ -24,11 +24,15 @@ use super::log::{ProgramLog, c_text, one_line};
 use super::rendered_reply::{RenderedReply, ReplyContent};
 use later_api::LaterApi;
 
+/// redismodule.h, `REDISMODULE_OK`.
 const OK: c_int = 0;
+/// redismodule.h, `REDISMODULE_ERR`.
 const ERR: c_int = 1;
+/// redismodule.h, `REDISMODULE_APIVER_1`.
 const API_VERSION: c_int = 1;
 /// Largest length of a log line in bytes (server.h, `LOG_MAX_LEN`), beyond which Redis truncates it.
 const LINE_LIMIT: usize = 1000;
+/// Largest length of an error in bytes; the rest is cut off.
 const ERROR_LIMIT: usize = 4000;
 
 type Ctx = *mut c_void;
@@ -121,7 +125,6 @@ impl RedisApi {
         argv.iter().map(text).collect()
     }
 
-    /// Sends bytes to the client.
     fn reply_bytes(&self, ctx: Ctx, bytes: &[u8]) -> c_int {
         // SAFETY: redismodule.h: the context of the running command; Redis copies the bytes.
         unsafe { (self.reply_with_string_buffer)(ctx, bytes.as_ptr().cast(), bytes.len()) }
@@ -163,8 +166,9 @@ static LOG: ProgramLog = ProgramLog {
 
 const ADAPTER: Adapter = Adapter::without_socket(&LOG);
 
-/// Loads the module. Fails only in a Redis that lacks one of the functions, which every version has: any other failure
-/// would prevent Redis from starting.
+/// Loads the module. At the start of Redis, a failure would end Redis, so it fails only if a function is missing that
+/// every version has. For a client (`MODULE LOAD`), it fails also if the module is loaded already, or the plugin could
+/// not be created or keeps an older config.
 ///
 /// # Safety
 /// Redis calls `RedisModule_OnLoad` with these arguments.
@@ -188,7 +192,7 @@ pub unsafe fn load(
         let before = instance().filter(|instance| instance.creation_failure().is_none());
         let is_changed = before.is_some_and(|before| *before.settings() != settings);
         let instance = start_instance(entry, &ADAPTER, settings);
-        // A client gets an error and reads the log. At its start, Redis would end.
+        // `MODULE LOAD` of a client may fail, and the log tells why. At its start, Redis would end.
         if api.later.has_clients(ctx) {
             if api.is_name_busy(instance.id()) {
                 LOG.write_line(Level::Error, "the module is loaded already");
@@ -206,7 +210,7 @@ pub unsafe fn load(
     })
 }
 
-/// Parses the plugin's options.
+/// Parses the plugin's options, which are keys and values by turns.
 fn parse_options(arguments: &[String]) -> Result<Settings, Failure> {
     let pairs = arguments.chunks(2).map(|pair| match pair {
         [key, value] => Ok((key.as_str(), value.as_str())),
@@ -288,7 +292,6 @@ unsafe extern "C" fn handle_command(ctx: Ctx, argv: *const RedisString, argc: c_
     })
 }
 
-/// Writes a log line.
 fn write_log_line(level: Level, text: &str) {
     let level = match level {
         Level::Error | Level::Warn => c"warning",

@@ -124,10 +124,7 @@ impl AdapterInstance {
     }
 
     /// Sends a message for a program that parses the reply. Returns JSON, which is a string if the plugin replied with
-    /// text.
-    ///
-    /// # Errors
-    /// The text for people, if the message failed.
+    /// text. If the message failed, the error is the text for people.
     pub(super) fn send_for_json(&self, data: &[u8]) -> Result<String, String> {
         let (reply, _) = self.send_without_format(data);
         if reply.status_code != MEMPROF_OK {
@@ -157,6 +154,7 @@ impl AdapterInstance {
         let format = FORMATS.into_iter().find(is_requested);
         let plugin_has_format = || self.usage(name).contains("format=");
         let data = match format {
+            // A longer text stays as it is: `send_message` refuses it.
             Some(word) if data.len() <= FRAME_LIMIT && !plugin_has_format() => {
                 format!("{name} {}", args.replacen(word, "", 1))
                     .into_bytes()
@@ -179,8 +177,8 @@ impl AdapterInstance {
         self.messages().iter().map(MessageUsage::line).collect()
     }
 
-    /// Whether the config allows a message for all users. So is one that the plugin does not have: it refuses that one,
-    /// and lists those that there are.
+    /// Whether all users may send a message: the config allows it, or the plugin does not have it, and only replies
+    /// with a list of its messages.
     #[cfg(feature = "adapter-mariadb")]
     pub(super) fn is_allowed_for_all_users(&self, name: &str) -> bool {
         let settings = self.settings().as_ref();

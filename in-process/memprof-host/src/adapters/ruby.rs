@@ -167,6 +167,7 @@ unsafe extern "C-unwind" fn call(_module: Value, message: Value) -> Value {
 /// Ruby calls, with an object; no value on the stack up to its frames needs a drop.
 unsafe fn handle_call(mut message: Value, is_json: bool) -> Value {
     let Some(ruby) = RUBY.get() else {
+        // `init` sets `RUBY` before it defines the functions.
         return message;
     };
     // SAFETY: ruby.h: raises an exception unless the message is a string without NUL.

@@ -96,7 +96,7 @@ fn sibling_pids() -> impl Iterator<Item = u32> {
 /// Returns the parent of a process (proc(5), /proc/PID/stat). `None` if the process has ended.
 fn parent_pid(pid: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before it may contain parentheses and blanks.
+    // The process's name may contain parentheses and blanks. After it come the state and the parent's pid.
     let (_, after_name) = stat.rsplit_once(") ")?;
     after_name.split(' ').nth(1)?.parse().ok()
 }
@@ -127,10 +127,8 @@ struct PendingRequest {
 }
 
 impl PendingRequest {
-    /// Connects to a process and sends the request.
-    ///
-    /// # Errors
-    /// `PermissionDenied` if another process or user has the socket; those of connect(2).
+    /// Connects to a process and sends the request. Fails with `PermissionDenied` if another process or user has the
+    /// socket, and with the errors of connect(2).
     fn send(pid: u32, request: &str) -> io::Result<Self> {
         let path = own_default_dir().join(format!("{pid}.sock"));
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -10,9 +10,9 @@ use rustix::io::{Errno, writev};
 /// Destination of log lines: never a file that the program has opened under the number of standard error.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum LogDestination {
-    /// The standard error of the start by device and inode. `None` if it was closed.
+    /// Standard error at the program's start, by device and inode. `None` if it was closed.
     StartupStderr(Option<(u64, u64)>),
-    /// The current standard error, which this program only replaces by another log.
+    /// The current standard error. This program replaces it, but only by its log.
     #[cfg(feature = "adapter-postgres")]
     Redirected,
 }

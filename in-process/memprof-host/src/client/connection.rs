@@ -85,10 +85,8 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects to the socket at `path`.
-    ///
-    /// # Errors
-    /// `TimedOut` if the host does not accept before the deadline; those of connect(2).
+    /// Connects to the socket at `path`. Fails with `TimedOut` if the host does not accept before the deadline, and
+    /// with the errors of connect(2).
     pub(super) fn open(path: &Path, deadline: Deadline) -> io::Result<Self> {
         let (address, socket) = match abstract_name::split_namespace(path) {
             None => (SocketAddrUnix::new(path)?, new_socket()?),
@@ -124,8 +122,8 @@ impl Connection {
         peer(&self.socket)
     }
 
-    /// Returns an error that says whether the process of the other end has ended or executed another program, if `error`
-    /// comes of a closed connection; else `error` itself.
+    /// If `error` is that of a closed connection, returns an error that says whether the process at the other end has
+    /// ended or executed another program. Otherwise returns `error` itself.
     pub(super) fn explain_loss(&self, error: io::Error) -> io::Error {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         let is_closed = matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);

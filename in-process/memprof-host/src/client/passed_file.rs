@@ -17,7 +17,7 @@ pub struct PassedFile {
 }
 
 impl PassedFile {
-    /// Checks that `file` has `length` bytes.
+    /// Takes over a file that a host passed, if it has `length` bytes.
     ///
     /// # Errors
     /// `InvalidData` if it is not a regular file, has another length, or is longer than 4 GiB. Those of fstat(2).

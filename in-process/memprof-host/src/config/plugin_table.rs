@@ -6,15 +6,16 @@ use toml::Table;
 /// Name of the table of a plugin's config.
 const TABLE: &str = "plugin.config";
 
-/// Restores the prefix `plugin.config.` in a text in which the plugin quotes a table header of its config.
+/// Restores the prefix `plugin.config.`, which [`blank_all_but`] replaces by blanks, in a text in which the plugin
+/// quotes a table header of its config.
 pub(crate) fn with_table_prefix(text: &str) -> String {
     let prefix = format!("{TABLE}.");
     let blank = " ".repeat(prefix.len());
     text.replace(&format!("[{blank}"), &format!("[{prefix}"))
 }
 
-/// Returns `text` without the content of all lines but those of the config of the plugin at `index`, which must parse
-/// to `table`. `None` if they do not, as for `config = { … }`.
+/// Returns `text` with all lines blank except those of the config of the plugin at `index`. In table headers,
+/// `plugin.config.` becomes blanks. `None` if the result does not parse to `table`, as for `config = { … }`.
 pub(super) fn blank_all_but(text: &str, index: usize, table: &Table) -> Option<String> {
     let mut plugins = 0;
     let mut is_inside = false;

@@ -180,9 +180,9 @@ struct FrameReader<'a> {
 }
 
 impl FrameReader<'_> {
-    /// Reads the next frame without its newline. Text before the peer's shutdown counts as a frame. `None` at the end.
-    /// `on_start` is called when the frame's first byte has arrived. Fails if the frame is longer than [`FRAME_LIMIT`],
-    /// or is not complete a second after its first byte.
+    /// Reads the next frame without its newline, which the last frame before the peer's shutdown may lack. `None` at
+    /// the end. `on_start` is called when the frame's first byte has arrived. Fails if the frame is longer than
+    /// [`FRAME_LIMIT`], or is not complete a second after its first byte.
     fn next_frame(&mut self, on_start: impl FnOnce()) -> io::Result<Option<&[u8]>> {
         self.buffer.copy_within(self.consumed..self.length, 0);
         self.length -= self.consumed;

@@ -117,9 +117,9 @@ impl Listener {
         &self,
         is_stopping: impl Fn() -> bool,
     ) -> io::Result<GuardedFd<UnixStream>> {
-        // accept4(2) reserves the lowest free number before it waits: a program that closes 1 to open it again, while it
-        // has no thread of its own that could take it, would find it taken until the next connection (dup2(2), EBUSY).
-        // poll(2) looks at what has the number now, so it never ends where the program has put another socket there.
+        // accept4(2) reserves the lowest free descriptor before it waits. A program that closes descriptor 1 and opens
+        // it again would find it taken until the next connection (dup2(2), EBUSY). So poll(2) waits instead. It is
+        // repeated, because it waits for ever if the program has put another socket under the number.
         loop {
             let mut polled = [PollFd::new(self.socket.get()?, PollFlags::IN)];
             match poll(&mut polled, Some(&CHECK_INTERVAL)) {

@@ -226,7 +226,6 @@ impl SocketState {
         Ok(listener)
     }
 
-    /// Locks the table of open connections.
     fn lock_connections(&self) -> std::sync::MutexGuard<'_, ConnectionTable> {
         self.connections
             .lock()
@@ -373,7 +372,7 @@ impl ControlConnection {
 }
 
 impl HostInfo {
-    /// Creates the identity of this process, which starts now.
+    /// Creates the identity of this process, whose control socket is opened now.
     fn for_this_process(name: String, version: String) -> Self {
         let command = std::fs::read("/proc/thread-self/cmdline").unwrap_or_default();
         let command = String::from_utf8_lossy(&command).replace('\0', " ");

@@ -98,7 +98,8 @@ impl Service {
         } else {
             log::Level::Warn
         };
-        // Each line of the reply is a record, and none can be made to look like another one's.
+        // Each line of the reply is a log record. Control characters are escaped, so that none can imitate another
+        // record.
         let [tag, name] = [&params.tag, name].map(escape_controls);
         for line in reply.into_text().lines() {
             log::log!(level, "{tag} {name}: {}", escape_controls(line));
@@ -132,7 +133,6 @@ fn parse_request(frame: &[u8]) -> Result<Request, RpcError> {
     Ok(request)
 }
 
-/// Parses the parameters of a method.
 fn parse_params<T: DeserializeOwned>(value: Value) -> Result<T, RpcError> {
     serde_json::from_value(value).map_err(|error| RpcError::new(INVALID_PARAMS, error.to_string()))
 }

@@ -46,16 +46,15 @@ impl WorkerPool {
     }
 
     /// Calls `serve` for a connection on an idle thread, or on a new one. `serve` must be equivalent for all
-    /// connections: a thread uses that of its first one.
-    ///
-    /// # Errors
-    /// Those of [`memprof_own::spawn_with`]: no memory or no thread is left.
+    /// connections: a thread uses that of its first one. Fails as [`memprof_own::spawn_with`] does: no memory or no
+    /// thread is left.
     pub(super) fn dispatch(
         &self,
         connection: u64,
         serve: impl Fn(u64, &mut Privileges) + Send + 'static,
     ) -> io::Result<()> {
         let mut state = self.0.lock();
+        // Each queued connection will take an idle thread.
         if state.idle_count > state.queue.len() {
             state.queue.push_back(connection);
             self.0.changed.notify_one();
@@ -87,7 +86,6 @@ impl WorkerPool {
 }
 
 impl PoolShared {
-    /// Locks the state of the pool.
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -71,8 +71,7 @@ pub(super) fn find_by_pid(pid: u32) -> Option<PluginProcess> {
     process.or_else(|| find_control_sockets(pid).filter(serves))
 }
 
-/// Whether a process started a moment ago, and is `memprof run`, executes a program for it, or is just being replaced by a
-/// program.
+/// Whether a process started in the last 5 s, and is `memprof run`, was executed by it, or is just executing a program.
 fn is_run_by_memprof(pid: u32) -> bool {
     let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
     let age = age_seconds(&String::from_utf8_lossy(&read("stat")));
@@ -81,7 +80,7 @@ fn is_run_by_memprof(pid: u32) -> bool {
     }
     let command = read("cmdline");
     if command.is_empty() {
-        // A zombie has no program.
+        // The command line is empty while a program is being executed, and in a zombie, which has no program.
         return fs::read_link(format!("/proc/{pid}/exe")).is_ok();
     }
     let mut words = command.split(|byte| *byte == 0);

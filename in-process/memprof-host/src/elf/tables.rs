@@ -24,10 +24,7 @@ const LE: LittleEndian = LittleEndian;
 type Result<T> = std::result::Result<T, String>;
 type Segment = ProgramHeader64<LittleEndian>;
 
-/// Checks all tables that the loader reads, and the code that it calls.
-///
-/// # Errors
-/// A text that names the damaged table.
+/// Checks all tables that the loader reads, and the code that it calls. The error names the damaged table.
 pub(super) fn check_tables(bytes: &[u8]) -> Result<()> {
     let header = FileHeader64::<LittleEndian>::parse(bytes).map_err(|error| error.to_string())?;
     let segments = header.program_headers(LE, bytes);
@@ -250,10 +247,12 @@ impl<'a> Library<'a> {
                 let kind = entry.r_type(LE, false);
                 let addend = entry.r_addend.get(LE) as u64;
                 let target = entry.r_offset.get(LE);
+                // IRELATIVE calls the function at its addend; RELATIVE may store the address of one that is called.
                 let is_called = kind == R_X86_64_IRELATIVE
                     || kind == R_X86_64_RELATIVE
                         && self.is_in_segment_with(addend, PF_X.0)
                         && called_ranges.iter().any(|range| range.contains(&target));
+                // A block of zeros has type NONE. The loader relies on RELATIVE in the first DT_RELACOUNT entries.
                 let is_valid = kind != R_X86_64_NONE
                     && (index >= relative || kind == R_X86_64_RELATIVE)
                     && (entry.r_sym(LE, false) as usize) < symbols

@@ -22,7 +22,7 @@ pub(super) struct HostContext {
     /// Id of the plugin, the target of its lines in the program's log.
     plugin: String,
     jemalloc: Option<memprof_jemalloc_t>,
-    /// Last line that the plugin has logged while `create` runs, if it is an error: if `create` fails, the reason.
+    /// Last line that the plugin logged during `create`, if it is an error: the reason if `create` fails.
     last_error: Mutex<Option<ErrorLine>>,
     /// Whether `create` has not returned yet.
     is_creating: AtomicBool,
@@ -93,7 +93,7 @@ impl fmt::Debug for HostContext {
     }
 }
 
-/// Converts a log level of memprof.h; numbers above its levels to `Trace`.
+/// Converts a log level of memprof.h: 0, which is below its levels, to `Error`, and numbers above them to `Trace`.
 fn to_level(number: memprof_log_level_t) -> log::Level {
     match number {
         0 | 1 => log::Level::Error,

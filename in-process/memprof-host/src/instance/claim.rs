@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{MEMPROF_INTERNAL, memprof_plugin_entry_t};
 
-/// The libraries that have or had an instance. The list never shrinks and has no lock, for which a child that is forked
-/// while a thread holds it would wait for ever.
+/// The libraries that have or had an instance. The list never shrinks, and has no lock: a child that is forked while a
+/// thread holds a lock would wait for it for ever.
 static LIBRARIES: AtomicPtr<Library> = AtomicPtr::new(ptr::null_mut());
 
 /// A library in the list.
@@ -30,10 +30,8 @@ pub(super) struct InstanceClaim {
 }
 
 impl InstanceClaim {
-    /// Claims the library of `entry` for this process.
-    ///
-    /// # Errors
-    /// The library of `entry` has an instance, of this host or another one.
+    /// Claims the library of `entry` for this process. Fails if the library has an instance, of this host or another
+    /// one.
     pub(super) fn claim(entry: *const memprof_plugin_entry_t, id: &str) -> Result<Self, Failure> {
         let library = Library::find_or_list(entry.addr());
         let own = process::id();

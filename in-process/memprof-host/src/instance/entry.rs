@@ -39,18 +39,16 @@ struct EntryHead {
 /// Largest major version that a later contract could have. A larger number is something else than a version.
 const MAX_MAJOR: u32 = 99;
 
-/// Formats a version of the contract: `1.3`.
+/// Formats a version of the contract, as `1.3`: the major version is in its upper 16 bits.
 fn abi_text(version: u32) -> String {
     format!("{}.{}", version >> 16, version & 0xffff)
 }
 
-/// Checks an entry's version, size and functions, and returns its description.
+/// Checks an entry's version, size and functions, and returns its description. Fails if the entry is incomplete or of
+/// another ABI.
 ///
 /// # Safety
 /// Those of [`Instance::create`](super::Instance::create).
-///
-/// # Errors
-/// Another ABI, or an incomplete entry.
 pub(crate) unsafe fn check_entry(
     entry: *const memprof_plugin_entry_t,
 ) -> Result<PluginInfo, Failure> {

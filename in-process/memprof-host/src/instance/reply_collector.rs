@@ -24,8 +24,8 @@ pub(super) struct ReplyCollector {
 }
 
 impl ReplyCollector {
-    /// Makes the reply of message `name` to plugin `id`, whose handler returned `status`. The reply is an error if a
-    /// part of the body was refused, or if the handler failed without a word.
+    /// Returns the reply of plugin `id` to message `name`, whose handler returned `status`. It is an error if a part of
+    /// the body was refused, or if the handler failed without writing a text.
     pub(super) fn into_reply(self, status: Status, id: &str, name: &str) -> Reply {
         let failure = match (self.error, status) {
             (Some(error), MEMPROF_OK) => {

@@ -18,11 +18,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Held while a thread attaches.
 static ATTACHING: ProcessLock = ProcessLock::new();
 
-/// Waits until no other thread attaches and the previous attachment has ended, for [`OTHER_ATTACHMENT_TIMEOUT`] at most. Returns
-/// the lock of the thread that attaches.
-///
-/// # Errors
-/// The process is attached to, or the time is over.
+/// Waits until no other thread attaches and the previous attachment has ended. Returns the lock of the thread that
+/// attaches. Fails if the process is attached to, or after [`OTHER_ATTACHMENT_TIMEOUT`].
 pub(super) fn lock_when_detached() -> Result<ProcessLockGuard<'static>, Failure> {
     let start = Instant::now();
     loop {

@@ -138,10 +138,8 @@ impl Node {
         error
     }
 
-    /// Converts a text to a JavaScript string, or to the result of `JSON.parse`.
-    ///
-    /// # Errors
-    /// `JSON.parse` failed: the program has replaced `JSON`.
+    /// Converts a text to a JavaScript string, or to the result of `JSON.parse`. Fails if that function fails, because
+    /// the program has replaced `JSON`.
     pub(super) fn create_value(
         &self,
         env: Env,

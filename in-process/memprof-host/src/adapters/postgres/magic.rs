@@ -28,6 +28,7 @@ const ABI_EXTRA: &[u8; 32] = b"PostgreSQL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
 pub(super) fn magic_block(version: i32) -> Magic {
     let major = (version / 10_000).clamp(*KNOWN_MAJORS.start(), *KNOWN_MAJORS.end());
     let length = match major {
+        // Seven numbers, since version 13 six; since version 15 also the 32 bytes of `ABI_EXTRA`.
         12 => 28,
         13 | 14 => 24,
         15..18 => 56,
@@ -35,6 +36,7 @@ pub(super) fn magic_block(version: i32) -> Magic {
         _ => MAX_BLOCK_BYTES,
     };
     let [args, keys, name] = LIMITS;
+    // `version` is `PG_VERSION_NUM / 100`.
     let head = [length as i32, major * 100, args, keys, name];
     let float4 = (major < 13).then_some(FLOAT4_BY_VALUE);
     let numbers = head.into_iter().chain(float4).chain([FLOAT8_BY_VALUE]);

@@ -131,6 +131,7 @@ impl Server {
                 get_database_encoding: find_symbol(c"GetDatabaseEncoding")?,
                 interrupt_pending: find_symbol(c"InterruptPending")?,
                 error: ErrorApi {
+                    // elog.h: `ERROR` is 20 up to version 13, and 21 since 14.
                     begin: match version / 10_000 {
                         ..13 => ErrorFunctions::LocationAtStart(
                             find_symbol(c"errstart")?,
@@ -174,6 +175,7 @@ impl Server {
         match reply {
             Ok(text) => {
                 let bytes = self.replace_unencodable(text).into_bytes();
+                // postgres.h, `SET_VARSIZE_4B`: the size with these 4 bytes, shifted by 2 bits for flags.
                 let head = ((bytes.len() as u32 + 4) << 2).to_ne_bytes();
                 self.copy_to_server(&[&head, &bytes]).map(Outcome::Text)
             }

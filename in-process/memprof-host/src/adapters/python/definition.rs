@@ -44,14 +44,12 @@ struct Slot {
 const METH_O: c_int = 8;
 /// End of a list of slots.
 const NO_SLOTS: &[Slot] = &[Slot { id: 0, value: 0 }];
-/// moduleobject.h since 3.12, `Py_mod_multiple_interpreters`: each interpreter may have its own GIL. An older Python
-/// refuses unknown slots.
+/// moduleobject.h since 3.12, `Py_mod_multiple_interpreters` with `Py_MOD_PER_INTERPRETER_GIL_SUPPORTED`: each
+/// interpreter may have its own GIL. An older Python refuses unknown slots.
 const MULTIPLE_INTERPRETERS: &[Slot] = &[Slot { id: 3, value: 2 }, Slot { id: 0, value: 0 }];
 
-/// Creates the module with the functions `send` and `call`.
-///
-/// # Errors
-/// This Python has another layout, or lacks a function.
+/// Creates the module with the functions `send` and `call`. Fails if this Python has another layout, or lacks a
+/// function.
 pub(super) fn create_module(
     host: &HostSymbols,
     name: &'static CStr,

@@ -40,9 +40,11 @@ impl Library<'_> {
         let bytes = self.bytes_from(start, TABLE)?;
         match bytes.get(..4) {
             Some(head) if head == HEAD => {}
+            // Other encodings are not checked.
             Some([1, ..]) => return Ok(()),
             _ => return damaged_error(TABLE),
         }
+        // The address of `.eh_frame` at offset 4 is skipped; the number of entries is at 8, and the entries are at 12.
         let count =
             self.read_array::<U32<LittleEndian>>(start.saturating_add(8), 1, TABLE)?[0].get(LE);
         let entries_start = start.saturating_add(12);
@@ -62,6 +64,7 @@ impl Library<'_> {
                 return damaged_error(TABLE);
             }
             let end = function.saturating_add(length.into());
+            // One address in each page of the function.
             let last = (length > 0).then(|| end - 1);
             let mut pages = (function..end).step_by(PAGE_BYTES).chain(last);
             if !pages.all(|address| self.has_code(address)) {

@@ -49,9 +49,11 @@ impl Library<'_> {
             let hash = object::elf::gnu_hash(name);
             let bucket = hash as usize % buckets;
             let head = heads[bucket].get(LE) as usize;
+            // The Bloom filter has two bits of one word for each name, as in dl-lookup.c of glibc.
             let word = filter[hash as usize / 64 % bloom].get(LE);
             let bits = 1 << (hash % 64) | 1 << (hash.checked_shr(shift).unwrap_or(0) % 64);
             let is_found = (first..=first + index).contains(&head) && word & bits == bits;
+            // The lowest bit of a chain's entry marks the end of the chain.
             if chain.get(LE) | 1 != hash | 1 || !is_found {
                 return damaged_error(TABLE);
             }

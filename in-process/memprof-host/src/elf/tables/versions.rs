@@ -21,6 +21,7 @@ impl Library<'_> {
             .values(DT_NEEDED)
             .filter_map(|name| strings.read_name(name, TABLE).ok())
             .collect();
+        // The indices 0 and 1 are those of local and global symbols without a version.
         let mut max_index = 1;
         let mut next = dynamic.value(DT_VERNEED);
         let count = dynamic.value(DT_VERNEEDNUM).unwrap_or(0);
@@ -57,6 +58,7 @@ impl Library<'_> {
             return Ok(());
         };
         let versions: &[U16<LittleEndian>] = self.read_array(address, symbols, TABLE)?;
+        // Versions that the library defines have further indices, which are not checked.
         let has_own = dynamic.value(object::elf::DT_VERDEF).is_some();
         let is_known =
             |version: &U16<LittleEndian>| version.get(LE) & VERSION_INDEX_MASK <= max_index;
