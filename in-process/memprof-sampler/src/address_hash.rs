@@ -1,10 +1,10 @@
-//! Hash of block addresses, which selects their cells in the tables. Blocks that are allocated together are
-//! mostly freed together, so neighbouring blocks get neighbouring cells.
+//! Hash of block addresses, which selects their cells in the tables. Blocks allocated together are mostly freed
+//! together, so neighbouring blocks get neighbouring cells.
 
-/// log2 of the bytes of a neighbourhood, whose blocks share their locality bits.
+/// log2 of the bytes of a neighbourhood. Its blocks share their locality bits.
 pub(crate) const NEIGHBOURHOOD_BITS: u32 = 13;
 
-/// Golden ratio times 2^32, rounded. Fractional parts of its multiples leave no large gap.
+/// Golden ratio φ times 2^32, rounded. The fractional parts of multiples of φ leave no large gap.
 const GOLDEN_RATIO: u64 = 6_949_403_065;
 
 /// Hash of an address that an allocator returned.
@@ -12,16 +12,16 @@ const GOLDEN_RATIO: u64 = 6_949_403_065;
 pub(crate) struct AddressHash(u64);
 
 impl AddressHash {
-    /// Hash of a block's address.
     #[inline(always)]
     pub(crate) fn new(address: usize) -> Self {
         Self(address as u64)
     }
 
     /// Returns `bits` bits that are equal for all blocks of a neighbourhood (8 KiB). The next neighbourhood's value is
-    /// one or two more, so a heap uses few pages of a table, and few entries of the TLB.
+    /// larger by one or two, so the cells of one heap lie in few pages, which need few TLB entries.
     #[inline(always)]
     pub(crate) fn locality_bits(self, bits: u32) -> usize {
+        // ⌊n × φ⌋ modulo 2^bits, for neighbourhood number n.
         let factor = (GOLDEN_RATIO >> bits) as u32;
         ((self.0 >> NEIGHBOURHOOD_BITS) as u32).wrapping_mul(factor) as usize >> (u32::BITS - bits)
     }
@@ -29,11 +29,12 @@ impl AddressHash {
     /// Returns `bits` bits that differ between blocks of one neighbourhood.
     #[inline(always)]
     pub(crate) fn offset_bits(self, bits: u32) -> usize {
+        // The lowest four bits are 0 in nearly every address that malloc returns.
         mix_fast(self.0 >> 4, bits)
     }
 
-    /// Returns `bits` bits that do not depend on locality. Mixes twice, because one multiplication leaves
-    /// addresses at the start of pages side by side.
+    /// Returns `bits` bits that do not depend on locality. Mixes twice: after one multiplication, blocks at the start
+    /// of neighbouring pages would still get neighbouring values.
     pub(crate) fn mixed_bits(self, bits: u32) -> usize {
         let hash = mix(self.0 >> 4);
         let hash = (hash ^ (hash >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
@@ -41,14 +42,13 @@ impl AddressHash {
     }
 }
 
-/// Multiplies so that the upper bits depend on all bits of the argument.
+/// Returns a product in which the upper bits depend on all bits of the argument.
 #[inline(always)]
 pub(crate) fn mix(bits: u64) -> u64 {
     bits.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// Returns `bits` bits that depend on the lower 32 bits of `number`: a 32-bit factor fits into the
-/// instruction.
+/// Returns `bits` hash bits of the lower 32 bits of `number`. A 32-bit factor fits into the instruction.
 #[inline(always)]
 pub(crate) fn mix_fast(number: u64, bits: u32) -> usize {
     ((number as u32).wrapping_mul(0x9E37_79B1) >> (u32::BITS - bits)) as usize

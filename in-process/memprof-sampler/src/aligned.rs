@@ -1,10 +1,10 @@
 //! Calls with an ABI-aligned stack, from a function whose caller may have misaligned it.
 //!
-//! Assembly and old compilers call `malloc` with a stack pointer that is off by 8. glibc and tcmalloc work
-//! anyway; code that saves a vector register with `movaps` would crash the program.
+//! Assembly and old compilers call `malloc` with a stack pointer that is off by 8. glibc's and tcmalloc's functions
+//! tolerate that, but code that saves a vector register with `movaps` would crash the program.
 
-/// Body of a naked function that calls `$callee` with the same arguments, at most six words, and returns its
-/// result. `$first` is an instruction to run before. Exceptions pass through the frame.
+/// Body of a naked function that calls `$callee` with its own arguments, at most six words, and returns the result.
+/// `$first` is an instruction to run before the call. C++ exceptions can unwind through the frame.
 macro_rules! call_aligned {
     ($callee:expr $(, $first:literal)?) => {
         naked_asm!(

@@ -1,10 +1,10 @@
-//! Functions of allocators by name: what each does, and which of its arguments are the block and its size.
+//! Functions of allocators by name, with their effect and the positions of their block and size arguments.
 
 use crate::hooks::Role;
 
-/// Action of a function, and the positions of its operands. One hook serves all functions of a shape.
+/// Effect of a function, and the positions of its operands. One hook serves all functions of a shape.
 ///
-/// The doc comments give the arguments' positions, from 1.
+/// In the comments below, (1) is the function's first argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Shape {
@@ -32,7 +32,8 @@ pub enum Shape {
     SecondResize,
     /// Changes the size of the block (2) to (3) × (4) bytes.
     SecondResizeCount,
-    /// Changes the size of the block (1) in place, to (2) bytes at least and (3) more if possible. Returns the block's size.
+    /// Resizes the block (1) in place to at least (2) bytes, and up to (3) bytes more if possible. Returns the new
+    /// size.
     Expand,
 }
 
@@ -54,7 +55,6 @@ impl Shape {
         Self::Expand,
     ];
 
-    /// Role of the functions.
     pub fn role(self) -> Role {
         match self {
             Self::Size | Self::SecondSize | Self::Count | Self::SecondCount | Self::Stored => {
@@ -72,10 +72,10 @@ impl Shape {
     }
 }
 
-/// Names of functions with their shape.
+/// A shape, and the names of the functions that have it.
 pub type NamedShapes = (Shape, &'static [&'static str]);
 
-/// Functions of C, and those of jemalloc(3), by their names without an allocator's prefix.
+/// Functions of C and of jemalloc(3), named without an allocator's prefix.
 pub const C_FUNCTIONS: &[NamedShapes] = &[
     (Shape::Size, &["malloc", "valloc", "pvalloc", "mallocx"]),
     (Shape::SecondSize, &["memalign", "aligned_alloc"]),
@@ -97,18 +97,18 @@ pub const C_FUNCTIONS: &[NamedShapes] = &[
     ),
 ];
 
-/// Prefixes of [`C_FUNCTIONS`], with the allocator that has it, beside those of a jemalloc, which may be any.
+/// Prefixes of [`C_FUNCTIONS`], each with its allocator. jemalloc is missing because its prefix is configurable.
 pub const PREFIXES: &[(&str, &str)] = &[
     ("mi_", "mimalloc"),
     ("tc_", "tcmalloc"),
     ("sn_", "snmalloc"),
     ("rp", "rpmalloc"),
-    // With USE_DL_PREFIX.
+    // If dlmalloc was compiled with USE_DL_PREFIX.
     ("dl", "dlmalloc"),
     ("scudo_", "scudo"),
 ];
 
-/// Functions that have one name, or that only one allocator has.
+/// Functions that have no prefixed variant, or that only one allocator has.
 pub const OTHER_FUNCTIONS: &[NamedShapes] = &[
     (
         Shape::Size,

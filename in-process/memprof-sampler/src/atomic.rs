@@ -1,5 +1,5 @@
-//! Atomics of the files that `loom/` tests in every order in which threads may interleave; loom replaces them
-//! there.
+//! Atomics of the files that `loom/` tests under every interleaving of threads. The tests replace this module by loom's
+//! atomics.
 
 use core::sync::atomic::compiler_fence;
 pub(crate) use core::sync::atomic::{

@@ -1,5 +1,5 @@
-//! Decides when an allocation is sampled: after a number of bytes that is drawn for each thread and each
-//! sample from an exponential distribution, so that no pattern of sizes is preferred.
+//! Decides which allocations are sampled. A thread samples when its countdown of bytes expires. Each countdown is drawn
+//! from an exponential distribution, so that no pattern of sizes is preferred.
 #![expect(unsafe_code, reason = "the time stamp counter")]
 
 use core::arch::x86_64::_rdtsc;

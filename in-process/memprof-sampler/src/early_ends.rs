@@ -9,10 +9,10 @@ use memprof_unwind::{WalkEnd, object_start};
 
 use crate::stack_table::MAX_FRAMES;
 
-/// Pairs of reason and object that are counted apart; further ones count as in no object.
+/// Number of pairs of reason and object that are counted separately. Samples of further pairs count as in no object.
 const CELL_COUNT: usize = 128;
 
-/// Bits of a key that hold the reason; objects begin at pages.
+/// Bits of a key that hold the reason. Objects start at page boundaries, so these bits of their addresses are 0.
 const REASON_MASK: usize = 0xfff;
 
 /// Reason why a stack ends before its outermost frame.
@@ -24,7 +24,7 @@ pub enum EarlyEndReason {
     UnreadableStack,
     /// The call frame information cannot be read, or needs a register that is unknown.
     UnreadableFrameInformation,
-    /// The code is in no file, such as a just-in-time compiler's, and keeps no frame pointer.
+    /// The code is in no file and keeps no frame pointer, for example code from a just-in-time compiler.
     UnknownCode,
     /// The code has no call frame information, and keeps no frame pointer.
     NoFrameInformation,
@@ -40,7 +40,7 @@ impl EarlyEndReason {
         Self::NoFrameInformation,
     ];
 
-    /// Returns the reason of a walk's end. `None` if it reached the outermost frame and all frames are recorded.
+    /// Converts the end of a walk. `None` if the walk reached the outermost frame and all its frames are recorded.
     fn new(end: WalkEnd, is_cut: bool) -> Option<Self> {
         match end {
             _ if is_cut => Some(Self::TooManyFrames),
@@ -59,9 +59,10 @@ impl EarlyEndReason {
 pub struct EarlyEnds {
     /// Reason why the stacks end there.
     pub reason: EarlyEndReason,
-    /// Start of the object. `None` if the code is in none, or for stacks that are too deep.
+    /// Start address of the object. `None` if the code is in no object, or if the reason is
+    /// [`EarlyEndReason::TooManyFrames`].
     pub object: Option<usize>,
-    /// Number of samples, with those that were freed since.
+    /// Number of samples, including those freed since.
     pub samples: u64,
 }
 
@@ -72,13 +73,13 @@ struct Cell {
     samples: AtomicU64,
 }
 
-/// Counts of all reasons and objects.
+/// Counts by reason and object. Lock-free: hooks add to it.
 struct EarlyEndTable([Cell; CELL_COUNT]);
 
 static TABLE: EarlyEndTable = EarlyEndTable::new();
 
-/// Counts a sample whose walk ended at `last`, unless it reached the outermost frame. `is_cut` if frames are missing
-/// from its record.
+/// Counts a sample if its walk ended before the outermost frame, or if its record lacks frames (`is_cut`). `last` is
+/// the last address of the walk.
 #[inline(always)]
 pub(crate) fn count_if_early(end: WalkEnd, is_cut: bool, last: usize) {
     if end != WalkEnd::Outermost || is_cut {
@@ -90,7 +91,7 @@ pub(crate) fn count_if_early(end: WalkEnd, is_cut: bool, last: usize) {
 #[inline(never)]
 fn count_early_end(end: WalkEnd, is_cut: bool, last: usize) {
     if let Some(reason) = EarlyEndReason::new(end, is_cut) {
-        // The last address may be a return address behind the end of the object.
+        // `last` may be a return address just past the end of the object.
         let object = match reason {
             EarlyEndReason::TooManyFrames => None,
             _ => object_start(last.wrapping_sub(1)),
@@ -121,7 +122,7 @@ impl EarlyEndTable {
         )
     }
 
-    /// Counts a sample.
+    /// Counts a sample. If no cell is free for the object, the sample counts as in no object.
     fn count(&self, reason: EarlyEndReason, object: Option<usize>) {
         let index = reason as usize + 1;
         let own = object.unwrap_or(0) & !REASON_MASK | index;
@@ -130,13 +131,14 @@ impl EarlyEndTable {
         }
     }
 
-    /// Returns the cell of a key, or a free one for it. `None` if all are of other keys.
+    /// Returns the cell of a key, or claims a free one for it. `None` if the other keys occupy all cells.
     fn claim(&self, key: usize) -> Option<&Cell> {
         self.0.iter().find(|cell| {
             let found = cell.key.load(Acquire);
             found == key
                 || found == 0
                     && match cell.key.compare_exchange(0, key, AcqRel, Acquire) {
+                        // Another thread claimed this cell first, perhaps for the same key.
                         Ok(_) => true,
                         Err(other) => other == key,
                     }
@@ -156,7 +158,7 @@ impl EarlyEndTable {
         })
     }
 
-    /// Sets all counts to 0. Cells keep their keys: a thread may be about to count.
+    /// Sets all counts to 0. Cells keep their keys, because another thread may be about to count in one.
     fn clear(&self) {
         for cell in &self.0 {
             cell.samples.store(0, Relaxed);

@@ -1,5 +1,6 @@
-//! Hooks that patched entry points call, one for each [`Shape`]. A trampoline passes the address of the function's row in
-//! register r11, which no argument takes and each call may change. So one hook serves functions of several allocators.
+//! Hooks that patched entry points call, one for each [`Shape`]. A trampoline passes the address of the function's row
+//! in register r11, which carries no argument and which calls need not preserve. So one hook can serve functions of
+//! several allocators.
 #![expect(
     unsafe_code,
     reason = "other code calls them in place of its allocator"
@@ -16,13 +17,13 @@ use crate::hooks::{Returned, body, hook_functions, is_usual, original_function, 
 use crate::sampler::{may_be_sample, record_sample, remove_sample, restore_sample};
 use crate::tally;
 
-/// Type of an allocator's functions: all that it has take five arguments or fewer.
+/// Type of every patched function: none has more than five arguments, and unused ones are ignored.
 type Function = unsafe extern "C-unwind" fn(usize, usize, usize, usize, usize) -> Returned;
 
-/// Returns the function behind a row's jump.
+/// Returns the relocated prologue of a row's function, which continues in the function behind the jump.
 ///
 /// # Safety
-/// memprof-attach wrote the row, which stays for the life of the process.
+/// memprof-attach wrote the row, and never unmaps it.
 #[inline(always)]
 unsafe fn moved(row: usize) -> Function {
     // SAFETY: the caller passes a row that is never unmapped.
@@ -31,7 +32,7 @@ unsafe fn moved(row: usize) -> Function {
     unsafe { original_function::<Function>(row.moved as usize) }
 }
 
-/// Declares a module for each shape, with its operands as for `body!`. The last argument is the row.
+/// Declares a module for each shape. A line gives the operands as for `body!`; the last argument is the row.
 macro_rules! entry_hooks {
     ($($kind:ident $shape:ident($($arg:ident),*; $row:ident) => $($operand:expr),+;)*) => {
         $(
@@ -40,7 +41,7 @@ macro_rules! entry_hooks {
             mod $shape {
                 use super::*;
 
-                /// Passes the row on as the sixth argument.
+                /// Passes the row as the sixth argument, in r9.
                 #[unsafe(naked)]
                 pub(super) unsafe extern "C-unwind" fn entry<const TALLIED: bool, const OUTER: bool>() {
                     naked_asm!(
@@ -60,7 +61,8 @@ macro_rules! entry_hooks {
             }
         )*
 
-        /// Address of the hook for functions of a shape. Allocations within one that `is_outer` are not counted.
+        /// Address of the hook for functions of a shape. A function that `is_outer` calls other patched functions; its
+        /// hook does not count their allocations.
         pub(crate) fn entry_hook(shape: Shape, is_outer: bool) -> usize {
             let hook = match (shape, is_outer, tally::is_enabled()) {
                 $(

@@ -8,13 +8,13 @@ use core::sync::atomic::{
 
 use crate::thread_pointer::{hash_of, thread_pointer};
 
-/// Most excluded threads at one time: memprof has 32 connections and a few other threads.
+/// Maximum number of excluded threads at one time: memprof has 32 connections and a few other threads.
 const MAX_THREADS: usize = 128;
 
 /// Cells of all excluded threads.
 static THREADS: [ThreadCell; MAX_THREADS] = [const { ThreadCell::new() }; MAX_THREADS];
 
-/// Number of cells whose thread has that hash: 0 for nearly all threads of the program, which then skip the
+/// Number of cells per hash of a thread pointer. It is 0 for nearly all threads of the program, which then skip the
 /// search.
 static CELLS_BY_HASH: [AtomicU8; 1 << HASH_BITS] = [const { AtomicU8::new(0) }; 1 << HASH_BITS];
 /// Bits of a thread pointer's hash.
@@ -23,16 +23,16 @@ const HASH_BITS: u32 = 10;
 /// Value of `pointer` while a cell is being claimed: no thread has this pointer.
 const CLAIMED: usize = 1;
 
-/// One excluded thread, by its pointer (0: free cell) and its id, because a later thread may get the same
-/// pointer.
+/// One excluded thread. Its id is stored too, because a later thread may get the same thread pointer.
 #[derive(Debug)]
 struct ThreadCell {
+    /// Thread pointer; 0 if the cell is free, or [`CLAIMED`].
     pointer: AtomicUsize,
     id: AtomicI64,
 }
 
-/// Guard that excludes the thread which created it from sampling. If all cells are in use, it has no effect
-/// and the thread is sampled.
+/// Guard that excludes the thread that created it from sampling. If all cells are in use, it has no effect and the
+/// thread is sampled.
 #[derive(Debug)]
 pub struct SamplerExclusion {
     cell: Option<&'static ThreadCell>,
@@ -66,7 +66,7 @@ pub(crate) fn is_excluded() -> bool {
     count_for_hash(own).load(Relaxed) != 0 && has_cell(own)
 }
 
-/// Whether the calling thread has a cell. Frees cells of ended threads that had its pointer.
+/// Whether the calling thread has a cell. Frees cells of ended threads that had its thread pointer.
 #[cold]
 #[inline(never)]
 fn has_cell(own: usize) -> bool {
@@ -95,7 +95,7 @@ fn claim_cell() -> Option<&'static ThreadCell> {
     free.or_else(|| THREADS.iter().find(is_orphaned))
 }
 
-/// Returns the counter of the cells whose threads have the hash of a thread pointer.
+/// Returns the counter of the cells whose threads share the hash of `pointer`.
 fn count_for_hash(pointer: usize) -> &'static AtomicU8 {
     &CELLS_BY_HASH[hash_of(pointer, HASH_BITS)]
 }
@@ -106,7 +106,7 @@ fn current_tid() -> i64 {
     unsafe { libc::syscall(libc::SYS_gettid) }
 }
 
-/// Whether this process has no thread with that id. True also if tgkill(2) fails for another reason.
+/// Whether this process has no thread with that id. Also true if tgkill(2) fails for another reason.
 fn has_ended(id: i64) -> bool {
     // SAFETY: getpid(2) reads a number.
     let process = unsafe { libc::getpid() };
@@ -122,8 +122,8 @@ impl ThreadCell {
         }
     }
 
-    /// Claims the cell for the calling thread, if `from` still owns it (0: it is free). Returns whether it
-    /// did.
+    /// Claims the cell for the calling thread if its owner is still `from` (0: no owner). `own` is the calling thread's
+    /// pointer. Returns whether the claim succeeded.
     fn claim(&self, from: usize, own: usize) -> bool {
         let claimed = self
             .pointer
@@ -140,7 +140,7 @@ impl ThreadCell {
         true
     }
 
-    /// Frees the cell if the thread with pointer `own` owns it.
+    /// Frees the cell if its owner is `own`, a thread pointer.
     fn release(&self, own: usize) {
         let freed = self.pointer.compare_exchange(own, 0, Release, Relaxed);
         if freed.is_ok() {

@@ -1,28 +1,26 @@
-//! Counting filter of sampled addresses: with one load, nearly every `free` learns that its block is not
-//! sampled.
+//! Counting filter of sampled addresses. With one load, nearly every `free` can tell that its block is not sampled.
 
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use crate::address_hash::AddressHash;
 
-/// Counters of one byte: 128 KiB.
+/// Number of one-byte counters: 128 KiB in all.
 const COUNTER_COUNT: usize = 1 << LINE_BITS << LINES_BITS;
 
-/// log2 of the counters in a cache line, which neighbouring blocks share.
+/// log2 of the counters in a cache line. Neighbouring blocks share a line.
 const LINE_BITS: u32 = 6;
 /// log2 of the cache lines.
 const LINES_BITS: u32 = 11;
 
-/// One sample, in a counter's upper five bits.
+/// One sample: the upper five bits of a counter hold the number of samples.
 const ONE_SAMPLE: u8 = 1 << TAG_BITS;
-/// Bits of the tags: the lower bits of a counter, which hold the exclusive or of its samples' tags. With one
-/// sample, that is its tag.
+/// Number of tag bits: the lower bits of a counter. They hold the exclusive or of the tags of all its samples, so with
+/// one sample they are its tag.
 const TAG_BITS: u32 = 3;
-/// Mask of the tag bits of a counter.
 const TAG_MASK: u8 = ONE_SAMPLE - 1;
 
-/// Largest count. A counter that reaches it stays there, and its blocks count as possibly sampled from then
-/// on.
+/// Largest count. A counter that reaches it stays there until [`Filter::clear`], and all its blocks count as possibly
+/// sampled.
 const MAX_COUNT: u8 = u8::MAX >> TAG_BITS;
 
 /// Counts live samples by a hash of their addresses.
@@ -35,13 +33,13 @@ impl Filter {
         Self([const { AtomicU8::new(0) }; COUNTER_COUNT])
     }
 
-    /// Whether the address may be sampled, by its counter alone. False only if no sample has that counter.
+    /// Whether the address may be sampled, by its counter alone. Returns false only if no sample shares the counter.
     #[inline(always)]
     pub(crate) fn may_hold(&self, address: usize) -> bool {
         self.counter(address).load(Relaxed) != 0
     }
 
-    /// Whether the address may be sampled, by its counter and tag. False only if it is not sampled.
+    /// Whether the address may be sampled, by its counter and tag. Returns false only if it is not sampled.
     pub(crate) fn tag_may_hold(&self, address: usize) -> bool {
         let counter = self.counter(address).load(Relaxed);
         counter / ONE_SAMPLE > 1 || counter == ONE_SAMPLE | tag(address)
@@ -57,25 +55,25 @@ impl Filter {
         self.change(address, |counter| counter.checked_sub(ONE_SAMPLE));
     }
 
-    /// Sets all counters to 0. Samples added meanwhile may be lost.
+    /// Sets all counters to 0. Samples added at the same time may be lost.
     pub(crate) fn clear(&self) {
         for counter in &self.0 {
             counter.store(0, Relaxed);
         }
     }
 
-    /// Changes the count of an address's counter by `to`, and its tags. Leaves a full counter, and one for which `to`
-    /// returns `None`, as it is.
+    /// Applies `to` to the address's counter and toggles its tag. A counter at [`MAX_COUNT`], or for which `to` returns
+    /// `None`, keeps its value.
     fn change(&self, address: usize, to: impl Fn(u8) -> Option<u8>) {
         let next = |counter| {
             let changed = to(counter).filter(|_| counter / ONE_SAMPLE != MAX_COUNT)?;
             Some(changed ^ tag(address))
         };
-        // The update fails only for a counter that is full.
+        // The update fails only for a counter that keeps its value.
         let _full = self.counter(address).fetch_update(Relaxed, Relaxed, next);
     }
 
-    /// Returns the counter of an address, which other addresses share.
+    /// Returns the counter of an address. Other addresses share it.
     #[inline(always)]
     fn counter(&self, address: usize) -> &AtomicU8 {
         let hash = AddressHash::new(address);
@@ -84,9 +82,10 @@ impl Filter {
     }
 }
 
-/// Returns three bits that distinguish an address from most others with the same counter.
+/// Returns three bits that tell an address apart from most others with the same counter.
 #[inline(always)]
 fn tag(address: usize) -> u8 {
+    // The three bits of the hash below those that select the counter.
     AddressHash::new(address).offset_bits(LINE_BITS + TAG_BITS) as u8 & TAG_MASK
 }
 

@@ -1,6 +1,6 @@
-//! Detects without a system call whether this is the process that samples, by a word that the kernel zeroes
-//! in every forked child (`MADV_WIPEONFORK`). A child of vfork(2) shares the word as it shares the heap, and
-//! counts as its parent.
+//! Detects without a system call whether this is the sampling process: by a word that the kernel zeroes in every forked
+//! child (`MADV_WIPEONFORK`). A child of vfork(2) shares this word and the heap with its parent, and counts as the
+//! parent.
 #![expect(unsafe_code, reason = "a mapping, and getpid(2)")]
 
 use core::ptr;
@@ -13,12 +13,12 @@ use rustix::mm::Advice;
 
 use crate::mapping;
 
-/// Distinguishes the process that called [`Self::adopt_process`] from its forked children, also from those of
+/// Distinguishes the process that called [`Self::adopt_process`] from its forked children. This includes children of
 /// `_Fork(3)`, in which no fork handler runs.
 pub(crate) struct ForkSentinel {
-    /// 1 in this process, 0 in a child. Null on kernels without `MADV_WIPEONFORK`.
+    /// Points to 1 in this process, and to 0 in a child. Null on kernels without `MADV_WIPEONFORK`.
     mark: AtomicPtr<AtomicU64>,
-    /// Process id, compared if there is no mark.
+    /// Id of the sampling process, compared if there is no mark.
     id: AtomicI32,
 }
 
@@ -33,7 +33,7 @@ impl ForkSentinel {
         }
     }
 
-    /// Makes the calling process the one that samples.
+    /// Makes the calling process the sampling process.
     pub(crate) fn adopt_process(&self) {
         self.id.store(current_pid(), Relaxed);
         if self.mark.load(Acquire).is_null()
@@ -52,7 +52,7 @@ impl ForkSentinel {
         }
     }
 
-    /// Whether the calling process is the one that samples.
+    /// Whether the calling process is the sampling process.
     #[inline(always)]
     pub(crate) fn is_current(&self) -> bool {
         match self.mark() {
@@ -70,8 +70,8 @@ impl ForkSentinel {
     }
 }
 
-/// Maps a page of zeros that the kernel zeroes in a forked child. `None` if the kernel has no
-/// `MADV_WIPEONFORK` (older than 4.14), or no memory.
+/// Maps a page of zeros that the kernel zeroes again in each forked child. `None` if the kernel is older than 4.14 and
+/// lacks `MADV_WIPEONFORK`, or has no memory.
 fn map_mark() -> Option<*mut AtomicU64> {
     let mark = mapping::map_zeros::<AtomicU64>(PAGE_WORDS)?;
     // SAFETY: madvise(2) on a whole mapping whose address only this thread has.
@@ -84,7 +84,6 @@ fn map_mark() -> Option<*mut AtomicU64> {
     Some(mark)
 }
 
-/// Process id of the calling process.
 fn current_pid() -> i32 {
     // SAFETY: getpid(2) reads a number.
     unsafe { libc::getpid() }

@@ -1,4 +1,4 @@
-//! Keeps hooks that have claimed a cell out of the tables while these are cleared.
+//! Gate that keeps hooks out of the tables while these are cleared.
 
 use crate::atomic::{
     AtomicBool,
@@ -6,15 +6,15 @@ use crate::atomic::{
     fence, fence_after_exchange,
 };
 
-/// Gate that [`clear`](crate::clear) closes, and that each hook passes after it claimed a cell.
+/// Gate that [`clear`](crate::clear) closes. Each hook checks it after claiming a cell.
 #[derive(Debug)]
 pub(crate) struct Gate {
     pub(crate) is_closed: AtomicBool,
 }
 
 impl Gate {
-    /// Whether a hook that has just claimed a cell may use the tables. Either the hook sees here that the
-    /// gate is closed, or the clearing thread sees the claim.
+    /// Whether a hook that has just claimed a cell may use the tables. The fences guarantee that either the hook sees
+    /// the closed gate, or the clearing thread sees the claim.
     pub(crate) fn may_pass(&self) -> bool {
         fence_after_exchange();
         !self.is_closed.load(Acquire)
@@ -26,7 +26,7 @@ impl Gate {
         fence(SeqCst);
     }
 
-    /// Admits hooks again.
+    /// Opens the gate again.
     pub(crate) fn open(&self) {
         self.is_closed.store(false, Release);
     }

@@ -1,11 +1,10 @@
-//! GOT slots through which the objects of this process call `malloc` and related functions: patched with
-//! hooks, and restored.
+//! GOT slots through which the objects of this process call `malloc` and related functions: patched with hooks, and
+//! restored.
 //!
-//! The relocations that the dynamic linker fills are patched: those for calls (`JUMP_SLOT`, `GLOB_DAT`), and the
-//! addresses in an object's data (`64`), such as `void (*xmlFree)(void *) = free`. Both hold the same address
-//! before and after, so a program that compares the two finds what it found before. A copy that the program
-//! makes of a patched word goes on to call the hook, which stays for the life of the process; a copy that it
-//! made earlier goes past the hook.
+//! Two kinds of relocations are patched: those for calls (`JUMP_SLOT`, `GLOB_DAT`), and those for addresses in an
+//! object's data (`64`), such as `void (*xmlFree)(void *) = free`. All of them change together, so a program that
+//! compares two such addresses gets the same result as before. A pointer that the program copies from a patched word
+//! keeps calling the hook, which stays until the process ends. A pointer that it copied earlier bypasses the hook.
 #![expect(unsafe_code, reason = "the loader's list, and slots of other objects")]
 
 mod loader_list;
@@ -37,7 +36,7 @@ pub use own_calls::{CallTarget, visit_own_calls};
 pub use patch_stats::PatchStats;
 use word::{exchange_word, slot_value};
 
-/// Most patched slots, more than any program has; further ones count as refused.
+/// Maximum number of patched slots, more than any program has. Further slots count as refused.
 const MAX_SLOTS: usize = 1 << 16;
 
 /// GOT slot that holds a hook, and its original value.
@@ -65,32 +64,32 @@ impl PatchedSlot {
 pub struct MallocProvider {
     /// Address of its `malloc`.
     pub malloc: usize,
-    /// Whether it is the executable, whose own calls go through no slot.
+    /// Whether it is the executable. Calls inside the executable use no slot.
     pub is_program: bool,
 }
 
-/// Patches and restores the process's GOT slots. The list of patched slots is global: hooks serve one
-/// allocator, and a forked child restores what its parent patched. Only one thread at a time may patch or
-/// restore; a copy serves the same slots.
+/// Patches and restores the process's GOT slots. All copies of this value share one global list of patched slots,
+/// because hooks serve one allocator, and because a forked child restores the slots that its parent patched. Only one
+/// thread at a time may patch or restore.
 #[derive(Clone, Debug)]
 pub struct GotSlots {
     provider: MallocProvider,
     hooks: [Hook; HOOK_COUNT],
     loader_hooks: [Hook; loader_calls::HOOK_COUNT],
-    /// Address range of the object that provides `malloc`, whose own slots are not patched. Empty if that is
-    /// the C library.
+    /// Address range of the object that provides `malloc`. Its own slots are not patched. Empty if that object is the C
+    /// library.
     provider_code: Range<usize>,
     entries: Option<PatchedEntries>,
 }
 
-/// Patched slots: a mapping for [`MAX_SLOTS`], null before the first [`GotSlots::find`].
+/// List of patched slots: a mapping of [`MAX_SLOTS`] elements, null before the first [`GotSlots::find`].
 static SLOTS: AtomicPtr<PatchedSlot> = AtomicPtr::new(ptr::null_mut());
 /// Number of patched slots in the mapping.
 static SLOT_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Address of the `malloc` that serves the process, in the first loaded object that defines it. `None` if no
-/// object does. In an executable that is not position independent, the address of `malloc` in C is an entry
-/// of its procedure linkage table instead.
+/// Address of the `malloc` that serves the process, which the first loaded object that defines it provides. `None` if
+/// no object defines it. C code may see another address: in an executable that is not position independent, `&malloc`
+/// is an entry of its procedure linkage table.
 pub fn malloc_address() -> Option<usize> {
     let mut found = None;
     for_each_object(&mut |object| found = found.or_else(|| object.definition(c"malloc")));
@@ -98,8 +97,8 @@ pub fn malloc_address() -> Option<usize> {
 }
 
 impl GotSlots {
-    /// Finds the provider of `malloc`, and stores the addresses of its functions for the hooks. `None` if no object
-    /// defines `malloc`, or the kernel has no memory for the list of slots.
+    /// Finds the provider of `malloc`, and stores the addresses of its functions in the hooks. `None` if no object
+    /// defines `malloc`, or if the kernel has no memory for the list of slots.
     pub fn find() -> Option<Self> {
         let mut provider = None;
         let mut is_glibc = false;
@@ -126,13 +125,13 @@ impl GotSlots {
             let is_libc = is_libc(&object);
             entries = find_complete_entries(&object, &hooks);
             for hook in &mut hooks {
-                // glibc's reallocarray calls its realloc through a slot: with both hooked, the call would be
-                // counted twice. The hook of an entry pauses the counting.
+                // glibc's reallocarray calls glibc's realloc through a slot. With both hooked, a call would count
+                // twice. Hooks of patched entry points avoid this: the outer one pauses the count.
                 let is_hookable = !is_libc || entries.is_some() || hook.name != c"reallocarray";
                 let definition = is_hookable.then(|| object.definition(hook.name)).flatten();
                 hook.definition = definition.unwrap_or(0);
-                // One store, because threads may be calling the hook: a function that jumps to its hook would lead
-                // back to it.
+                // Stored once, because other threads may be calling the hook. If it stored `definition` first, a
+                // patched function would jump to its hook, and the hook back to the function.
                 let original = match &entries {
                     Some(entries) if hook.definition != 0 => entries.call_address(hook.definition),
                     _ => hook.definition,
@@ -160,7 +159,8 @@ impl GotSlots {
         })
     }
 
-    /// Patched entry points of the provider of `malloc`, if all of them were patched. Its slots must not be patched then.
+    /// Patched entry points of the provider of `malloc`, if all of them are complete. In that case its slots must not
+    /// be patched.
     pub fn patched_entries(&self) -> Option<&PatchedEntries> {
         self.entries.as_ref()
     }
@@ -175,16 +175,16 @@ impl GotSlots {
         SLOT_COUNT.load(Acquire)
     }
 
-    /// Whether code can run under the loader's lock. False if two copies of this library are loaded, for example, or
-    /// another thread is patching. Waits for the lock.
+    /// Whether code can run under the loader's lock. Waits for the lock. False if another thread is patching, or if two
+    /// copies of this library are loaded, for example.
     pub fn can_lock_loader(&self) -> bool {
         let guard = PatchingGuard::acquire();
         guard.is_some() && with_loader_locked(&mut || {})
     }
 
-    /// Patches all slots that are not patched, also those of objects that were loaded since the last call. Returns the
-    /// number of all slots that hold hooks now, and counts of what this call found besides. `None`, with nothing
-    /// changed, if the loader's lock is not available, or another thread is patching.
+    /// Patches all slots that are not patched yet, including those of objects loaded since the last call. Returns the
+    /// total number of patched slots, and counts of the other slots and objects found by this call. `None`, with
+    /// nothing changed, if the loader's lock is not available or another thread is patching.
     pub fn patch(&mut self) -> Option<PatchStats> {
         let _guard = PatchingGuard::acquire()?;
         let mut patched = PatchStats::default();
@@ -196,14 +196,14 @@ impl GotSlots {
         is_done.then_some(patched)
     }
 
-    /// Patches the slots of objects that were loaded since the last call, in a thread of the program that has just loaded
-    /// them. Does nothing if another thread is patching, sampling was stopped, or the loader's lock is not available.
-    /// Slots of unloaded objects stay in the list: a child that is forked meanwhile needs a list that is whole.
+    /// Patches the slots of objects loaded since the last call; runs in the program's thread that has just loaded them.
+    /// Does nothing if another thread is patching, sampling was stopped, or the loader's lock is not available. Keeps
+    /// the slots of unloaded objects in the list: a child may be forked in the meantime, and needs a consistent list.
     pub fn patch_new_objects(&mut self) {
         let Some(_guard) = PatchingGuard::try_acquire() else {
             return;
         };
-        // The thread that stops sampling restores the slots afterwards, under this guard.
+        // The thread that stops sampling sets the interval to 0 first, and then restores the slots under this guard.
         if countdown::interval() == 0 {
             return;
         }
@@ -213,9 +213,9 @@ impl GotSlots {
         });
     }
 
-    /// Restores the slots of functions with `role`, or all: each gets its original value, and its page the
-    /// original protection. Slots that other code has changed since are left alone. Returns how many were
-    /// restored; `None` if the loader's lock is not available, or another thread is patching.
+    /// Restores the slots of functions with `role`, or all slots if it is `None`: each slot gets its original value,
+    /// and its page the original protection. Slots that other code has changed since are left alone. Returns the number
+    /// of restored slots. `None` if the loader's lock is not available or another thread is patching.
     pub fn restore(&mut self, role: Option<Role>) -> Option<usize> {
         let _guard = PatchingGuard::acquire()?;
         let is_selected = |slot: &PatchedSlot| role.is_none_or(|role| slot.role == role);
@@ -234,7 +234,7 @@ impl GotSlots {
         is_done.then_some(restored)
     }
 
-    /// Patches the slots of one object, and counts what it found. Skips memprof itself and the provider of
+    /// Patches the slots of one object, and adds what it found to `patched`. Skips memprof itself and the provider of
     /// `malloc`.
     fn patch_object(&mut self, object: &ElfObject, patched: &mut PatchStats) {
         if object.code.contains(&own_code().start) || object.code == self.provider_code {
@@ -272,29 +272,29 @@ impl GotSlots {
         }
     }
 
-    /// Patches one slot and lists it. Returns false, with nothing changed, if the list is full, the kernel refuses, or
-    /// other code has changed the slot meanwhile.
+    /// Patches one slot and appends it to the list. Returns false, with nothing changed, if the list is full, the
+    /// kernel refuses, or other code has changed the slot meanwhile.
     fn patch_slot(&mut self, object: &ElfObject, slot: PatchedSlot) -> bool {
         let has_room = self.patched_count() < MAX_SLOTS;
         let is_patched = has_room && exchange_word(object, slot.address, slot.original, slot.hook);
         is_patched.then(|| self.push_slot(slot)).is_some()
     }
 
-    /// Whether an object other than the C library defines a `malloc` that is not the sampled one.
+    /// Whether an object other than the C library defines a `malloc` different from the sampled one.
     fn defines_another_malloc(&self, object: &ElfObject) -> bool {
         let malloc = object.definition(c"malloc");
         malloc.is_some_and(|malloc| malloc != self.provider.malloc) && !is_libc(object)
     }
 
-    /// Hook of a function by name. `None` if the allocator does not have the function.
+    /// Hook of a function by its name. `None` if there is no hook, or the allocator lacks the function.
     fn find_hook(&self, name: &CStr) -> Option<&Hook> {
         let mut hooks = self.hooks.iter().chain(&self.loader_hooks);
         let hook = hooks.find(|hook| hook.name == name)?;
         (hook.definition != 0).then_some(hook)
     }
 
-    /// Drops the slots of objects that were unloaded since, even if another object was loaded at their address, and
-    /// slots that other code has changed.
+    /// Drops slots of unloaded objects, even if another object was loaded at the same address, and slots that other
+    /// code has changed.
     fn drop_unloaded(&mut self) {
         let mut kept = 0;
         for_each_object(&mut |object| {
@@ -322,8 +322,8 @@ impl GotSlots {
         SLOT_COUNT.store(kept, Release);
     }
 
-    /// Appends a patched slot to the list, which must have room. Written before it is counted, for a child that is
-    /// forked in between.
+    /// Appends a patched slot to the list, which must have room. Writes the slot before the count, so that a child
+    /// forked in between sees only complete slots.
     fn push_slot(&mut self, slot: PatchedSlot) {
         let count = self.patched_count();
         let free = SLOTS.load(Acquire).wrapping_add(count);
@@ -345,8 +345,8 @@ impl GotSlots {
     }
 }
 
-/// Finds an object's patched entry points. `None` if only some are patched, as a killed memprof leaves them: disables
-/// their hooks then, because the hooks of slots will call the functions by their addresses.
+/// Finds an object's patched entry points. `None` if only some are patched, because memprof-attach was killed. In that
+/// case their hooks are disabled: the hooks of slots call these functions by their addresses, and would count twice.
 fn find_complete_entries(object: &ElfObject, hooks: &[Hook]) -> Option<PatchedEntries> {
     let mut definitions = hooks.iter().filter_map(|hook| object.definition(hook.name));
     let entries = definitions.find_map(PatchedEntries::find)?;
@@ -380,16 +380,16 @@ fn is_libc(object: &ElfObject) -> bool {
     object.definition(c"gnu_get_libc_version").is_some()
 }
 
-/// Whether a slot holds the value that the dynamic linker gave it: the allocator's function, or the object's own code
-/// that looks it up at the first call.
+/// Whether a slot still holds a value from the dynamic linker: the address of the allocator's function, or of code in
+/// the object itself that looks the function up at the first call.
 fn holds_allocator_function(
     object: &ElfObject,
     slot: &GotSlot<'_>,
     value: usize,
     hook: &Hook,
 ) -> bool {
-    // An object that defines the function itself may be bound to its own definition (RTLD_DEEPBIND), except the
-    // C library, which is loaded at startup.
+    // An object that defines the function itself may be bound to its own definition (RTLD_DEEPBIND). The C library is
+    // an exception, because it is loaded at startup.
     let original = hook.definition;
     let is_unbound = || {
         let is_inside = slot.may_be_lazy && object.code.contains(&value);

@@ -1,8 +1,7 @@
-//! Hooks that patched slots call: one for each function of `malloc`, which counts the call, calls the allocator's
-//! function, and records or removes a sample. Those of patched entry points ([`entry_hooks`](crate::entry_hooks)) do the
-//! same.
+//! Hooks that patched slots call, one for each function of `malloc`. A hook counts the call, calls the allocator's
+//! function, and records or removes a sample. [`entry_hooks`](crate::entry_hooks) does this for patched entry points.
 //!
-//! They unwind as the allocator's functions do: `operator new` throws.
+//! C++ exceptions can unwind through the hooks, because `operator new` throws.
 #![expect(
     unsafe_code,
     reason = "other code calls them in place of its allocator"
@@ -18,12 +17,12 @@ use crate::countdown::{CountdownPause, count_down, start_next_countdown};
 use crate::sampler::{may_be_sample, record_sample, remove_sample, restore_sample};
 use crate::tally;
 
-/// Role of a function, by which its hook is enabled and disabled.
+/// Role of a function. Hooks are enabled and disabled by role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It only allocates: its hook is needed while sampling is on.
+    /// The function only allocates: its hook is needed while sampling is on.
     Allocates,
-    /// It frees, or frees and allocates: its hook is needed as long as there are live samples.
+    /// The function frees, perhaps besides allocating: its hook is needed as long as there are live samples.
     Frees,
 }
 
@@ -33,17 +32,17 @@ pub(crate) struct Hook {
     pub(crate) name: &'static CStr,
     pub(crate) role: Role,
     pub(crate) address: usize,
-    /// Address at which the allocator defines the function; 0 if it does not, or if that is unknown.
+    /// Address at which the allocator defines the function; 0 if it lacks the function or the address is unknown.
     pub(crate) definition: usize,
-    /// Address by which the hook calls the function: `definition`, or its relocated prologue.
+    /// Address at which the hook calls the function: `definition`, or the relocated prologue.
     pub(crate) original: &'static AtomicUsize,
 }
 
-/// Registers in which an allocator's function returns its result, as one word or two.
+/// Registers in which an allocator's function returns its result (rax and rdx).
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Returned {
-    /// Address of a block, or a number.
+    /// Block address or number that the function returns.
     pub(crate) word: usize,
     _second: usize,
 }
@@ -59,8 +58,8 @@ pub(crate) unsafe fn original_function<F: Copy>(address: usize) -> F {
     unsafe { mem::transmute_copy(&address) }
 }
 
-/// Declares a module for each hook, and the list of them. A line has the arguments of the allocator's function, each a
-/// word, then its operands, as for `body!`.
+/// Declares a module for each hook, and the list of hooks. A line gives the parameters of the allocator's function,
+/// each one word, then the operands for `body!`.
 macro_rules! hooks {
     ($($kind:ident $name:ident($($arg:ident),*) => $($operand:expr),+;)*) => {
         $(
@@ -79,7 +78,7 @@ macro_rules! hooks {
             }
         )*
 
-        /// Hooks of all functions. If the tally is enabled, they count every call.
+        /// Returns the hooks of all functions. If the tally is enabled, the hooks count every call.
         pub(crate) fn hooks() -> [Hook; HOOK_COUNT] {
             let is_tallied = tally::is_enabled();
             [$(Hook {
@@ -127,18 +126,18 @@ macro_rules! role {
     };
 }
 
-/// The type of an argument, whatever its name.
+/// Type of every parameter: one word.
 macro_rules! word {
     ($arg:ident) => {
         usize
     };
 }
 
-/// Declares `hook`, which calls the allocator's function by the expression at the end, and counts the call. Its arguments
-/// are words, among them the operands of the kind, as for `body!`.
+/// Declares `hook`, which counts a call and makes it with the expression `$call`. The operands are some of the hook's
+/// arguments, as `body!` expects them.
 macro_rules! hook_functions {
     ($kind:ident ($($arg:ident),*) => $($operand:expr),+; $call:expr) => {
-        /// Tail-calls without a frame of its own, because the caller's stack may be misaligned.
+        /// Makes tail calls and has no frame of its own, because the caller's stack may be misaligned.
         pub(super) unsafe extern "C-unwind" fn hook<const TALLIED: bool, const OUTER: bool>(
             $($arg: word!($arg)),*
         ) -> Returned {
@@ -169,7 +168,7 @@ macro_rules! hook_functions {
     };
 }
 
-/// Whether a call needs no more than the fast path.
+/// Fast path: whether the call needs neither a sample nor a removal. If so, the hook only forwards it.
 macro_rules! is_usual {
     (allocate $bytes:expr) => {
         count_down($bytes)
@@ -188,7 +187,7 @@ macro_rules! is_usual {
     };
 }
 
-/// Calls the allocator's function, and counts the call.
+/// Slow path: makes the call, and counts it for the countdown, the tally and the samples.
 macro_rules! body {
     (allocate $bytes:expr; $call:expr) => {{
         let is_due = !count_down($bytes) && start_next_countdown($bytes);
@@ -222,7 +221,7 @@ macro_rules! body {
     }};
     (free $block:expr; $call:expr) => {{
         if may_be_sample($block) {
-            // Once the block is free, another thread may get it.
+            // Removed before the call: once the block is free, another thread may get the same address.
             remove_sample($block);
         }
         if TALLIED {
@@ -246,7 +245,7 @@ macro_rules! body {
             tally::record_alloc(block, $bytes);
         }
         match removed {
-            // The call failed and the old block is unchanged. With a size of 0, the block may have been freed.
+            // The call failed and the old block is unchanged. (With size 0, null may mean that the block was freed.)
             Some(old) if block == 0 && $bytes != 0 => restore_sample($old, old),
             _ => {}
         }
@@ -263,7 +262,7 @@ macro_rules! body {
         let pause = OUTER.then(CountdownPause::new);
         let returned = $call;
         drop(pause);
-        // The block's size now; less than the requested one if the call failed.
+        // New size of the block; smaller than requested if the call failed.
         let size = returned.word;
         if size >= $bytes {
             let bytes = size.min($bytes.saturating_add($more));

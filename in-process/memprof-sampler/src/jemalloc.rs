@@ -1,7 +1,7 @@
-//! Hooks for jemalloc's own hook interface (`experimental.hooks.install`; hook.h of 5.2 and newer): for a
-//! statically linked jemalloc, whose calls go through no GOT slot.
+//! Hooks for jemalloc's own hook interface (`experimental.hooks.install`; hook.h of 5.2 and newer), for a statically
+//! linked jemalloc whose callers use no GOT slot.
 //!
-//! jemalloc calls them after an allocation and before a free, and not from within one of them.
+//! jemalloc calls the hooks after an allocation and before a free, but never recursively.
 #![expect(unsafe_code, reason = "jemalloc calls them")]
 
 use core::arch::naked_asm;
@@ -18,6 +18,7 @@ pub struct JemallocHooks {
     allocated: unsafe extern "C" fn(*mut c_void, c_int, usize, usize, *const usize),
     freed: unsafe extern "C" fn(*mut c_void, c_int, usize, *const usize),
     expanded: unsafe extern "C" fn(*mut c_void, c_int, usize, usize, usize, usize, *const usize),
+    /// Passed to each hook as the first argument, which memprof ignores.
     extra: usize,
 }
 
@@ -31,7 +32,7 @@ pub fn jemalloc_hooks() -> JemallocHooks {
     }
 }
 
-/// Values of `hook_alloc_t`: which function was called, and so what its arguments mean.
+/// Values of `hook_alloc_t`: the called function, which determines the meaning of its arguments.
 mod function {
     use core::ffi::c_int;
 
@@ -66,12 +67,12 @@ unsafe extern "C" fn expanded(
     _: usize,
     _: *const usize,
 ) {
-    // The seventh argument lies on the stack. It replaces the sixth, which the hook does not need.
+    // The seventh argument is on the stack. It replaces the sixth, which `on_expanded` does not need.
     call_aligned!(on_expanded, "mov r9, [rsp + 8]")
 }
 
 /// Counts an allocation, and samples it if the countdown expires. `args` are the arguments of the called function,
-/// which contain the requested size.
+/// among them the requested size.
 unsafe extern "C" fn on_allocated(
     _: *mut c_void,
     function: c_int,
@@ -87,19 +88,20 @@ unsafe extern "C" fn on_allocated(
         function::ALIGNED_ALLOC | function::MEMALIGN | function::REALLOC | function::RALLOCX => {
             second
         }
+        // malloc, mallocx and the others take the size as the first argument.
         _ => first,
     };
     sample_if_due(block, size);
 }
 
-/// Removes the sample of a block that will be freed.
+/// Removes the sample of a block that is about to be freed.
 unsafe extern "C" fn on_freed(_: *mut c_void, _: c_int, block: usize, _: *const usize) {
     if may_be_sample(block) {
         remove_sample(block);
     }
 }
 
-/// Treats a block that changed its size in place like a free and an allocation. Does nothing if the size is unchanged.
+/// Handles a block resized in place like a free followed by an allocation. Does nothing if the size is unchanged.
 unsafe extern "C" fn on_expanded(
     _: *mut c_void,
     _: c_int,
@@ -108,7 +110,7 @@ unsafe extern "C" fn on_expanded(
     after: usize,
     args: *const usize,
 ) {
-    // jemalloc's xallocx reports a call that did not change the block's size.
+    // xallocx calls the hook even if it could not resize the block.
     if before == after {
         return;
     }

@@ -1,20 +1,17 @@
-//! Heap sampler for any allocator, to be loaded into a process that was not built for it.
+//! Heap sampler for any allocator, loaded into a process that was not built for it.
 //!
-//! It replaces the functions of `malloc` in the GOT slots that the dynamic linker filled for other objects
-//! (`got_slots`), and restores the slots when it ends. Calls inside a statically linked allocator go through
-//! no slot: another process patches the entry points of its functions with jumps to the hooks
-//! (`patched_entries`). While hooks are enabled, one allocation per sample interval is recorded with its
-//! stack until it is freed. To start it in a program see `memprof-core`; to read its profiles see
-//! `memprof-report`.
+//! The sampler replaces the functions of `malloc` in the GOT slots that the dynamic linker filled (`got_slots`), and
+//! restores the slots when sampling ends. Calls of a statically linked allocator use no GOT slot: for these, another
+//! process patches the entry points of the allocator's functions with jumps to the hooks (`patched_entries`). While
+//! hooks are enabled, one allocation per sample interval is recorded with its stack until it is freed. To start
+//! sampling in a program, see `memprof-core`; to read profiles, see `memprof-report`.
 //!
-//! Code that runs inside `malloc` (`hooks` and its callees) allocates nothing, takes no lock, touches no
-//! thread-local storage and cannot panic: a signal handler may enter it while it runs. Its memory comes from
-//! the kernel and is bounded. It uses less than 1.5 KiB of stack, at any alignment, beside the allocator's
-//! own use: a coroutine's stack may have 4 KiB. A process has one sampler, because a hook has no argument
-//! that could select one.
+//! Code that runs inside `malloc` (`hooks` and its callees) allocates nothing, takes no lock, touches no thread-local
+//! storage and cannot panic: a signal handler may enter it while it runs. Its memory comes from the kernel and is
+//! bounded. It adds less than 1.5 KiB to the allocator's own stack use, at any alignment, because a coroutine's stack
+//! may have only 4 KiB. A process has one sampler: a hook has no argument that could select one.
 //!
-//! It is built for x86-64 Linux with glibc only: `%fs:0` identifies threads, and the relocation types are
-//! those of that processor.
+//! It supports only x86-64 Linux with glibc: `%fs:0` identifies threads, and the relocation types are those of x86-64.
 #![no_std]
 #![cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 

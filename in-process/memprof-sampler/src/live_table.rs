@@ -1,5 +1,5 @@
-//! Live table: samples that were not freed, by address. Lock-free, so signal handlers and re-entry do no
-//! harm.
+//! Live table: samples whose blocks were not freed, by address. It is lock-free, so signal handlers and re-entry are
+//! safe.
 #![expect(unsafe_code, reason = "tables outside of every allocator")]
 
 use core::mem::offset_of;
@@ -18,7 +18,7 @@ mod bucket;
 use bucket::{Bucket, CellData, WAYS};
 pub(crate) use bucket::{ClaimedCell, Sample};
 
-/// Sizes of the tables, in buckets. The next one is mapped when all before are full; together they hold 1.4
+/// Sizes of the tables, in buckets. The next table is mapped when the earlier ones are full. Together they hold 1.4
 /// million samples in 34 MB.
 pub(crate) const BUCKETS_PER_TABLE: [usize; 4] = [1 << 11, 1 << 13, 1 << 15, 1 << 17];
 
@@ -40,8 +40,8 @@ impl LiveTable {
         self.get_or_map_table(0).is_some()
     }
 
-    /// Claims an empty cell for a sample. `None` if all tables are full, or the kernel has no memory for the
-    /// next.
+    /// Claims an empty cell for a sample. `None` if all tables are full, or the kernel has no memory for the next
+    /// table.
     pub(crate) fn claim_empty(&self, hash: AddressHash, address: usize) -> Option<ClaimedCell<'_>> {
         (0..BUCKETS_PER_TABLE.len()).find_map(|generation| {
             let mut buckets = candidate_buckets(self.get_or_map_table(generation)?, hash);
@@ -62,16 +62,16 @@ impl LiveTable {
         buckets.find_map(|bucket| bucket.claim_sample(address))
     }
 
-    /// Visits each sample with its address. Samples inserted or removed meanwhile may be missed.
+    /// Visits each sample with its address. May miss samples that are inserted or removed during the visits.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(usize, Sample)) {
         for bucket in self.mapped_tables().flatten() {
             bucket.visit(&mut visit);
         }
     }
 
-    /// Claims and drops each sample, after passing it to `drained`; calls `wait` while another thread has claimed a
-    /// cell. Then releases the memory. Returns false as soon as `wait` does. Cells claimed meanwhile are found empty or
-    /// left empty: the caller has closed the gate.
+    /// Claims and drops each sample, after passing it to `drained`, then releases the tables' memory. Calls `wait`
+    /// while another thread has claimed a cell, and returns false as soon as `wait` does. The caller has closed the
+    /// gate, so a hook that claims an empty cell meanwhile leaves it empty.
     pub(crate) fn drain(
         &self,
         mut drained: impl FnMut(&ClaimedCell<'_>),
@@ -81,23 +81,23 @@ impl LiveTable {
         let is_empty = buckets.all(|bucket| bucket.drain(&mut drained, &mut wait));
         if is_empty {
             for table in self.mapped_tables() {
-                // SAFETY: a mapping of `get_or_map_table`, whose cells are all empty. A hook that claims one now leaves
-                // it empty again, so zeros do no harm.
+                // SAFETY: a mapping of `get_or_map_table`, whose cells are all empty. The gate is closed: a hook that
+                // claims a cell now empties it again, so zeros do no harm.
                 unsafe { mapping::release_pages(table.as_ptr().cast_mut(), table.len()) };
             }
         }
         is_empty
     }
 
-    /// Empties the cells that threads of the parent process had claimed. For a forked child, which has no
-    /// such thread.
+    /// Empties the cells that threads of the parent process had claimed. A forked child calls this, because those
+    /// threads do not exist in it.
     pub(crate) fn clear_claimed(&self) {
         self.mapped_tables()
             .flatten()
             .for_each(Bucket::clear_claimed);
     }
 
-    /// Bytes mapped for the tables, touched or not.
+    /// Number of bytes mapped for the tables, touched or not.
     pub(crate) fn bytes(&self) -> usize {
         self.mapped_tables().map(size_of_val).sum()
     }
@@ -108,8 +108,8 @@ impl LiveTable {
         tables.filter_map(|(table, count)| mapped_buckets(table, count))
     }
 
-    /// Returns a table by its number, and maps it if it is missing. `None` if there is no table of that number, or the
-    /// kernel has no memory.
+    /// Returns the table number `generation`, and maps it if it is missing. `None` if there is no table of that number,
+    /// or the kernel has no memory.
     fn get_or_map_table(&self, generation: usize) -> Option<&[Bucket]> {
         let (table, count) = (
             self.tables.get(generation)?,
@@ -147,7 +147,7 @@ fn candidate_buckets(table: &[Bucket], hash: AddressHash) -> impl Iterator<Item 
     indices.filter_map(|index| table.get(index))
 }
 
-/// Returns the indices of the two buckets, which differ, that may hold an address in a table of `count` buckets.
+/// Returns the indices of the two different buckets that may hold an address, in a table of `count` buckets.
 fn bucket_indices(count: usize, hash: AddressHash) -> [usize; 2] {
     let (first, second) = (
         hash.locality_bits(count.ilog2()),
@@ -156,7 +156,7 @@ fn bucket_indices(count: usize, hash: AddressHash) -> [usize; 2] {
     [first, if second == first { first ^ 1 } else { second }]
 }
 
-/// Iterates over the address ranges of the tables that begin at `tables`; 0 means not mapped.
+/// Iterates over the address ranges of the tables that start at `tables` (0: not mapped).
 pub(crate) fn table_ranges(
     tables: [u64; BUCKETS_PER_TABLE.len()],
 ) -> impl Iterator<Item = Range<u64>> {
@@ -168,8 +168,9 @@ pub(crate) fn table_ranges(
     })
 }
 
-/// Finds the sample at an address in another process, whose tables begin at `tables`. `word` reads eight bytes. Returns
-/// the stack record. `None` if there is no such sample, or memory is unreadable.
+/// Finds the sample at an address in another process, whose tables start at `tables` (0: not mapped). `word` reads
+/// eight bytes of that process. Returns the sample's stack record. `None` if there is no such sample, or memory is
+/// unreadable.
 pub(crate) fn find_record_remotely(
     tables: [u64; BUCKETS_PER_TABLE.len()],
     hash: AddressHash,

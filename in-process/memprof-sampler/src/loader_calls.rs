@@ -1,7 +1,7 @@
-//! Hooks for the loader's functions, `dlopen(3)`, `dlclose(3)` and `dlsym(3)` with their variants: a program looks up
-//! the functions of a library that it has just loaded before it calls them, so the library's slots are patched by then.
-//! Only what the library's constructors allocate comes earlier. Between two of these calls, the loaded code is the
-//! same, unless libc itself loads or unloads a library.
+//! Hooks for `dlopen(3)`, `dlclose(3)`, `dlsym(3)` and their variants. A program looks up the functions of a newly
+//! loaded library before it calls them, so these hooks can patch the library's slots in time. Only allocations of the
+//! library's constructors come earlier. Between two of these calls, the loaded code does not change, unless libc itself
+//! loads or unloads a library.
 #![expect(
     unsafe_code,
     reason = "other code calls them in place of the loader's functions"
@@ -21,30 +21,32 @@ use crate::hooks::{Hook, Role};
 /// Number of hooked functions.
 pub(crate) const HOOK_COUNT: usize = 5;
 
-/// Names of the hooked functions, which have at most three arguments.
+/// Names of the hooked functions. None has more than three arguments.
 const NAMES: [&CStr; HOOK_COUNT] = [c"dlsym", c"dlvsym", c"dlopen", c"dlmopen", c"dlclose"];
 static HOOKS: [unsafe extern "C" fn(); HOOK_COUNT] =
     [hook::<0>, hook::<1>, hook::<2>, hook::<3>, hook::<4>];
 /// Addresses of the program's functions, in the order of [`NAMES`]; 0 if there is none.
 static ORIGINALS: [AtomicUsize; HOOK_COUNT] = [const { AtomicUsize::new(0) }; HOOK_COUNT];
-/// Function that [`set_before_loader_call`] stored; 0 if none.
+/// Function that [`set_before_loader_call`] stored; 0 if none was stored.
 static BEFORE_CALL: AtomicUsize = AtomicUsize::new(0);
 
-/// Sets a function that is called before each call of the program to the loader while sampling is on. It may wait for
-/// the loader's lock, for which the loader's function waits too.
+/// Sets a function to call before each call that the program makes to the loader while sampling is on. It may wait for
+/// the loader's lock, because the loader's function waits for that lock anyway.
 pub fn set_before_loader_call(function: extern "C" fn()) {
     BEFORE_CALL.store(function as usize, Release);
 }
 
-/// Stores the addresses of the program's functions that an object defines, unless one before it does.
+/// Stores the addresses of the functions in [`NAMES`] that an object defines, except those that an earlier object
+/// defined.
 pub(crate) fn set_originals(definition: impl Fn(&CStr) -> Option<usize>) {
     for (name, original) in NAMES.iter().zip(&ORIGINALS) {
         let found = definition(name).unwrap_or(0);
+        // The exchange fails if an earlier object defined the function.
         let _known = original.compare_exchange(0, found, Relaxed, Relaxed);
     }
 }
 
-/// Hooks of all functions, after [`set_originals`] of all objects.
+/// Returns the hooks of all functions. Call it after [`set_originals`] for every object.
 pub(crate) fn hooks() -> [Hook; HOOK_COUNT] {
     core::array::from_fn(|index| {
         let address = HOOKS[index] as *const () as usize;
@@ -58,11 +60,11 @@ pub(crate) fn hooks() -> [Hook; HOOK_COUNT] {
     })
 }
 
-/// Calls [`before_call`] on an aligned stack, then jumps to the program's function with the stack as its caller left
-/// it: the loader finds the calling object by its return address.
+/// Calls [`before_call`] on an aligned stack, then jumps to the program's function. At the jump the stack is as the
+/// caller left it, because the loader finds the calling object by the return address.
 ///
 /// # Safety
-/// Only slots of the function `INDEX` hold its address, and its original was stored before.
+/// Only slots of function number `INDEX` hold this hook's address, and the original function was stored before.
 #[unsafe(naked)]
 unsafe extern "C" fn hook<const INDEX: usize>() {
     naked_asm!(
@@ -90,7 +92,7 @@ unsafe extern "C" fn hook<const INDEX: usize>() {
     )
 }
 
-/// Calls the function that was set, while sampling is on. Leaves `errno` as it is.
+/// Calls the function set by [`set_before_loader_call`] if sampling is on. Preserves `errno`.
 extern "C" fn before_call() {
     let function = BEFORE_CALL.load(Acquire);
     if function == 0 || countdown::interval() == 0 {
@@ -103,6 +105,6 @@ extern "C" fn before_call() {
     // SAFETY: `__errno_location` returns the address of a number.
     let before = unsafe { errno.read() };
     function();
-    // SAFETY: as above.
+    // SAFETY: `__errno_location` returned this address in the same thread.
     unsafe { errno.write(before) };
 }

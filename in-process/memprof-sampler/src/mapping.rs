@@ -6,14 +6,13 @@ use core::ptr;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
-/// Maps zeros, of which only touched pages become resident, also after mlockall(2). `None` if the kernel has
-/// no memory.
+/// Maps zeros. Only touched pages become resident, even after mlockall(2). `None` if the kernel has no memory.
 ///
 /// `T` must be valid when all its bytes are 0.
 pub(crate) fn map_zeros<T>(count: usize) -> Option<*mut T> {
     let bytes = count.checked_mul(size_of::<T>())?;
-    // SAFETY: mmap(2): a new mapping at an address that the kernel chooses. Without access rights none of it
-    // becomes resident, even if the program has locked all of its memory.
+    // SAFETY: mmap(2): a new mapping at an address that the kernel chooses. It has no access rights at first, because a
+    // program that called mlockall(2) would otherwise make all of it resident.
     let mapped = unsafe {
         rustix::mm::mmap_anonymous(
             ptr::null_mut(),
@@ -23,6 +22,7 @@ pub(crate) fn map_zeros<T>(count: usize) -> Option<*mut T> {
         )
     };
     let mapped = mapped.ok()?;
+    // The kernel refuses MADV_DONTNEED for locked pages, so the call tells whether mlockall(2) is in force.
     // SAFETY: madvise(2) on a mapping that nothing refers to.
     let is_locked =
         unsafe { rustix::mm::madvise(mapped, bytes, Advice::LinuxDontNeed) } == Err(Errno::INVAL);
@@ -42,20 +42,20 @@ pub(crate) fn map_zeros<T>(count: usize) -> Option<*mut T> {
     Some(mapped.cast())
 }
 
-/// Zeroes a mapping of [`map_zeros`], and releases its pages to the kernel.
+/// Zeroes a mapping of [`map_zeros`], and gives its pages back to the kernel if the kernel allows it.
 ///
 /// # Safety
 /// `start` and `count` are a mapping of [`map_zeros`], and no other thread uses it meanwhile.
 pub(crate) unsafe fn zero_and_release<T>(start: *mut T, count: usize) {
-    // SAFETY: the caller passes a mapping of `map_zeros` that is not in use, and whose content it gives up.
+    // SAFETY: the caller passes a mapping of `map_zeros` that is not in use and whose content is no longer needed.
     if !unsafe { release_pages(start, count) } {
-        // SAFETY: the caller passes the whole mapping, and says that it is not in use.
+        // SAFETY: the caller passes the whole mapping, which is not in use.
         unsafe { start.write_bytes(0, count) };
     }
 }
 
-/// Releases the pages of a mapping of [`map_zeros`] to the kernel; it stays mapped and reads as zeros. Returns
-/// false if the kernel refused, and nothing changed.
+/// Releases the pages of a mapping of [`map_zeros`] to the kernel. The memory stays mapped and reads as zeros. Returns
+/// false, with nothing changed, if the kernel refuses, as it does for locked pages.
 ///
 /// # Safety
 /// `start` and `count` are a mapping of [`map_zeros`] whose content is no longer needed.
@@ -68,10 +68,10 @@ pub(crate) unsafe fn release_pages<T>(start: *mut T, count: usize) -> bool {
 /// Unmaps a mapping of [`map_zeros`].
 ///
 /// # Safety
-/// Like [`zero_and_release`]; also, the mapping is not used afterwards.
+/// As for [`zero_and_release`]. The mapping must not be used afterwards.
 pub(crate) unsafe fn unmap<T>(start: *mut T, count: usize) {
-    // SAFETY: munmap(2) of a mapping of `map_zeros` that, says the caller, is not in use. It fails only for
-    // other addresses.
+    // SAFETY: munmap(2) of a mapping of `map_zeros`, which the caller no longer uses. It fails only for other
+    // addresses.
     let unmapped = unsafe { rustix::mm::munmap(start.cast(), count * size_of::<T>()) };
     debug_assert!(unmapped.is_ok());
 }

@@ -1,9 +1,9 @@
-//! Address range of this library's code, by which its own calls and frames are recognized.
+//! Address range of this library's code. The sampler recognizes its own calls and stack frames by it.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// First address of the library's segments; 0 while unknown.
+/// First address of the library's segments; 0 until it is known.
 static CODE_START: AtomicUsize = AtomicUsize::new(0);
 /// End of the library's segments.
 static CODE_END: AtomicUsize = AtomicUsize::new(0);

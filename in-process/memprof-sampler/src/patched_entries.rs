@@ -1,11 +1,10 @@
-//! Patched entry points of an allocator, for calls that go through no GOT slot: of one that is linked statically into
-//! the program or a library, and by addresses that the program keeps. Each function begins with a jump to a trampoline,
-//! which jumps to the target in the function's row of a table: a hook, or the function's relocated prologue. Each file
-//! with patched functions has a table of its own, because jumps reach 2 GiB.
+//! Patched entry points of an allocator, for calls that use no GOT slot: calls to an allocator linked statically into
+//! the program or a library, and calls through stored function addresses. Each patched function begins with a jump to a
+//! trampoline. The trampoline jumps to the target in the function's row of a table: a hook, or the function's relocated
+//! prologue. Each file with patched functions has its own table, because a jump reaches only 2 GiB.
 //!
-//! memprof-attach writes the table and the jumps while all threads are stopped. Enabling or disabling a hook
-//! here is one store of a word per function, as with a slot. The table and the relocated prologues stay
-//! mapped until the process ends.
+//! memprof-attach writes the table and the jumps while all threads are stopped. Enabling or disabling a hook then takes
+//! one store per function, as for a slot. The table and the relocated prologues stay mapped until the process ends.
 #![expect(unsafe_code, reason = "code and a table that another process wrote")]
 
 use core::ptr;
@@ -21,26 +20,26 @@ use crate::entry_table::{
 };
 use crate::hooks::{HOOK_COUNT, Hook, Role, hooks};
 
-/// Name of [`memprof_entry_tables`].
+/// Symbol name of [`memprof_entry_tables`].
 pub const TABLES_SYMBOL: &str = "memprof_entry_tables";
 
-/// Addresses of the tables of allocators that do not serve `malloc`, such as `_rjem_malloc` of a Rust program; 0 where
-/// there is none. memprof-attach writes them.
+/// Addresses of the tables of allocators that do not serve `malloc`, such as the jemalloc of a Rust program
+/// (`_rjem_malloc`); 0 for an unused element. memprof-attach writes them.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "a symbol")]
 pub static memprof_entry_tables: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
 
-/// A table of the process.
+/// Table of one allocator's patched functions in this process.
 #[derive(Clone, Debug)]
 pub struct PatchedEntries {
     table: &'static EntryTable,
-    /// Hooks of slots, which may still be called by copied addresses; `None` for an allocator that no slot leads to.
+    /// Hooks of slots, which may still be called through copied addresses. `None` for an allocator that serves no slot.
     hooks: Option<[Hook; HOOK_COUNT]>,
 }
 
 impl PatchedEntries {
-    /// Finds the table by an entry point. `None` unless `function` begins with a jump that memprof-attach
-    /// wrote.
+    /// Finds the table through one of its patched functions. `None` unless `function` begins with a jump that
+    /// memprof-attach wrote.
     pub fn find(function: usize) -> Option<Self> {
         Some(Self {
             table: find_table(function)?,
@@ -48,7 +47,7 @@ impl PatchedEntries {
         })
     }
 
-    /// Tables of allocators that do not serve `malloc`, of which all functions begin with their jumps.
+    /// Iterates over the tables of allocators that do not serve `malloc`. Skips a table if one of its jumps is missing.
     pub fn beside_malloc() -> impl Iterator<Item = Self> {
         let tables = memprof_entry_tables.iter().filter_map(|word| {
             let table = word.load(Acquire) as *const EntryTable;
@@ -59,7 +58,7 @@ impl PatchedEntries {
         tables.filter(Self::is_complete)
     }
 
-    /// Address of one of its functions; 0 if it has none.
+    /// Address of the table's first patched function; 0 if the table is empty.
     pub fn first_function(&self) -> usize {
         self.entries()
             .first()
@@ -75,8 +74,8 @@ impl PatchedEntries {
         })
     }
 
-    /// Address by which a hook calls the function that is defined at `definition`: the relocated prologue, because the
-    /// function itself jumps to the hook. `definition` for a function without a jump.
+    /// Address at which a hook calls the function defined at `definition`. For a patched function this is the relocated
+    /// prologue, because the function itself jumps to the hook. An unpatched function is called at `definition`.
     pub(crate) fn call_address(&self, definition: usize) -> usize {
         let jump = jump_address(definition) as u64;
         let mut entries = self.entries().iter();
@@ -84,7 +83,7 @@ impl PatchedEntries {
         entry.map_or(definition, |entry| entry.moved as usize)
     }
 
-    /// Name of the allocator by its functions. `None` if their prefix is not that of a known one.
+    /// Name of the allocator, known by the prefix of its functions. `None` if no prefix is known.
     pub fn allocator(&self) -> Option<&'static str> {
         self.entries().iter().find_map(|entry| {
             let mut known = PREFIXES.iter();
@@ -93,7 +92,7 @@ impl PatchedEntries {
         })
     }
 
-    /// Makes the hooks of slots call the relocated prologues.
+    /// Makes the hooks of slots call the relocated prologues, because the functions themselves now jump to hooks.
     fn set_originals(&self) {
         for entry in self.entries() {
             let mut hooks = self.hooks.iter().flatten();
@@ -112,8 +111,8 @@ impl PatchedEntries {
         enabled.count()
     }
 
-    /// Enables the hooks of all functions and returns their number. `None`, with nothing changed, if a jump
-    /// is missing.
+    /// Enables the hooks of all functions and returns the number of enabled hooks. `None`, with nothing changed, if a
+    /// jump is missing.
     pub fn enable(&self) -> Option<usize> {
         if !self.is_complete() {
             return None;
@@ -128,7 +127,7 @@ impl PatchedEntries {
         Some(self.enabled_count())
     }
 
-    /// Disables the hooks of functions with `role`, or all.
+    /// Disables the hooks of functions with `role`, or all hooks if it is `None`.
     pub fn disable(&self, role: Option<Role>) {
         for entry in self.entries() {
             let own = entry.shape().map(Shape::role);
@@ -150,7 +149,7 @@ impl PatchedEntries {
     }
 }
 
-/// Address at which memprof-attach writes a function's jump: behind its `endbr64`, if it begins with one.
+/// Address at which memprof-attach writes a function's jump: after the `endbr64`, if the function begins with one.
 fn jump_address(function: usize) -> usize {
     const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
     // SAFETY: the caller passes the address of a function. Its code has at least four bytes, or other code follows.
@@ -158,7 +157,7 @@ fn jump_address(function: usize) -> usize {
     function + if first == ENDBR { ENDBR.len() } else { 0 }
 }
 
-/// Address to which an instruction jumps. `None` unless it is `jmp` with a 32-bit distance.
+/// Target of the jump at an address in code. `None` unless the instruction is a `jmp` with a 32-bit distance.
 fn jump_target(function: usize) -> Option<usize> {
     // SAFETY: the caller passes an address in a function. Its code has at least five bytes there, or other code
     // follows.
@@ -174,13 +173,14 @@ fn jump_target(function: usize) -> Option<usize> {
     )
 }
 
-/// Finds the table through the trampoline to which a function jumps. `None` unless jump, trampoline and table are as
-/// memprof-attach writes them.
+/// Finds the table through the trampoline to which a function jumps. `None` unless the jump, the trampoline and the
+/// table are as memprof-attach writes them.
 fn find_table(function: usize) -> Option<&'static EntryTable> {
     let start = jump_target(jump_address(function))?;
-    // SAFETY: the target of a jump is code, with at least one instruction. The bytes are read in order, and
-    // no further than the first that differs from a trampoline of memprof-attach.
+    // SAFETY: a jump leads to code, which has at least one instruction. The bytes are read in order, and reading stops
+    // at the first byte that differs from memprof-attach's trampoline.
     let byte = |index: usize| unsafe { ((start + index) as *const u8).read() };
+    // Bytes of a trampoline that do not depend on the table's address.
     let fixed = [
         (0, 0x4c),
         (1, 0x8d),
@@ -205,8 +205,8 @@ fn find_table(function: usize) -> Option<&'static EntryTable> {
     {
         return None;
     }
-    // SAFETY: the trampoline's jump, its copy of the address and its position agree on the table, which stays
-    // mapped and of which only `target`s change.
+    // SAFETY: the jump, the trampoline's copy of the address and the trampoline's position agree on the table. It stays
+    // mapped, and only its `target`s change.
     let table = unsafe { &*(table as *const EntryTable) };
     (table.mark == TABLE_MARK).then_some(table)
 }

@@ -1,4 +1,4 @@
-//! Admits one thread at a time to the list of patched slots: memprof's own, or one of the program's.
+//! Guard of the list of patched slots: admits one thread at a time, either memprof's or one of the program's.
 
 use core::sync::atomic::{
     AtomicBool, AtomicU32,
@@ -13,14 +13,14 @@ static IS_PATCHING: AtomicBool = AtomicBool::new(false);
 /// Number of threads in [`PatchingGuard::acquire`].
 static WAITING: AtomicU32 = AtomicU32::new(0);
 
-/// Most times that a thread waits a millisecond for another one that patches slots.
+/// Maximum number of waits of one millisecond for another thread that is patching slots.
 const MAX_WAITS: u32 = 200;
 
-/// Guard of the list of patched slots, which one thread may change.
+/// Exclusive access to the list of patched slots, until it is dropped.
 pub(crate) struct PatchingGuard;
 
 impl PatchingGuard {
-    /// Waits for another thread. `None` if it is still patching after [`MAX_WAITS`].
+    /// Waits until no other thread is patching. `None` if one still is after [`MAX_WAITS`] milliseconds.
     pub(crate) fn acquire() -> Option<Self> {
         WAITING.fetch_add(1, Relaxed);
         let mut acquired = Self::acquire_if_free();
@@ -35,8 +35,8 @@ impl PatchingGuard {
         acquired
     }
 
-    /// Returns the guard at once. `None` if another thread is patching, or waits to: a program that does nothing but load
-    /// and unload libraries would never let it.
+    /// Returns the guard without waiting. `None` if another thread is patching or waits for the guard: a program that
+    /// keeps loading and unloading libraries would otherwise starve a waiting thread.
     pub(crate) fn try_acquire() -> Option<Self> {
         match WAITING.load(Relaxed) {
             0 => Self::acquire_if_free(),

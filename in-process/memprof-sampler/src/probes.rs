@@ -1,7 +1,6 @@
-//! Static probes in `SystemTap`'s format (`.note.stapsdt`), through which tracers outside the process receive
-//! the samples, for example by eBPF. They follow OpenTelemetry's contract for heap profiles:
-//! `otel_memory:alloc(ptr, size, weighted bytes)` and `otel_memory:free(ptr)`. A tracer increments a probe's
-//! semaphore while it listens.
+//! Static probes in `SystemTap`'s format (`.note.stapsdt`), which pass the samples to tracers outside the process, for
+//! example to eBPF programs. The probes follow OpenTelemetry's contract for heap profiles: `otel_memory:alloc(ptr,
+//! size, weighted bytes)` and `otel_memory:free(ptr)`. A tracer increments a probe's semaphore while it listens.
 #![expect(
     unsafe_code,
     reason = "probes are instructions, and their semaphores have a section"
@@ -17,7 +16,7 @@ static ALLOC_SEMAPHORE: AtomicU16 = AtomicU16::new(0);
 #[unsafe(link_section = ".probes")]
 static FREE_SEMAPHORE: AtomicU16 = AtomicU16::new(0);
 
-/// Probe with a name and a semaphore, whose arguments are in the given registers.
+/// Defines a probe: its name, its semaphore, and the registers that hold its arguments (`$locations` in the note).
 macro_rules! probe {
     ($name:literal, $semaphore:ident, $locations:literal, $($register:tt = $value:expr),*) => {
         // SAFETY: a `nop`; the other lines only describe it in a note.
@@ -54,8 +53,8 @@ macro_rules! probe {
     };
 }
 
-/// Fires the probe of a sampled allocation, if a tracer listens. Its arguments are the block, its size, and the bytes
-/// for which the sample stands.
+/// Fires the probe of a sampled allocation, if a tracer listens. The arguments are the block, its size, and the number
+/// of bytes that the sample represents.
 pub(crate) fn fire_alloc(block: usize, size: u64, interval: u64) {
     if ALLOC_SEMAPHORE.load(Relaxed) != 0 {
         let weight = represented_bytes(size, interval);
@@ -77,12 +76,13 @@ pub(crate) fn fire_free(block: usize) {
     }
 }
 
-/// Returns the bytes that a sample of that size stands for: its size divided by the probability that it is sampled. The
-/// size itself if it or `interval` is 0.
+/// Returns the number of bytes that a sample represents: its size divided by the probability that a block of that size
+/// is sampled. Returns `size` if it or `interval` is 0.
 fn represented_bytes(size: u64, interval: u64) -> u64 {
     if size == 0 || interval == 0 {
         return size;
     }
+    // 1 - exp(-size / interval).
     let chance = -libm::expm1(-(size as f64) / interval as f64);
     (size as f64 / chance) as u64
 }

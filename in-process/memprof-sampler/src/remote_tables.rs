@@ -6,22 +6,21 @@ use crate::address_hash::AddressHash;
 use crate::live_table::{BUCKETS_PER_TABLE, find_record_remotely, table_ranges};
 use crate::stack_table::{MAX_FRAMES, read_remote_frames};
 
-/// Bytes in front of the tables, among the variables of a process. The last one is the version of the layout
-/// that this module reads.
+/// Bytes in front of the tables in a process's variables. The last byte is the version of the layout.
 pub const MARK: [u8; 16] = *b"memprof samples\x04";
 
 /// Addresses of the tables in another process.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteTables {
-    /// Tables of live samples; 0 means not mapped.
+    /// Addresses of the live tables; 0 means not mapped.
     tables: [u64; BUCKETS_PER_TABLE.len()],
-    /// First word of the stack table.
+    /// Address of the stack table's first word.
     words: u64,
 }
 
 impl RemoteTables {
-    /// Reads the addresses that follow a mark. `word` reads eight bytes of the process. `None` if sampling
-    /// was never on there, or memory is unreadable.
+    /// Reads the addresses that follow a mark. `word` reads eight bytes of the process. `None` if sampling was never on
+    /// in that process, or memory is unreadable.
     pub fn read_after(mark: u64, mut word: impl FnMut(u64) -> Option<u64>) -> Option<Self> {
         let mut next = mark.wrapping_add(MARK.len() as u64);
         let mut pointer = || {
@@ -37,13 +36,13 @@ impl RemoteTables {
         (tables[0] != 0 && words != 0).then_some(Self { tables, words })
     }
 
-    /// Address ranges of the live tables. They contain sampled addresses, but are not references to the
-    /// blocks.
+    /// Address ranges of the live tables. They contain addresses of sampled blocks, which do not count as references to
+    /// the blocks.
     pub fn address_ranges(&self) -> impl Iterator<Item = Range<u64>> {
         table_ranges(self.tables)
     }
 
-    /// Returns the stack that allocated the live sample at `block`, leaf first: program counters and pseudo frames.
+    /// Returns the stack that allocated the live sample at `block`, leaf first: program counters, then pseudo frames.
     /// `word` reads eight bytes of the process. `None` if there is no such sample, its record changed meanwhile, or
     /// memory is unreadable.
     pub fn read_stack<'r>(

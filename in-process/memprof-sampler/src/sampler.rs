@@ -1,4 +1,4 @@
-//! The process's only sampler: it records what the hooks report, and is started, stopped and cleared here.
+//! The process's sampler: records what the hooks report. It is started, stopped and cleared here.
 #![expect(unsafe_code, reason = "tables that only one thread may clear")]
 
 use core::arch::asm;
@@ -25,11 +25,11 @@ use crate::sleep::wait_a_millisecond;
 use crate::stack_table::{MAX_FRAMES, StackRecord, StackRecordId, StackTable};
 use crate::tally;
 
-// FILTER lies in the section of the other tables, because a page between two tables would become resident as
-// soon as it is written.
+// FILTER shares a section with the other tables. Any page between two tables would become resident as soon as it is
+// written.
 #[unsafe(link_section = ".bss.tables")]
 static FILTER: Filter = Filter::new();
-/// Memory that other processes search for its mark. `used` keeps an optimizer from removing or moving it.
+/// Tables that other processes find by their mark. `used` keeps the optimizer from removing or moving them.
 #[used]
 static TABLES: SampleTables = SampleTables {
     mark: MARK,
@@ -42,19 +42,19 @@ static GATE: Gate = Gate {
 };
 /// Number of samples that were not recorded, because a table was full.
 static LOST: AtomicU64 = AtomicU64::new(0);
-/// Number of samples whose blocks were allocated again without a free that a hook saw.
+/// Number of samples whose blocks were allocated again although no hook saw a free.
 static UNSEEN_FREES: AtomicU64 = AtomicU64::new(0);
-/// Process that samples. A child of `_Fork(3)` runs no fork handler, so each sample checks it.
+/// Process that samples. Each sample checks it, because a child of `_Fork(3)` runs no fork handler.
 static SAMPLING_PROCESS: ForkSentinel = ForkSentinel::new();
 
-/// Most times that [`clear`] waits a millisecond for hooks to leave the tables.
+/// Maximum number of waits of one millisecond in [`clear`] for hooks to leave the tables.
 const MAX_CLEAR_WAITS: u32 = 1000;
 
-/// Frames of memprof's hooks at the leaf of a walked stack, above the program's own.
+/// Maximum number of frames of memprof's hooks at the leaf of a walked stack.
 const MAX_HOOK_FRAMES: usize = 8;
 const _: () = assert!(MAX_FRAMES + MAX_HOOK_FRAMES <= WORKSPACE_FRAMES);
 
-/// Live table and stack table, as [`RemoteTables`](crate::RemoteTables) finds them by their mark.
+/// Live table and stack table. [`RemoteTables`](crate::RemoteTables) finds them by their mark.
 #[repr(C)]
 struct SampleTables {
     mark: [u8; MARK.len()],
@@ -62,12 +62,12 @@ struct SampleTables {
     records: StackTable,
 }
 
-/// Reason why the sampler could not start or clear.
+/// Reason why the sampler could not start, or could not clear its tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SamplerError {
     /// The kernel has no memory for the tables.
     NoMemory,
-    /// A thread has been inside a hook for longer than a second: a debugger stopped it, for example.
+    /// A thread has been inside a hook for more than a second, for example because a debugger stopped it.
     InUse,
 }
 
@@ -80,14 +80,13 @@ pub struct SamplerStats {
     pub live_samples: u64,
     /// Samples that were not recorded, because a table was full.
     pub lost: u64,
-    /// Blocks that were allocated again while they were in the live table: a function without a hook had
-    /// freed them.
+    /// Blocks that were allocated again while they were in the live table: a function without a hook had freed them.
     pub unseen_frees: u64,
     /// Bytes mapped for the tables.
     pub table_bytes: u64,
 }
 
-/// Starts sampling, one allocation per `interval` bytes on average. Samples so far are kept.
+/// Starts sampling: one allocation per `interval` bytes on average. Earlier samples are kept.
 ///
 /// # Errors
 /// `NoMemory`: the kernel has no memory for the tables.
@@ -101,7 +100,7 @@ pub fn start(interval: u64) -> Result<(), SamplerError> {
     }
 }
 
-/// Maps the table of the names of the program's functions, for the process.
+/// Maps the table of the names of interpreted functions, once per process.
 ///
 /// # Errors
 /// `NoMemory`: the kernel has no memory for it.
@@ -117,7 +116,7 @@ pub fn map_names() -> Result<(), SamplerError> {
     Ok(())
 }
 
-/// Stops sampling. Samples so far are kept, and are removed as their blocks are freed.
+/// Stops sampling. Earlier samples are kept, and are removed when their blocks are freed.
 pub fn stop() {
     countdown::set_interval(0);
 }
@@ -127,11 +126,11 @@ pub fn interval() -> u64 {
     countdown::interval()
 }
 
-/// Deletes all samples, releases their memory to the kernel, and continues with the same interval. Blocks up
-/// to a second for hooks that are inside the tables.
+/// Deletes all samples, releases their memory to the kernel, and continues with the same interval. Waits up to a second
+/// for hooks that are inside the tables.
 ///
 /// # Errors
-/// `InUse` if a hook stays inside for a second: sampling continues, and the samples removed until then count as freed.
+/// `InUse` if a hook stays inside for a second: sampling continues, and the samples already removed count as freed.
 /// `NoMemory` if the kernel has no memory for the tables: sampling is stopped.
 pub fn clear() -> Result<(), SamplerError> {
     let interval = countdown::interval();
@@ -161,7 +160,7 @@ pub fn clear() -> Result<(), SamplerError> {
     }
 }
 
-/// Resets the sampler in a forked child. Threads of the parent that were inside a hook do not exist there, so
+/// Resets the sampler in a forked child. Threads of the parent that were inside a hook do not exist in the child, so
 /// their claimed cells and workspaces are released.
 pub fn reset_in_child() {
     SAMPLING_PROCESS.adopt_process();
@@ -172,8 +171,7 @@ pub fn reset_in_child() {
     GATE.open();
 }
 
-/// Visits all stack records, live or freed, in no order. Counters of stacks that are being sampled change
-/// meanwhile.
+/// Visits all stack records, live or freed, in no particular order. Their counters may change during the visits.
 ///
 /// # Safety
 /// The caller does not call [`clear`] during the visits.
@@ -182,7 +180,7 @@ pub unsafe fn for_each_record(visit: impl FnMut(StackRecord<'_>)) {
     unsafe { TABLES.records.for_each(visit) };
 }
 
-/// Sampled block that was not freed.
+/// Sampled block that was not freed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveSample {
     /// Address of the block. The program may free it at any moment.
@@ -193,7 +191,7 @@ pub struct LiveSample {
     pub record: StackRecordId,
 }
 
-/// Visits each live sample, in no order. Samples inserted or removed during the visits may be missed.
+/// Visits each live sample, in no particular order. May miss samples that are inserted or removed during the visits.
 pub fn for_each_live(mut visit: impl FnMut(LiveSample)) {
     TABLES.live.for_each(|address, sample| {
         visit(LiveSample {
@@ -217,7 +215,7 @@ pub fn counts() -> SamplerStats {
     }
 }
 
-/// Checks the filter with one load. Returns false only if the block is not sampled.
+/// Whether a block may be sampled, by one load from the filter. False only if the block is not sampled.
 #[inline(always)]
 pub(crate) fn may_be_sample(block: usize) -> bool {
     FILTER.may_hold(block)
@@ -234,7 +232,7 @@ pub(crate) struct RemovedSample {
 #[cold]
 #[inline(never)]
 pub(crate) fn remove_sample(block: usize) -> Option<RemovedSample> {
-    // The filter's counter may be another block's, and an empty cell holds address 0.
+    // The filter may report a block that is not sampled. Null never is, but empty cells hold 0.
     if block == 0 || !FILTER.tag_may_hold(block) {
         return None;
     }
@@ -247,15 +245,15 @@ pub(crate) fn remove_sample(block: usize) -> Option<RemovedSample> {
     })
 }
 
-/// Counts a sample as freed, in the filter and in the stack table. Returns the id of its stack record.
+/// Counts a sample as freed, in the filter and the stack table. Returns the id of its stack record.
 fn count_freed(claim: &ClaimedCell<'_>) -> StackRecordId {
     let sample = claim.sample();
     FILTER.subtract(claim.address());
     TABLES.records.remove_sample(sample.record, sample.size)
 }
 
-/// Inserts a sample again that [`remove_sample`] removed, because its block was not freed after all. Counts it as lost
-/// if its record was evicted meanwhile or there is no cell.
+/// Restores a sample that [`remove_sample`] removed, because its block was not freed after all. Counts it as lost if
+/// its record was evicted meanwhile or no cell is free.
 #[cold]
 #[inline(never)]
 pub(crate) fn restore_sample(block: usize, removed: RemovedSample) {
@@ -268,8 +266,8 @@ pub(crate) fn restore_sample(block: usize, removed: RemovedSample) {
     }
 }
 
-/// Records a block with the stack of this call, or counts it as lost. Does nothing for null, while sampling is stopped,
-/// or in a forked child before [`reset_in_child`].
+/// Samples an allocated block: records it with the stack of this call, or counts it as lost. Does nothing for null,
+/// while sampling is stopped, or in a forked child before [`reset_in_child`].
 #[cold]
 #[inline(never)]
 pub(crate) fn record_sample(block: usize, size: usize) {
@@ -295,6 +293,7 @@ pub(crate) fn record_sample(block: usize, size: usize) {
         frames: walked.get(start..).unwrap_or_default(),
         stack_pointers: stack_pointers.skip(start),
     };
+    // Interpreted frames go into the native stack; the merged stack has no frames of memprof.
     let (start, count) = match memprof_languages::merge(native, scratch) {
         Some(merged) => (0, workspace.set_frames_from_scratch(merged)),
         None => (start, count),
@@ -317,8 +316,8 @@ pub(crate) fn record_sample(block: usize, size: usize) {
     }
 }
 
-/// Claims a cell for a block's sample. Removes an older sample of the block, whose free no hook saw. `None` if the live
-/// table is full, which counts the sample as lost, or the tables are being cleared.
+/// Claims a cell for a block's sample. Removes an older sample at the address, because no hook saw that block's free.
+/// `None` if the live table is full, which counts the sample as lost, or if the tables are being cleared.
 fn claim_cell(block: usize) -> Option<ClaimedCell<'static>> {
     if may_be_sample(block) && remove_sample(block).is_some() {
         UNSEEN_FREES.fetch_add(1, Relaxed);
@@ -333,7 +332,7 @@ fn claim_cell(block: usize) -> Option<ClaimedCell<'static>> {
 /// Fills a claimed cell, counts the block in the filter, and fires the probe.
 fn insert_sample(claim: ClaimedCell<'_>, sample: Sample) {
     let block = claim.address();
-    // The filter counts the block before another thread can find its sample and remove it.
+    // Counted before the cell is filled: another thread may find the sample and remove it from then on.
     FILTER.add(block);
     claim.fill(sample);
     probes::fire_alloc(block, sample.size, countdown::interval());
@@ -343,7 +342,7 @@ fn count_lost() {
     LOST.fetch_add(1, Relaxed);
 }
 
-/// Registers with which a stack walk starts: this function's, inlined into its caller.
+/// Registers with which a stack walk starts: those of the caller, into which this function is inlined.
 #[inline(always)]
 fn caller_registers() -> (Registers, SavedRegisters) {
     let (pc, sp, bp);

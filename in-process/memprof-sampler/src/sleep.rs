@@ -7,6 +7,6 @@ pub(crate) fn wait_a_millisecond() {
         tv_sec: 0,
         tv_nsec: 1_000_000,
     };
-    // SAFETY: nanosleep(2) reads `millisecond`, and may be given no buffer for the remaining time.
+    // SAFETY: nanosleep(2) reads `millisecond`, and accepts null for the remaining time.
     unsafe { libc::nanosleep(&raw const millisecond, core::ptr::null_mut()) };
 }

@@ -1,10 +1,10 @@
-//! Stack table: one record for each stack and size class, with counts of its samples. A live sample refers to
+//! Stack table: one record for each pair of stack and size class, with counts of its samples. A live sample refers to
 //! its record.
 //!
-//! If the table is full, records without live samples are evicted; of these, the ones with most samples stay.
+//! If the table is full, records without live samples are evicted, those with the fewest samples first.
 //!
-//! Size classes have records of their own because readers unsample a line by the mean size of its objects,
-//! which is only right if their sizes are similar.
+//! Size classes have separate records because readers scale a record's samples by the mean size of its objects. That is
+//! only correct if the objects have similar sizes.
 #![expect(unsafe_code, reason = "tables outside of every allocator")]
 
 mod cells;
@@ -37,16 +37,16 @@ use segments::{
 
 use crate::mapping;
 
-/// Frame of the record that sums all evicted records: an address that no code has.
+/// The only frame of a record that sums evicted records. No code has this address.
 pub const EVICTED: u64 = 0x101;
 
 /// Stack records of the process.
 #[repr(C)]
 pub(crate) struct StackTable {
-    /// Segments of the records.
+    /// Segments that hold the records.
     words: AtomicPtr<AtomicU64>,
-    /// Cells by hash. Each has a record's first segment in the lower half and the upper half of its hash in
-    /// the upper; 0: empty.
+    /// Cells by hash. A cell has the record's first segment in the lower half, and the upper half of its hash in the
+    /// upper half. 0: empty cell.
     cells: AtomicPtr<AtomicU64>,
     segments: Segments,
     /// Generation of the newest record.
@@ -65,7 +65,7 @@ impl StackTable {
         }
     }
 
-    /// Maps the memory. Returns false if the kernel has none.
+    /// Maps the table's memory. Returns false if the kernel has none.
     pub(crate) fn map_memory(&self) -> bool {
         map_once(&self.cells, CELL_COUNT) && map_once(&self.words, WORD_COUNT)
     }
@@ -81,8 +81,8 @@ impl StackTable {
         }
     }
 
-    /// Inserts a record with one user, and returns its first segment. Evicts idle records to make room; `None` if none
-    /// is idle. Two threads that insert one stack at the same time may create two records of it.
+    /// Inserts a record with one user, and returns its first segment. Evicts idle records to make room; `None` if all
+    /// are in use. Two threads that insert the same stack at the same time may create two records.
     #[cold]
     #[inline(never)]
     fn insert(&self, mapped: MappedTable<'_>, key: &StackKey<'_>) -> Option<u32> {
@@ -103,9 +103,9 @@ impl StackTable {
             if let Some((cell, old)) = free {
                 let new = key.hash & !u64::from(u32::MAX) | u64::from(record);
                 if cell.compare_exchange(old, new, AcqRel, Relaxed).is_ok() {
-                    // The generation begins only after the record is in its cell: a thread that still has an
-                    // older record of this memory may become a user of any live one, and a record with users
-                    // could not be freed below.
+                    // The generation begins only after the record is in its cell. Another thread may still know this
+                    // memory as an older record, and could become a user of any record whose generation has begun; such
+                    // a record could not be freed below.
                     mapped.life(record)?.begin(self.next_generation());
                     return Some(record);
                 }
@@ -116,24 +116,24 @@ impl StackTable {
         }
     }
 
-    /// Generation after the newest record's; never 0.
+    /// Returns a number for the next record's generation; never 0.
     fn next_generation(&self) -> u32 {
         let last = self.generation.fetch_add(1, Relaxed);
         last.wrapping_add(1).max(1)
     }
 
-    /// Evicts one of the records with cells for a hash. Returns false if each has live samples, or had some at the last
-    /// peak.
+    /// Evicts one of the records whose cells are near a hash. Returns false if all of them have live samples, or had
+    /// some at the last peak.
     #[cold]
     #[inline(never)]
     fn evict_near(&self, mapped: MappedTable<'_>, hash: u64) -> bool {
-        // If another thread evicts the record first, the next one is tried.
+        // If another thread evicts the selected record first, the next one is tried.
         (0..MAX_PROBES)
             .map_while(|_| mapped.select_evictable(hash))
             .any(|idle| self.evict(mapped.words, &idle))
     }
-    /// Evicts a record, adds its totals to the sums, and frees its segments. Returns false if a thread uses it
-    /// again.
+    /// Evicts a record, adds its totals to the sums of its size class, and frees its segments. Returns false if the
+    /// record has a user again.
     fn evict(&self, words: &[AtomicU64], idle: &IdleRecord<'_>) -> bool {
         let Some(life) = record_life(words, idle.record) else {
             return false;
@@ -150,13 +150,13 @@ impl StackTable {
         true
     }
 
-    /// Counts a live sample in a record that [`Self::intern`] returned. The sample stays a user of the
-    /// record.
+    /// Counts a live sample in a record that [`Self::intern`] returned. The sample becomes the record's user that
+    /// `intern` added.
     pub(crate) fn add_sample(&self, record: u32, size: u64) {
         self.add_to_words(record, [(TOTAL_OBJECTS, 1), (TOTAL_BYTES, size)]);
     }
 
-    /// Counts a sample as freed, and ends its use of the record. Returns the record's id.
+    /// Counts a sample as freed, and removes it as a user of the record. Returns the record's id.
     pub(crate) fn remove_sample(&self, record: u32, size: u64) -> StackRecordId {
         self.add_to_words(record, [(FREED_OBJECTS, 1), (FREED_BYTES, size)]);
         let life = self.mapped_table().and_then(|mapped| mapped.life(record));
@@ -166,13 +166,14 @@ impl StackTable {
         }
     }
 
-    /// Counts a removed sample as live again, because `realloc` failed. Returns false if its record was
-    /// evicted meanwhile.
+    /// Counts a removed sample as live again, because `realloc` failed. Returns false if its record was evicted
+    /// meanwhile.
     pub(crate) fn restore_sample(&self, id: StackRecordId, size: u64) -> bool {
         let StackRecordId { record, generation } = id;
         let life = self.mapped_table().and_then(|mapped| mapped.life(record));
         let is_acquired = life.is_some_and(|life| life.acquire_generation(generation));
         if is_acquired {
+            // Wrapping additions of the negated values subtract them.
             let decrements = [(FREED_OBJECTS, 1_u64), (FREED_BYTES, size)];
             self.add_to_words(
                 record,
@@ -182,7 +183,7 @@ impl StackTable {
         is_acquired
     }
 
-    /// Adds to two words of a record, given by their indices, after saving its counts at the last peak.
+    /// Adds to two words of a record, given by their indices. Saves the record's counts at the last peak first.
     fn add_to_words(&self, record: u32, changes: [(usize, u64); 2]) {
         let Some(MappedTable { words, .. }) = self.mapped_table() else {
             return;
@@ -204,10 +205,10 @@ impl StackTable {
         }
     }
 
-    /// Visits all records, and one for each size class with evicted records.
+    /// Visits all records, and one summary for each size class with evicted records.
     ///
     /// # Safety
-    /// The caller makes sure that no thread clears the table meanwhile.
+    /// No thread clears the table meanwhile.
     pub(crate) unsafe fn for_each(&self, mut visit: impl FnMut(StackRecord<'_>)) {
         let Some(mapped) = self.mapped_table() else {
             return;
@@ -231,8 +232,8 @@ impl StackTable {
         }
     }
 
-    /// Returns the numbers of live samples and of all samples. Sums over all records, because a shared
-    /// counter would have to be changed by every sample.
+    /// Returns the number of live samples and of all samples. Sums over all records, because every sample would have to
+    /// change a shared counter.
     pub(crate) fn count_objects(&self) -> (u64, u64) {
         let Some(mapped) = self.mapped_table() else {
             return (0, 0);
@@ -253,7 +254,7 @@ impl StackTable {
     /// Deletes all records, and releases their memory to the kernel.
     ///
     /// # Safety
-    /// The caller makes sure that no thread uses the table meanwhile.
+    /// No other thread uses the table meanwhile.
     pub(crate) unsafe fn clear(&self) {
         let cells = self.cells.load(Acquire);
         if !cells.is_null() {
@@ -269,7 +270,7 @@ impl StackTable {
         self.segments.clear();
     }
 
-    /// Bytes of the cells and of all segments that were ever used.
+    /// Size of the cells and of all segments that were ever used, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         if self.cells.load(Relaxed).is_null() {
             return 0;
@@ -286,8 +287,8 @@ impl StackTable {
     }
 }
 
-/// Fills a record whose generation has not begun: the key's hash, shape and frames, and zeros as counts. `None` if a
-/// word is beyond the last segment.
+/// Writes a new record: the key's hash, shape and frames, and zeros as counts. The record's generation must not have
+/// begun. `None` if a word is beyond the last segment.
 #[inline(never)]
 fn write_record(words: &[AtomicU64], record: u32, key: &StackKey<'_>) -> Option<()> {
     let zeros = [
@@ -335,8 +336,8 @@ fn mapped_slice<T>(mapping: &AtomicPtr<T>, count: usize) -> Option<&[T]> {
     (!start.is_null()).then(|| unsafe { slice::from_raw_parts(start, count) })
 }
 
-/// Reads the frames of a record in another process, whose segments begin at `words`. `word` reads eight
-/// bytes. `None` unless the frames have the record's hash: the record may change while it is read.
+/// Reads the frames of a record in another process, whose segments start at `words`. `word` reads eight bytes of that
+/// process. `None` unless the frames match the record's hash, because the record may change while it is read.
 pub(crate) fn read_remote_frames(
     words: u64,
     record: u32,
@@ -345,6 +346,7 @@ pub(crate) fn read_remote_frames(
 ) -> Option<&[u64]> {
     let mut word = |segment, index| word(words.wrapping_add(offset(segment, index)));
     let (hash, shape) = (word(record, HASH)?, word(record, SHAPE)?);
+    // The lower half of the shape is the number of frames.
     let frames = buffer.get_mut(..shape as u32 as usize)?;
     let mut cursor = FrameCursor::new(record);
     for frame in &mut *frames {

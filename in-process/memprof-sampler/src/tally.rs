@@ -1,8 +1,8 @@
-//! Tally: exact sums over every allocation, for a program that is run to measure them.
+//! Tally: exact sums over every allocation, for programs that run only to be measured.
 //!
 //! Requested bytes are summed as requested. Live bytes are summed as the allocator rounds them
-//! (`malloc_usable_size(3)`), because a free does not give the requested size; each thread holds back less
-//! than [`BATCH_BYTES`] of these. Each time the live bytes exceed their maximum, a new peak begins.
+//! (`malloc_usable_size(3)`), because a free does not pass the requested size. Each thread holds back up to
+//! [`BATCH_BYTES`] of live bytes. Each time the live bytes exceed their maximum, a new peak begins.
 #![expect(unsafe_code, reason = "a function of the allocator's")]
 
 use core::ffi::c_void;
@@ -14,52 +14,52 @@ use core::sync::atomic::{
 
 use crate::thread_pointer::{hash_of, thread_pointer};
 
-/// Live bytes that a thread collects before it adds them to the shared sum.
+/// Live bytes that a thread accumulates before it adds them to the shared sum.
 const BATCH_BYTES: i64 = 4096;
 
-/// Rows of thread totals. The row of a thread that ends passes to the thread that gets its pointer.
+/// Number of rows for threads. When a thread ends, the next thread with the same thread pointer takes over its row.
 const MAX_THREADS: usize = 4096;
-/// Rows that are searched for a thread's or a free one.
+/// Number of rows searched for a thread's row or a free one.
 const MAX_PROBES: usize = 8;
 
 /// Whether every allocation is counted.
 static IS_ENABLED: AtomicBool = AtomicBool::new(false);
 /// Address of `malloc_usable_size` of the allocator that serves `malloc`; 0 if it has none.
 static USABLE_SIZE: AtomicUsize = AtomicUsize::new(0);
-/// Whether the word before a block gives its size: glibc's `mchunk_size` (`malloc_chunk` in malloc.c).
+/// Whether the word before a block holds its size, as in glibc (`mchunk_size` of `malloc_chunk` in malloc.c).
 static HAS_HEADERS: AtomicBool = AtomicBool::new(false);
 
-/// Flag bits of `mchunk_size`. A chunk with a mapping of its own has a header of two words, others of one.
+/// Flag bits of `mchunk_size`. A chunk's header has two words if the chunk is its own mapping, one word if not.
 const CHUNK_FLAGS: usize = 0b111;
-/// Flag of `mchunk_size`: the chunk has a mapping of its own.
+/// Flag of `mchunk_size` for a chunk that is its own mapping.
 const MAPPED_FLAG: usize = 0b010;
 
-// THREADS lies in the section of the other tables, because a page between two tables would become resident as
-// soon as it is written.
+// THREADS shares a section with the other tables. Any page between two tables would become resident as soon as it is
+// written.
 #[unsafe(link_section = ".bss.tables")]
 static THREADS: [ThreadTotals; MAX_THREADS] = [const { ThreadTotals::new() }; MAX_THREADS];
-/// Sums of threads that found no free row.
+/// Sums of the threads that found no free row.
 static SHARED_TOTALS: ThreadTotals = ThreadTotals::new();
 
-/// Live bytes, without those that threads still hold back.
+/// Sum of live bytes, without the pending bytes of threads.
 static LIVE_BYTES: AtomicI64 = AtomicI64::new(0);
 /// Largest value of [`LIVE_BYTES`] so far.
 static PEAK_BYTES: AtomicI64 = AtomicI64::new(0);
-/// Number of the current peak.
+/// Number of the current peak. A new peak begins whenever [`LIVE_BYTES`] exceeds its maximum.
 static PEAK_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// Exact counts since the start of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Allocations; each `realloc` that succeeds counts as one.
+    /// Number of allocations; a `realloc` that succeeds counts as one.
     pub objects: u64,
-    /// Bytes that these requested.
+    /// Bytes requested by these allocations.
     pub bytes: u64,
-    /// Largest sum of live bytes, as the allocator rounds them; exact to 4 KiB per thread.
+    /// Largest sum of live bytes, as the allocator rounds them. Exact to 4 KiB per thread.
     pub peak: u64,
 }
 
-/// One thread's sums, alone in their cache line.
+/// Sums of one thread, in a cache line of their own.
 #[repr(C, align(64))]
 struct ThreadTotals {
     /// Thread pointer; 0 if the row is free.
@@ -70,7 +70,7 @@ struct ThreadTotals {
     pending: AtomicI64,
 }
 
-/// Starts counting all allocations of this process. Call it before any slot is patched.
+/// Starts counting all allocations of this process. Must be called before any slot is patched.
 pub fn enable() {
     IS_ENABLED.store(true, Relaxed);
 }
@@ -102,8 +102,8 @@ pub(crate) fn set_usable_size(function: Option<usize>) {
     USABLE_SIZE.store(function.unwrap_or(0), Relaxed);
 }
 
-/// Uses glibc's chunk headers for block sizes, if they agree with `malloc_usable_size`: that function reads
-/// the next block's header too, which is seldom in the cache.
+/// Checks glibc's chunk headers against `malloc_usable_size`, and uses them for block sizes if they agree. They are
+/// faster, because `malloc_usable_size` also reads the next block's header, which is seldom in the cache.
 ///
 /// # Safety
 /// `malloc` and `free` are glibc's.
@@ -111,8 +111,7 @@ pub(crate) unsafe fn probe_chunk_headers(
     malloc: unsafe extern "C" fn(usize) -> *mut c_void,
     free: unsafe extern "C" fn(*mut c_void),
 ) {
-    // The sizes are too small for a mapping of their own: freeing such a block would change glibc's threshold
-    // for the next ones.
+    // These sizes stay below the mmap threshold: freeing a block that is its own mapping would raise glibc's threshold.
     let is_equal = [1, 24, 25, 1000, 70_000].into_iter().all(|size| {
         // SAFETY: malloc(3), which the caller passes.
         let block = unsafe { malloc(size) };
@@ -125,12 +124,12 @@ pub(crate) unsafe fn probe_chunk_headers(
     HAS_HEADERS.store(is_equal, Relaxed);
 }
 
-/// Returns the number of the current peak. A peak's profile has the blocks that were live when it began.
+/// Returns the number of the current peak. The profile of a peak has the blocks that were live when it began.
 pub(crate) fn peak_number() -> u64 {
     PEAK_NUMBER.load(Relaxed)
 }
 
-/// Resets the sums in a forked child.
+/// Resets the sums to 0 in a forked child.
 pub(crate) fn reset_in_child() {
     for totals in THREADS.iter().chain([&SHARED_TOTALS]) {
         totals.objects.store(0, Relaxed);
@@ -152,7 +151,7 @@ pub(crate) fn block_size(block: usize) -> i64 {
     usable_size(block)
 }
 
-/// Usable bytes by glibc's chunk header. `None` for null, and for a chunk with a mapping of its own.
+/// Usable bytes by glibc's chunk header. `None` for null, and for a chunk that is its own mapping.
 #[inline(always)]
 fn chunk_size(block: usize) -> Option<i64> {
     let word = block.checked_sub(size_of::<usize>())? as *const AtomicUsize;
@@ -162,7 +161,7 @@ fn chunk_size(block: usize) -> Option<i64> {
     (word & MAPPED_FLAG == 0).then_some(size as i64)
 }
 
-/// Usable bytes by the allocator's `malloc_usable_size`; 0 for null, or if it has none.
+/// Usable bytes by the allocator's `malloc_usable_size`; 0 for null, or if the allocator lacks that function.
 #[inline(always)]
 fn usable_size(block: usize) -> i64 {
     let function = USABLE_SIZE.load(Relaxed);
@@ -171,12 +170,11 @@ fn usable_size(block: usize) -> i64 {
     }
     // SAFETY: malloc_usable_size(3), found by that name in the allocator that serves `malloc`.
     let usable = unsafe { mem::transmute::<usize, unsafe extern "C" fn(usize) -> usize>(function) };
-    // SAFETY: malloc_usable_size(3) with a block of that allocator, which the hook's caller has not freed
-    // yet.
+    // SAFETY: malloc_usable_size(3) with a block of that allocator, which the hook's caller has not freed yet.
     (unsafe { usable(block) }) as i64
 }
 
-/// Counts an allocated block, its usable bytes and the bytes requested for it. Does nothing for null.
+/// Counts an allocated block, its usable bytes, and the bytes requested for it. Does nothing for null.
 #[inline(always)]
 pub(crate) fn record_alloc(block: usize, requested: usize) {
     if block != 0 {
@@ -194,7 +192,7 @@ fn count_alloc(size: i64, requested: usize) {
     });
 }
 
-/// Subtracts a freed block's usable bytes, `size`, from the live sum.
+/// Subtracts the usable bytes of a freed block from the live sum.
 #[inline(always)]
 pub(crate) fn record_free(size: i64) {
     if size != 0 {
@@ -202,17 +200,16 @@ pub(crate) fn record_free(size: i64) {
     }
 }
 
-/// Method by which totals are changed.
+/// Method of changing totals, which depends on whether one thread or several write them.
 #[derive(Clone, Copy)]
 enum AddMode {
-    /// By plain stores: only their thread writes them.
+    /// Plain stores: only one thread writes them.
     Exclusive,
-    /// By atomic additions: several threads write them.
+    /// Atomic additions: several threads write them.
     Shared,
 }
 
 impl AddMode {
-    /// Adds to a sum.
     #[inline(always)]
     fn add(self, sum: &AtomicU64, more: u64) {
         match self {
@@ -221,7 +218,7 @@ impl AddMode {
         }
     }
 
-    /// Adds to the pending live bytes, and flushes them from [`BATCH_BYTES`] on.
+    /// Adds to the pending live bytes, and flushes them once they reach ±[`BATCH_BYTES`].
     #[inline(always)]
     fn add_live(self, totals: &ThreadTotals, more: i64) {
         let pending = match self {
@@ -238,7 +235,7 @@ impl AddMode {
     }
 }
 
-/// Adds a thread's pending bytes to the shared sum, and begins a new peak if the sum exceeds the maximum so far.
+/// Adds a thread's pending bytes to the shared sum. Begins a new peak if the sum exceeds its maximum.
 #[cold]
 #[inline(never)]
 fn flush_pending(totals: &ThreadTotals) {
@@ -249,8 +246,8 @@ fn flush_pending(totals: &ThreadTotals) {
     }
 }
 
-/// Calls `change` with the row of the calling thread, or with the shared one if the thread has none and finds no free
-/// row.
+/// Calls `change` with the row of the calling thread, or with the shared row if the thread has no row and finds none
+/// free.
 #[inline(always)]
 fn with_thread_totals(change: impl FnOnce(&ThreadTotals, AddMode)) {
     const BITS: u32 = MAX_THREADS.ilog2();
@@ -266,7 +263,7 @@ fn with_thread_totals(change: impl FnOnce(&ThreadTotals, AddMode)) {
     }
 }
 
-/// Finds the row of a thread, or claims a free one for it. `None` if neither is within [`MAX_PROBES`] rows.
+/// Finds the row of a thread, or claims a free one. `None` if neither is within [`MAX_PROBES`] rows.
 #[inline(never)]
 fn find_or_claim_totals(hash: usize, thread: usize) -> Option<&'static ThreadTotals> {
     (0..MAX_PROBES).find_map(|probe| {

@@ -1,12 +1,12 @@
-//! Thread pointer, which identifies threads in the tables.
+//! Thread pointer, by which the tables identify threads.
 #![expect(unsafe_code, reason = "the thread pointer")]
 
 use core::arch::asm;
 
 use crate::address_hash::mix_fast;
 
-/// Returns the address of this thread's control block (`%fs:0`, x86-64 ABI, "Thread-Local Storage"), which no other
-/// running thread has.
+/// Returns the address of this thread's control block (`%fs:0`, x86-64 ABI, "Thread-Local Storage"), which is unique
+/// among running threads.
 #[inline(always)]
 pub(crate) fn thread_pointer() -> usize {
     let pointer: usize;
@@ -18,6 +18,6 @@ pub(crate) fn thread_pointer() -> usize {
 /// Returns the hash of a thread pointer, in `bits` bits.
 #[inline(always)]
 pub(crate) fn hash_of(thread: usize, bits: u32) -> usize {
-    // Control blocks lie at multiples of 64.
+    // Control blocks are aligned to 64 bytes.
     mix_fast(thread as u64 >> 6, bits)
 }

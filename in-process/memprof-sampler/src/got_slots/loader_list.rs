@@ -7,8 +7,8 @@ use libc::dl_phdr_info;
 
 use super::object::ElfObject;
 
-/// Visits the objects that the loader lists, in their order, except those of which [`ElfObject::from_info`] reads
-/// nothing, such as the loader itself. Holds the lock of the list meanwhile.
+/// Visits the objects that the loader lists, in the loader's order, with the lock of the list held. Skips objects for
+/// which [`ElfObject::from_info`] returns `None`, such as the loader itself.
 pub(super) fn for_each_object(visit: &mut dyn FnMut(ElfObject)) {
     let mut visit = visit;
     // SAFETY: dl_iterate_phdr(3) calls `visit_object` with the pointer passed here, and returns before it
@@ -16,7 +16,7 @@ pub(super) fn for_each_object(visit: &mut dyn FnMut(ElfObject)) {
     unsafe { libc::dl_iterate_phdr(Some(visit_object), (&raw mut visit).cast()) };
 }
 
-/// Callback of `dl_iterate_phdr(3)`. Returns 0, so that the iteration goes on.
+/// Callback of `dl_iterate_phdr(3)`. Returns 0 to continue the iteration.
 unsafe extern "C" fn visit_object(info: *mut dl_phdr_info, _: usize, visit: *mut c_void) -> c_int {
     // SAFETY: `for_each_object` passes a pointer to its `visit`, and does not use it meanwhile.
     let visit = unsafe { &mut *visit.cast::<&mut dyn FnMut(ElfObject)>() };

@@ -1,7 +1,7 @@
 //! Runs code under the loader's lock.
 //!
-//! `dl_iterate_phdr(3)` alone shows objects that are loaded but not yet relocated. dlsym(3) holds the lock
-//! that dlopen(3) and dlclose(3) acquire, and runs the resolver of an indirect function meanwhile.
+//! `dl_iterate_phdr(3)` alone would show objects that are loaded but not yet relocated. dlsym(3) holds the lock that
+//! dlopen(3) and dlclose(3) acquire, and calls the resolver of an indirect function (IFUNC) while it holds it.
 #![expect(unsafe_code, reason = "an indirect function, and dlsym")]
 
 use core::arch::naked_asm;
@@ -14,7 +14,7 @@ use crate::thread_pointer::thread_pointer;
 /// Name of the indirect function below.
 const RESOLVER_NAME: &CStr = c"memprof_loader_is_locked";
 
-/// Job that the resolver runs, in the thread that set it.
+/// Job that the resolver runs in the thread that set it; null if there is none.
 static PENDING_JOB: AtomicPtr<LockedJob<'static>> = AtomicPtr::new(ptr::null_mut());
 /// Thread pointer of the thread that set the job; 0 if there is none.
 static JOB_THREAD: AtomicUsize = AtomicUsize::new(0);
@@ -25,10 +25,10 @@ struct LockedJob<'a> {
     is_done: bool,
 }
 
-/// Runs `work` while no thread loads, relocates or unloads an object: dlsym(3) of [`RESOLVER_NAME`] calls this library's
-/// IFUNC resolver with the loader's lock held, and the resolver runs it. Returns false if it did not run: where this
-/// library is loaded twice, dlsym finds the other copy's resolver. `work` must not allocate, and only one thread may be
-/// here.
+/// Runs `work` while no other thread loads, relocates or unloads an object. To do this, it looks up [`RESOLVER_NAME`]
+/// with dlsym(3), which calls this library's IFUNC resolver with the loader's lock held; the resolver runs `work`.
+/// Returns false if `work` did not run: if this library is loaded twice, dlsym finds the other copy's resolver. `work`
+/// must not allocate. Only one thread at a time may call this function.
 pub(super) fn with_loader_locked(work: &mut dyn FnMut()) -> bool {
     let mut job = LockedJob {
         work,
@@ -43,7 +43,7 @@ pub(super) fn with_loader_locked(work: &mut dyn FnMut()) -> bool {
     job.is_done
 }
 
-/// Indirect function, whose lookup runs [`resolve`].
+/// Indirect function. Its lookup runs [`resolve`].
 ///
 /// # Safety
 /// Only the loader calls it.
@@ -70,5 +70,5 @@ extern "C" fn resolve() -> *const c_void {
     do_nothing as *const () as *const c_void
 }
 
-/// Function to which the resolver binds the name; it is never called.
+/// Function that the resolver returns as the definition of the name. It is never called.
 extern "C" fn do_nothing() {}

@@ -32,19 +32,20 @@ struct Dynamic {
     value: usize,
 }
 
-/// Parts of a loaded object that are read here; valid while the loader keeps it mapped.
+/// Parts of a loaded object that this crate reads. Valid while the loader keeps the object mapped.
 #[derive(Debug)]
 pub(super) struct ElfObject {
     base: usize,
-    /// From the first byte of its segments to the last.
+    /// From the first byte of its segments to the last, including data.
     pub(super) code: Range<usize>,
     /// Pages that the loader made read-only after relocation (RELRO).
     relro: Range<usize>,
-    /// From the first byte of its writable segments to the last: one segment as linkers lay it out.
+    /// From the first byte of its writable segments to the last. Linkers create only one.
     writable: Range<usize>,
     symbols: *const Elf64_Sym,
     strings: *const c_char,
     hashes: *const u32,
+    /// Tables of `DT_JMPREL` and `DT_RELA`: address and number of entries.
     relocations: [(*const Elf64_Rela, usize); 2],
     path: *const c_char,
 }
@@ -53,17 +54,17 @@ pub(super) struct ElfObject {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GotSlot<'a> {
     pub(super) address: usize,
-    /// Name of the symbol whose address it holds.
+    /// Name of the symbol whose address the slot holds.
     pub(super) name: &'a CStr,
-    /// Address of the object's own definition of the name, which may not be the one that is called.
+    /// Address of the object's own definition of the name. Calls may go to another object's definition.
     pub(super) own: Option<usize>,
-    /// Whether the loader fills it at the first call, unless the object was bound at load time.
+    /// Whether the loader may fill the slot only at the first call (lazy binding).
     pub(super) may_be_lazy: bool,
 }
 
 impl ElfObject {
-    /// Reads an object's headers. `None` if it has no segments, no dynamic section, no symbols or no names, or if it is
-    /// the loader or the vDSO.
+    /// Reads an object's headers. `None` for the loader and the vDSO, and if the segments, the dynamic section, the
+    /// symbols or their names are missing.
     ///
     /// # Safety
     /// `info` comes from `dl_iterate_phdr(3)`, and the object stays loaded while the result is used.
@@ -118,7 +119,7 @@ impl ElfObject {
         (!object.symbols.is_null() && !object.strings.is_null()).then_some(object)
     }
 
-    /// Path under which the loader knows it; empty for the executable.
+    /// Path under which the loader knows the object; empty for the executable.
     pub(super) fn path(&self) -> &CStr {
         if self.path.is_null() {
             return c"";
@@ -127,7 +128,7 @@ impl ElfObject {
         unsafe { CStr::from_ptr(self.path) }
     }
 
-    /// Address of the function that it exports under that name. `None` if it exports none.
+    /// Address of the symbol that the object exports under that name. `None` if it exports none.
     pub(super) fn definition(&self, name: &CStr) -> Option<usize> {
         const DEFAULT: u8 = 0;
         let mut index = self.hash_chain_start(name)?;
@@ -138,7 +139,7 @@ impl ElfObject {
             if is_defined && symbol.st_other & 3 == DEFAULT && self.symbol_name(&symbol) == name {
                 return Some(self.base.wrapping_add(symbol.st_value as usize));
             }
-            // SAFETY: DT_GNU_HASH: a chain of hashes ends with an odd one, which is not passed.
+            // SAFETY: DT_GNU_HASH: an odd hash is the last one of its chain, and the loop stops there.
             let hash = unsafe { index.1.read() };
             if hash & 1 != 0 {
                 return None;
@@ -147,17 +148,17 @@ impl ElfObject {
         }
     }
 
-    /// Iterates over the GOT slots through which it calls functions.
+    /// Iterates over the GOT slots through which the object calls functions.
     pub(super) fn call_slots(&self) -> impl Iterator<Item = GotSlot<'_>> {
         self.relocations_of(&[R_X86_64_JUMP_SLOT, R_X86_64_GLOB_DAT])
     }
 
-    /// Iterates over the words of its data that the loader filled with the address of a symbol.
+    /// Iterates over the words of the object's data that the loader filled with the address of a symbol.
     pub(super) fn data_words(&self) -> impl Iterator<Item = GotSlot<'_>> {
         self.relocations_of(&[R_X86_64_64])
     }
 
-    /// Iterates over the relocations of these types, as slots.
+    /// Iterates over the relocations of the given types, as slots.
     fn relocations_of(&self, kinds: &'static [u32]) -> impl Iterator<Item = GotSlot<'_>> {
         let tables = self.relocations.iter();
         tables
@@ -189,20 +190,19 @@ impl ElfObject {
         self.relro.contains(&page_start(slot))
     }
 
-    /// Whether a word can be exchanged in one step: it is aligned, unlike a member of a packed struct, and in a writable
-    /// segment, unlike relocations in the code of old objects.
+    /// Whether a word can be exchanged atomically. It must be aligned, unlike a member of a packed struct, and in a
+    /// writable segment, unlike relocations in the code of old objects.
     pub(super) fn can_exchange(&self, word: usize) -> bool {
         word.is_multiple_of(align_of::<usize>()) && self.writable.contains(&word)
     }
 
-    /// Name of a symbol.
     fn symbol_name(&self, symbol: &Elf64_Sym) -> &CStr {
         // SAFETY: gABI: names in the string table end with NUL, and the table stays mapped while the object
         // is loaded.
         unsafe { CStr::from_ptr(self.strings.wrapping_add(symbol.st_name as usize)) }
     }
 
-    /// Converts a value of the dynamic section to an address. glibc has replaced offsets from the base by addresses in
+    /// Converts a value of the dynamic section to an address. glibc has already replaced the offsets by addresses in
     /// most entries, but not in all.
     fn absolute_address(&self, value: usize) -> usize {
         if value < self.base {
@@ -212,15 +212,15 @@ impl ElfObject {
         }
     }
 
-    /// Whether this is the dynamic loader or the vDSO, by the file name.
+    /// Whether this is the dynamic loader or the vDSO, judged by its file name.
     fn is_loader_or_vdso(&self) -> bool {
         let path = self.path().to_bytes();
         let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
         file.starts_with(b"ld-linux") || file.starts_with(b"linux-vdso")
     }
 
-    /// Returns the index of the first symbol that may have this name, and the address of its hash. `None` if the object
-    /// has no `DT_GNU_HASH`, or exports no symbol that may have the name.
+    /// Returns the index of the first symbol that may have this name, and the address of that symbol's hash. `None` if
+    /// the object has no `DT_GNU_HASH`, or exports no symbol that may have the name.
     fn hash_chain_start(&self, name: &CStr) -> Option<(usize, *const u32)> {
         if self.hashes.is_null() {
             return None;
@@ -244,7 +244,7 @@ impl ElfObject {
     }
 }
 
-/// Hash of a name in `DT_GNU_HASH`.
+/// Hash of a name as `DT_GNU_HASH` uses it.
 fn gnu_hash(name: &[u8]) -> u32 {
     let step = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add((*byte).into());
     name.iter().fold(5381, step)

@@ -1,24 +1,24 @@
-//! Calls of an object to functions that it defines itself, where these go through a slot because another
-//! object's definition may replace the function (gABI, "Symbol Preemption").
+//! Calls of an object to functions that it defines itself. They use a slot if another object's definition may replace
+//! the function (gABI, "Symbol Preemption").
 
 use core::ffi::CStr;
 
 use super::{for_each_object, slot_value};
 
-/// Function that such a call reaches.
+/// Function to which such a call leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallTarget {
     /// The object's own function.
     Inside,
-    /// The function of that name of another object.
+    /// The function of the same name in another object.
     Elsewhere,
     /// Not known yet: the loader looks the function up at the first call.
     Unbound,
 }
 
-/// Visits the slots through which the object that contains `address` calls functions which it defines itself:
-/// name, address of its own definition, and the function called. Visits nothing if the object's calls were
-/// bound when it was linked.
+/// Visits the slots through which an object calls functions that it defines itself. The object is the one that contains
+/// `address`. `visit` gets the function's name, the address of the object's own definition, and the function that is
+/// called. Visits nothing if the linker bound these calls when it created the object.
 pub fn visit_own_calls(address: usize, visit: &mut dyn FnMut(&CStr, usize, CallTarget)) {
     for_each_object(&mut |object| {
         if !object.code.contains(&address) {

@@ -5,14 +5,15 @@
 pub struct PatchStats {
     /// Slots that hold hooks.
     pub patched: usize,
-    /// Slots that hold neither the allocator's function nor a hook: other code has written them, or the
-    /// object calls another allocator.
+    /// Slots that hold neither the allocator's function nor a hook: other code has written them, or the object calls
+    /// another allocator.
     pub foreign: usize,
-    /// Objects with addresses of the allocator's functions in data that cannot be patched. Calls through these
-    /// addresses are not seen.
+    /// Objects whose data holds addresses of the allocator's functions in words that cannot be patched. Calls through
+    /// these words are not sampled.
     pub unseen_objects: usize,
     /// Objects that define `malloc` besides the one that is sampled and the C library.
     pub other_mallocs: usize,
-    /// Slots that could not be patched: mprotect(2) failed, or there are more than 65,536.
+    /// Slots that could not be patched: mprotect(2) failed, the list of 65,536 slots is full, or other code changed the
+    /// slot.
     pub refused: usize,
 }

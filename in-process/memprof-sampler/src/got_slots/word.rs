@@ -1,4 +1,4 @@
-//! One word of an object's data that holds a function's address: read and exchanged while the program may use it.
+//! Reads and exchanges one word of an object's data that holds a function's address, while the program may use it.
 #![expect(unsafe_code, reason = "words of other objects, and system calls")]
 
 use core::ffi::c_void;
@@ -16,9 +16,8 @@ pub(super) fn slot_value(word: usize) -> usize {
     as_atomic(word).load(Acquire)
 }
 
-/// Replaces a word's value `from` by `to`. Makes its page writable before, and read-only again afterwards, if the
-/// loader protected it. Returns false, with nothing changed, if the word has another value by now, or its page cannot
-/// be written.
+/// Replaces a word's value `from` by `to`. If the loader made the word's page read-only, the page is writable during
+/// the exchange. Returns false, with nothing changed, if the word has another value or its page cannot be written.
 pub(super) fn exchange_word(object: &ElfObject, word: usize, from: usize, to: usize) -> bool {
     if slot_value(word) != from {
         return false;
@@ -36,15 +35,16 @@ pub(super) fn exchange_word(object: &ElfObject, word: usize, from: usize, to: us
     if !is_protected && !can_write(word) {
         return false;
     }
-    // The program may store another address at the same moment, which must not be lost.
+    // A compare-and-exchange, because the program may store another address at the same moment; that store must not be
+    // lost.
     let exchanged = as_atomic(word).compare_exchange(from, to, AcqRel, Relaxed);
-    // If this mprotect(2) fails, the page stays writable, which does no harm.
+    // If this mprotect(2) fails, the page stays writable, which is harmless.
     let _ = is_protected && protect(libc::PROT_READ);
     exchanged.is_ok()
 }
 
-/// Whether a word can be written: a program may have made its data read-only. The kernel tries: `FUTEX_WAKE_OP` of
-/// futex(2) adds 0 to a word in one step, and fails with EFAULT if that is forbidden. It wakes no thread.
+/// Whether a word can be written; the program may have made its data read-only. `FUTEX_WAKE_OP` of futex(2) tests this:
+/// the kernel atomically adds 0 to the word, and fails with EFAULT if the word is read-only. It wakes no thread.
 fn can_write(word: usize) -> bool {
     const ADD_NOTHING: u32 = (libc::FUTEX_OP_ADD as u32) << 28;
     let (nothing, wake_none) = (0_u32, 0_usize);

@@ -7,19 +7,19 @@ use crate::atomic::{
     fence,
 };
 
-/// Cells of a bucket.
+/// Number of cells in a bucket.
 pub(super) const WAYS: usize = 8;
 
-/// Bit of an address whose cell is being filled or emptied: no allocator returns an odd address.
+/// Bit set in an address while its cell is being filled or emptied. Allocators return no odd addresses.
 const CLAIMED: usize = 1;
 
-/// Eight cells. Zeros are an empty bucket.
+/// Eight cells. All zeros: an empty bucket.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Bucket {
-    /// Address of each cell's sample, 0 if it is empty: one cache line, which is all that a search reads.
+    /// Address of each cell's sample; 0 if the cell is empty. A search reads only this cache line.
     pub(super) addresses: [AtomicUsize; WAYS],
-    /// Each cell's sample, in two other cache lines.
+    /// Data of each cell's sample, in two more cache lines.
     pub(super) samples: [CellData; WAYS],
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Bucket {
 pub(super) struct CellData {
     size: AtomicU64,
     pub(super) record: AtomicU32,
-    /// Incremented before and after each write, so it is odd meanwhile.
+    /// Incremented before and after each write, so odd during a write.
     version: AtomicU32,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Sample {
     pub record: u32,
 }
 
-/// Cell that only the calling thread may change, until it is filled; dropping the claim empties it.
+/// Cell that only the calling thread may change. [`fill`](Self::fill) ends the claim; dropping it empties the cell.
 #[derive(Debug)]
 pub(crate) struct ClaimedCell<'a> {
     cell: &'a AtomicUsize,
@@ -62,8 +62,8 @@ impl Bucket {
         self.claim_where(address, address)
     }
 
-    /// Claims a cell that holds `from`, beginning with the cell for the address's offset: neighbouring blocks share a
-    /// bucket, and rarely collide that way. `None` if no cell holds it.
+    /// Claims a cell that holds `from`, which is 0 or `address`. Starts with the cell for the address's offset:
+    /// neighbouring blocks share a bucket, and rarely collide if each starts elsewhere. `None` if no cell holds `from`.
     #[inline(always)]
     fn claim_where(&self, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
         let first = AddressHash::new(address).offset_bits(WAYS.ilog2());
@@ -71,7 +71,7 @@ impl Bucket {
             .or_else(|| self.claim_from(first, from, address))
     }
 
-    /// Like [`Self::claim_where`], but searches only the cells other than `first`. Not inlined, to keep the usual case
+    /// Like [`Self::claim_where`], but searches only the cells other than `first`. Not inlined, to keep the common case
     /// short.
     #[cold]
     #[inline(never)]
@@ -80,12 +80,12 @@ impl Bucket {
         others.find_map(|way| self.claim_way(way, from, address))
     }
 
-    /// Claims the cell `way` if it holds `from`, and stores `address` in it with the bit [`CLAIMED`]. `None` if it
-    /// holds another value.
+    /// Claims the cell `way` if it holds `from`, and stores `address` with the bit [`CLAIMED`]. `None` if it holds
+    /// another value.
     #[inline(always)]
     fn claim_way(&self, way: usize, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
         let (cell, data) = (self.addresses.get(way)?, self.samples.get(way)?);
-        // The load comes first, because an exchange takes the cache line from other processors.
+        // The load comes first, because even a failed exchange takes the cache line from other processors.
         let is_claimed = cell.load(Relaxed) == from
             && cell
                 .compare_exchange(from, address | CLAIMED, Acquire, Relaxed)
@@ -97,8 +97,8 @@ impl Bucket {
         })
     }
 
-    /// Claims and drops each sample, after passing it to `drained`; calls `wait` while another thread has claimed a
-    /// cell. Returns false as soon as `wait` does.
+    /// Claims and drops each sample, after passing it to `drained`. Calls `wait` while another thread has claimed a
+    /// cell, and returns false as soon as `wait` does.
     pub(crate) fn drain(
         &self,
         mut drained: impl FnMut(&ClaimedCell<'_>),
@@ -124,7 +124,7 @@ impl Bucket {
         true
     }
 
-    /// Empties the cells that other threads had claimed.
+    /// Empties the cells that other threads have claimed.
     pub(crate) fn clear_claimed(&self) {
         for (cell, _) in self.cells() {
             if cell.load(Relaxed) & CLAIMED != 0 {
@@ -133,7 +133,7 @@ impl Bucket {
         }
     }
 
-    /// Visits each sample with its address. Samples inserted or removed meanwhile may be missed.
+    /// Visits each sample with its address. May miss samples that are inserted or removed during the visits.
     pub(crate) fn visit(&self, mut visit: impl FnMut(usize, Sample)) {
         for (cell, data) in self.cells() {
             let version = data.version.load(Acquire);
@@ -147,7 +147,6 @@ impl Bucket {
         }
     }
 
-    /// Addresses and data of all cells.
     fn cells(&self) -> impl Iterator<Item = (&AtomicUsize, &CellData)> {
         self.addresses.iter().zip(&self.samples)
     }
@@ -179,11 +178,11 @@ impl Drop for ClaimedCell<'_> {
 }
 
 impl CellData {
-    /// Stores a sample. The version is odd meanwhile.
+    /// Stores a sample. Readers that run at the same time see that the version is odd or has changed.
     fn write(&self, sample: Sample) {
         let version = self.version.load(Relaxed);
         self.version.store(version.wrapping_add(1), Relaxed);
-        // A reader (`visit`) that loads a value stored below also sees that the version changed.
+        // Pairs with the fence in `visit`: a reader that loads a value stored below also sees the new version.
         fence(Release);
         self.size.store(sample.size, Relaxed);
         self.record.store(sample.record, Relaxed);

@@ -1,4 +1,4 @@
-//! Hash cells of the stack table, by which records are found.
+//! Hash cells, through which the stack table finds records.
 
 use core::ptr;
 use core::sync::atomic::{
@@ -15,31 +15,32 @@ use super::segments::{
 use crate::address_hash::mix;
 use crate::tally;
 
-/// Cells of the stack table, the largest number of records.
+/// Number of cells, and maximum number of records.
 pub(super) const CELL_COUNT: usize = 1 << 17;
-/// Cells probed for one stack; if all have live records, the sample counts as lost.
+/// Number of cells probed for one stack. If all their records have live samples, a new sample counts as lost.
 pub(super) const MAX_PROBES: usize = 64;
-/// `IdleRecord` records that are compared before the one with fewest samples is evicted.
+/// Number of idle records to compare. The one with the fewest samples is evicted.
 pub(super) const MAX_CANDIDATES: usize = 8;
 
-/// Cell of a record that was evicted: a search goes on behind it, unlike at an empty one (0).
+/// Cell of an evicted record. A search continues after it, but stops at an empty cell (0).
 pub(super) const VACANT: u64 = u32::MAX as u64;
 
-/// Stack and size class, by which a record is found.
+/// Stack and size class that identify a record.
 pub(super) struct StackKey<'a> {
+    /// Size class in the upper half, number of frames in the lower.
     pub(super) frames: &'a [usize],
     pub(super) shape: u64,
     pub(super) hash: u64,
 }
 
-/// Record without users in that generation.
+/// Record that has no users in `generation`.
 pub(super) struct IdleRecord<'a> {
     pub(super) cell: &'a AtomicU64,
     pub(super) record: u32,
     pub(super) generation: u32,
 }
 
-/// Memory of the table, once it is mapped.
+/// Memory of the stack table after it was mapped.
 #[derive(Clone, Copy)]
 pub(super) struct MappedTable<'a> {
     pub(super) cells: &'a [AtomicU64],
@@ -58,7 +59,7 @@ impl<'a> StackKey<'a> {
 }
 
 impl<'a> MappedTable<'a> {
-    /// Iterates over the cells that the record of a hash may have, in the order of probing.
+    /// Iterates over the cells in which the record of a hash may be, in probing order.
     pub(super) fn cells_near(self, hash: u64) -> impl Iterator<Item = &'a AtomicU64> {
         let indices = (0..MAX_PROBES).map(move |probe| (hash as usize).wrapping_add(probe));
         indices.filter_map(move |index| self.cells.get(index & (CELL_COUNT - 1)))
@@ -91,7 +92,7 @@ impl<'a> MappedTable<'a> {
         None
     }
 
-    /// Whether a record has the stack and size class of a key. The caller is its user.
+    /// Whether a record has the stack and size class of a key. The caller must be a user of the record.
     pub(super) fn has_key(self, record: u32, key: &StackKey<'_>) -> bool {
         let has = |index: usize, value: u64| {
             word(self.words, record, index).is_some_and(|word| word.load(Relaxed) == value)
@@ -103,13 +104,14 @@ impl<'a> MappedTable<'a> {
                 .all(|(word, frame)| word.load(Relaxed) == *frame as u64)
     }
 
-    /// Selects a record to evict: of the first [`MAX_CANDIDATES`] near a hash that are idle and had no live samples at
-    /// the last peak, the one with fewest samples. `None` if there is no such record.
+    /// Selects a record to evict: the one with the fewest samples among up to [`MAX_CANDIDATES`] records near a hash.
+    /// Only records that are idle and had no live samples at the last peak are considered; `None` if there are none.
     pub(super) fn select_evictable(self, hash: u64) -> Option<IdleRecord<'a>> {
         let idle = self.cells_near(hash).filter_map(|cell| {
             let record = record_in(cell)?;
             let generation = self.life(record)?.idle_generation()?;
-            // The record is in no other cell in this generation: an older one's cell became vacant first.
+            // In this generation the record is in no other cell: when an older generation ends, its cell becomes vacant
+            // first.
             let is_current = record_in(cell) == Some(record);
             (is_current && !was_live_at_peak(self.words, record)).then_some(IdleRecord {
                 cell,
@@ -117,18 +119,19 @@ impl<'a> MappedTable<'a> {
                 generation,
             })
         });
+        // Candidates are ranked by all their samples, live or freed.
         let samples = |idle: &IdleRecord<'_>| {
             word(self.words, idle.record, TOTAL_OBJECTS).map(|word| word.load(Relaxed))
         };
         idle.take(MAX_CANDIDATES).min_by_key(samples)
     }
 
-    /// Iterates over the first segments of all records.
+    /// Iterates over all records, by their first segments.
     pub(super) fn records(self) -> impl Iterator<Item = u32> {
         self.cells.iter().filter_map(record_in)
     }
 
-    /// Reads a record without becoming its user. `None` if it is evicted.
+    /// Reads a record without becoming its user. `None` if it is evicted, before or during the read.
     pub(super) fn read(
         self,
         record: u32,
@@ -137,6 +140,7 @@ impl<'a> MappedTable<'a> {
         let mut count = 0;
         let mut copy = self.life(record)?.read(|generation| {
             let word = |index| Some(word(self.words, record, index)?.load(Relaxed));
+            // The shape's lower half.
             count = (word(SHAPE)? as u32) as usize;
             for (frame, word) in buffer
                 .get_mut(..count)?
@@ -153,6 +157,7 @@ impl<'a> MappedTable<'a> {
                 bytes,
                 total_objects: word(TOTAL_OBJECTS)?,
                 total_bytes: word(TOTAL_BYTES)?,
+                // Unchanged since the last peak: the current counts are those at the peak.
                 at_peak: match word(PEAK)? == tally::peak_number() {
                     true => [word(PEAK_OBJECTS)?, word(PEAK_BYTES)?],
                     false => [objects, bytes],
@@ -177,8 +182,7 @@ pub(super) fn record_life(words: &[AtomicU64], record: u32) -> Option<&Life> {
     Some(unsafe { &*ptr::from_ref(word).cast::<Life>() })
 }
 
-/// Hashes a stack and its shape. The multiplications do not depend on each other, so the processor overlaps
-/// them.
+/// Hashes a stack and its shape. The multiplications are independent of each other, so the processor overlaps them.
 pub(super) fn hash_stack(frames: impl Iterator<Item = u64>, shape: u64) -> u64 {
     let hash = frames.fold(shape, |hash, frame| {
         hash.rotate_left(7).wrapping_add(mix(frame))
@@ -187,8 +191,8 @@ pub(super) fn hash_stack(frames: impl Iterator<Item = u64>, shape: u64) -> u64 {
     hash ^ (hash >> 32)
 }
 
-/// Returns the size class: four from each power of two to the next, in which sizes differ from their mean by at most a
-/// fifth. Sizes below 8 are in the class of 8.
+/// Returns the size class: four per power of two, so sizes of one class differ from their mean by at most a fifth. All
+/// sizes below 8 have the class of 8.
 pub(super) fn size_class(size: u64) -> u32 {
     let size = size.max(8);
     let exponent = size.ilog2();

@@ -10,14 +10,14 @@ use super::segments::{
 };
 use crate::tally;
 
-/// Saves the live counts that a record had at the last peak, before it is changed for the first time since.
+/// Saves the live counts that a record had at the last peak, when the record changes for the first time after it.
 pub(super) fn save_peak(words: &[AtomicU64], record: u32) {
     let peak = tally::peak_number();
     let word = |index: usize| word(words, record, index);
     let Some(saved_peak) = word(PEAK) else {
         return;
     };
-    // The peak is nearly always saved already: a load is cheaper than an exchange.
+    // The counts are nearly always saved already, and a load is cheaper than an exchange.
     if saved_peak.load(Relaxed) != peak
         && saved_peak.swap(peak, Relaxed) != peak
         && let (Some(at_peak), Some(peak_bytes)) = (word(PEAK_OBJECTS), word(PEAK_BYTES))
@@ -30,7 +30,7 @@ pub(super) fn save_peak(words: &[AtomicU64], record: u32) {
 
 /// Returns the number of a record's live samples, and their bytes. `None` beyond the last segment.
 pub(super) fn live_counts(words: &[AtomicU64], record: u32) -> Option<[u64; 2]> {
-    // The freed counts are loaded first, so that each freed sample is in the totals, too.
+    // The freed counts are loaded first, so that every freed sample is also in the totals.
     let word = |index: usize| word(words, record, index).map(|word| word.load(Acquire));
     let freed = [word(FREED_OBJECTS)?, word(FREED_BYTES)?];
     let total = [word(TOTAL_OBJECTS)?, word(TOTAL_BYTES)?];
@@ -40,7 +40,7 @@ pub(super) fn live_counts(words: &[AtomicU64], record: u32) -> Option<[u64; 2]> 
     ])
 }
 
-/// Whether an idle record had live samples at the last peak, which the profile with a tally shows.
+/// Whether an idle record had live samples at the last peak. Profiles with a tally show these.
 pub(super) fn was_live_at_peak(words: &[AtomicU64], record: u32) -> bool {
     let has =
         |index, value| word(words, record, index).is_some_and(|word| word.load(Relaxed) == value);

@@ -1,4 +1,4 @@
-//! Totals of evicted records by size class, which keep the sum of all allocations correct.
+//! Totals of evicted records by size class. They keep the sums over all allocations correct.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,7 +8,7 @@ const CLASS_COUNT: usize = 4 * u64::BITS as usize;
 /// Sums of evicted records.
 #[derive(Debug)]
 pub(super) struct Evicted {
-    /// Objects and bytes of each class.
+    /// Number of objects and of bytes, by size class.
     classes: [[AtomicU64; 2]; CLASS_COUNT],
 }
 
@@ -19,7 +19,6 @@ impl Evicted {
         }
     }
 
-    /// Adds objects and bytes to a class.
     pub(super) fn add(&self, class: u32, totals: [u64; 2]) {
         if let Some(sums) = self.classes.get(class as usize) {
             for (sum, more) in sums.iter().zip(totals) {
@@ -28,7 +27,7 @@ impl Evicted {
         }
     }
 
-    /// Objects and bytes of each class with evicted records.
+    /// Iterates over the objects and bytes of each size class that has evicted records.
     pub(super) fn totals(&self) -> impl Iterator<Item = [u64; 2]> {
         let classes = self.classes.iter();
         let totals = classes.map(|sums| sums.each_ref().map(|sum| sum.load(Relaxed)));

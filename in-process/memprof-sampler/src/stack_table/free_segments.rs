@@ -5,15 +5,14 @@ use crate::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-/// First free segment in the lower half, 0 for none. The upper half counts changes, so a thread that was
-/// interrupted between its load and its exchange cannot pop a segment that was popped and pushed again
-/// meanwhile.
+/// First free segment in the lower half (0: none), count of changes in the upper half. Without the count, a thread
+/// interrupted between its load and its exchange could pop a segment that was popped and pushed again meanwhile.
 #[derive(Debug)]
 pub(crate) struct FreeSegments(pub(crate) AtomicU64);
 
 impl FreeSegments {
-    /// Adds the chain from `first` to `last`. `next` returns the word in which a segment has its successor, `None`
-    /// beyond the last segment; then nothing is added.
+    /// Adds the chain from `first` to `last`. `next` returns the word that holds a segment's successor, or `None`
+    /// beyond the last segment, in which case nothing is added.
     pub(crate) fn push<'a>(
         &self,
         first: u32,
@@ -34,7 +33,7 @@ impl FreeSegments {
         }
     }
 
-    /// Removes one segment and returns it. `None` if there is none. `next` is as for [`Self::push`].
+    /// Removes one segment and returns it. `None` if there is none. `next` is as in [`Self::push`].
     pub(crate) fn pop<'a>(&self, next: impl Fn(u32) -> Option<&'a AtomicU64>) -> Option<u32> {
         let mut head = self.0.load(Acquire);
         loop {
@@ -54,7 +53,7 @@ impl FreeSegments {
     }
 }
 
-/// Returns the head with another first segment and the next change count.
+/// Returns the head with another first segment and an incremented count of changes.
 fn with_first(head: u64, first: u32) -> u64 {
     (head >> 32).wrapping_add(1) << 32 | u64::from(first)
 }

@@ -1,8 +1,8 @@
 //! Use count and generation of a record, which decide when it may be evicted.
 //!
-//! A record without users may be evicted, and its memory used for another record. A live sample uses its
-//! record, and so does a thread while it compares stacks. Records that reuse memory get new generations, by
-//! which an interrupted thread recognizes an eviction.
+//! A record without users may be evicted, and its memory reused for another record. Its users are its live samples, and
+//! threads while they compare stacks. A record that reuses memory gets a new generation, by which an interrupted thread
+//! notices the eviction.
 
 use crate::atomic::{
     AtomicU64,
@@ -10,7 +10,7 @@ use crate::atomic::{
     fence,
 };
 
-/// Generation in the upper half, 0 if there is no record; number of users in the lower half.
+/// Generation in the upper half (0: no record), number of users in the lower half.
 #[repr(transparent)]
 #[derive(Debug)]
 pub(crate) struct Life(pub(crate) AtomicU64);
@@ -18,28 +18,28 @@ pub(crate) struct Life(pub(crate) AtomicU64);
 /// Mask of the number of users.
 const USERS_MASK: u64 = u32::MAX as u64;
 
-/// Returns the generation in the upper half of a life's bits.
+/// Returns the generation, which is the upper half of the bits.
 fn generation_of(bits: u64) -> u32 {
     (bits >> 32) as u32
 }
 
 impl Life {
-    /// Begins a generation, with one user. The record must be written before.
+    /// Begins a generation with one user. The record must already be written.
     pub(crate) fn begin(&self, generation: u32) {
         self.0.store(u64::from(generation) << 32 | 1, Release);
     }
 
-    /// Adds a user, unless the record is evicted. Its content does not change until [`Self::release`].
+    /// Adds a user and returns true, unless the record is evicted. The stack of a record with a user does not change.
     pub(crate) fn acquire(&self) -> bool {
         self.acquire_if(|generation| generation != 0)
     }
 
-    /// Like [`Self::acquire`], but only if the record is in generation `expected`.
+    /// Like [`Self::acquire`], but only if the record has the generation `expected`.
     pub(crate) fn acquire_generation(&self, expected: u32) -> bool {
         self.acquire_if(|generation| generation == expected && generation != 0)
     }
 
-    /// Adds a user if `is_expected` accepts the generation. Returns whether it did.
+    /// Adds a user if `is_expected` accepts the generation. Returns whether the user was added.
     fn acquire_if(&self, is_expected: impl Fn(u32) -> bool) -> bool {
         let add_user = |bits| is_expected(generation_of(bits)).then_some(bits + 1);
         self.0.fetch_update(Acquire, Relaxed, add_user).is_ok()
@@ -57,13 +57,13 @@ impl Life {
         is_idle.then_some(generation_of(bits))
     }
 
-    /// Ends the generation, unless the record has a user. Returns true in the one thread that evicted it and
-    /// may overwrite it.
+    /// Ends the generation, unless the record has a user. Returns true only in the thread that ended it, which may then
+    /// overwrite the record.
     pub(crate) fn evict(&self, generation: u32) -> bool {
         let idle = u64::from(generation) << 32;
         let is_evicted = self.0.compare_exchange(idle, 0, AcqRel, Relaxed).is_ok();
-        // A reader in `read` that sees a value which this thread writes from now on also sees that the
-        // generation has ended.
+        // Pairs with the fence in `read`: a reader that sees a value written after this fence also sees the end of the
+        // generation.
         fence(Release);
         is_evicted
     }
@@ -73,7 +73,8 @@ impl Life {
         generation_of(self.0.load(Acquire))
     }
 
-    /// Reads the record by `read` without becoming a user. `None` if it was evicted before or meanwhile.
+    /// Calls `read` with the generation, without becoming a user. `None` if the record was evicted before or during the
+    /// call.
     pub(crate) fn read<T>(&self, read: impl FnOnce(u32) -> Option<T>) -> Option<T> {
         let generation = self.generation();
         if generation == 0 {

@@ -1,6 +1,6 @@
-//! Stack record as readers see it.
+//! Stack record, as the sampler passes it to readers.
 
-/// Most frames of a recorded stack, from the leaf on.
+/// Maximum number of frames of a recorded stack. The frames nearest to the leaf are kept.
 pub const MAX_FRAMES: usize = 128;
 
 /// Identifies a stack record: its first segment and its generation.
@@ -13,10 +13,10 @@ pub struct StackRecordId {
 /// Samples with one stack and one size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StackRecord<'a> {
-    /// Unique also after the next [`clear`](crate::clear). `None` for the sum of evicted records.
+    /// Never reused, not even after [`clear`](crate::clear). `None` for a summary of evicted records.
     pub id: Option<StackRecordId>,
-    /// Program counters, leaf first, then pseudo frames. All but those of interrupted frames are return
-    /// addresses.
+    /// Program counters, leaf first, then pseudo frames. A program counter is a return address, except in a frame that
+    /// a signal interrupted.
     pub frames: &'a [u64],
     /// Live samples.
     pub objects: u64,

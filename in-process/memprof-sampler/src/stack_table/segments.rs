@@ -1,5 +1,5 @@
-//! Memory of records, in segments of one size. A stack gets as many as it needs, so the segments of an
-//! evicted one fit any other.
+//! Memory of records, in segments of equal size. A record is a chain of segments, so the segments of an evicted record
+//! fit any other.
 
 use core::sync::atomic::{
     AtomicU64, AtomicUsize,
@@ -9,16 +9,16 @@ use core::sync::atomic::{
 
 use super::free_segments::FreeSegments;
 
-/// Number of segments: 64 MiB, enough for 200,000 stacks of 35 frames.
+/// Number of segments: 64 MiB, enough for 200,000 stacks of 35 frames each.
 pub(super) const SEGMENT_COUNT: usize = WORD_COUNT / SEGMENT_WORDS;
-/// Words of all segments.
+/// Number of words in all segments.
 pub(super) const WORD_COUNT: usize = 1 << 23;
-/// Words of a segment: three cache lines.
+/// Number of words in a segment: three cache lines.
 pub(super) const SEGMENT_WORDS: usize = 24;
 
 /// Word with the next segment of the record, or of the free chain; 0: none.
 pub(super) const NEXT: usize = 0;
-/// Word with a [`Life`](super::life::Life). Always 0 in segments after a record's first.
+/// Word with a [`Life`](super::life::Life). Always 0 in later segments of a record.
 pub(super) const LIFE: usize = 1;
 /// Word with the hash of the stack and its shape.
 pub(super) const HASH: usize = 2;
@@ -32,23 +32,22 @@ pub(super) const FREED_BYTES: usize = 5;
 pub(super) const TOTAL_OBJECTS: usize = 6;
 /// Word with the bytes of all samples.
 pub(super) const TOTAL_BYTES: usize = 7;
-/// Word with the number of the peak to which the next two words belong. Changes before it are in the words
-/// above.
+/// Word with the number of the peak for which the next two words were saved. The words above include later changes.
 pub(super) const PEAK: usize = 8;
 /// Word with the number of live samples at that peak.
 pub(super) const PEAK_OBJECTS: usize = 9;
 /// Word with the bytes of the live samples at that peak.
 pub(super) const PEAK_BYTES: usize = 10;
-/// First word with a frame in a record's first segment.
+/// Index of the first frame in a record's first segment.
 const FIRST_FRAME: usize = 11;
-/// First word with a frame in the other segments.
+/// Index of the first frame in later segments.
 const OTHER_FRAME: usize = 2;
 
 /// Allocates segments: free ones first, then those that were never used.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Segments {
-    /// Number of segments that were ever used. Segment 0 is not used, because 0 means none.
+    /// Number of segments that were ever used. Segment 0 is reserved, because 0 means none.
     used: AtomicUsize,
     free: FreeSegments,
 }
@@ -68,7 +67,7 @@ impl FrameCursor {
         }
     }
 
-    /// Returns the segment and the word of the next frame, and moves on. `next` returns the successor of a
+    /// Returns the segment and the index of the next frame's word, and advances. `next` returns the successor of a
     /// segment. `None` at the end of the chain.
     pub(super) fn advance(
         &mut self,
@@ -93,7 +92,7 @@ pub(super) fn word(words: &[AtomicU64], segment: u32, index: usize) -> Option<&A
     words.get(segment as usize * SEGMENT_WORDS + index)
 }
 
-/// Iterates over the words with a record's frames, and the unused ones behind them in its last segment.
+/// Iterates over the words of a record's frames, including the unused words at the end of its last segment.
 pub(super) fn frames(words: &[AtomicU64], record: u32) -> impl Iterator<Item = &AtomicU64> {
     let mut cursor = FrameCursor::new(record);
     let next = |segment| Some(word(words, segment, NEXT)?.load(Relaxed));
@@ -111,7 +110,7 @@ impl Segments {
         }
     }
 
-    /// Allocates a chain of segments for `frames` frames, which only the caller knows. Returns its first segment.
+    /// Allocates a chain of segments for `frames` frames. No other thread sees it yet. Returns its first segment.
     /// `None` if there is no room.
     pub(super) fn allocate_chain(&self, words: &[AtomicU64], frames: usize) -> Option<u32> {
         let others = frames.saturating_sub(SEGMENT_WORDS - FIRST_FRAME);
@@ -121,7 +120,7 @@ impl Segments {
                 self.free_chain(words, chain);
                 return None;
             };
-            // A reader in `Life::read` that sees a value which this thread writes from now on also sees that
+            // Pairs with the fence in `Life::read`: a reader that sees a value written after this fence also sees that
             // the older record's generation has ended.
             fence(Release);
             word(words, segment, NEXT)?.store(chain.into(), Relaxed);
@@ -131,6 +130,7 @@ impl Segments {
     }
 
     /// Returns a free segment, or else one that was never used. `None` if all are in use.
+    // Checked first, so that `used` grows at most by one per thread beyond the limit.
     fn allocate_one(&self, words: &[AtomicU64]) -> Option<u32> {
         let free = self.free.pop(|segment| word(words, segment, NEXT));
         free.or_else(|| {
@@ -142,7 +142,7 @@ impl Segments {
         })
     }
 
-    /// Frees a chain that no thread uses. Does nothing for 0.
+    /// Frees a chain that no thread uses. 0 is an empty chain.
     pub(super) fn free_chain(&self, words: &[AtomicU64], chain: u32) {
         if chain == 0 {
             return;
@@ -157,12 +157,12 @@ impl Segments {
         self.free.push(chain, last, next);
     }
 
-    /// Bytes of all segments that were ever used.
+    /// Size of all segments that were ever used, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.used.load(Relaxed).min(SEGMENT_COUNT) * SEGMENT_WORDS * size_of::<u64>()
     }
 
-    /// Frees all segments. The caller has filled them with zeros.
+    /// Frees all segments. The caller has already filled them with zeros.
     pub(super) fn clear(&self) {
         self.free.0.store(0, Release);
         self.used.store(1, Release);
