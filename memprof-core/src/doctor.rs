@@ -22,7 +22,7 @@ pub(crate) use gather::gather_facts;
 /// Free space in bytes below which a dump directory counts as nearly full.
 const MIN_FREE_SPACE: u64 = 64 << 20;
 
-/// Derives findings from the facts, the most general first.
+/// Derives findings from the facts, from the most general to the most specific.
 pub(crate) fn diagnose(facts: &Facts) -> Vec<Finding> {
     let heaps = facts.runtime_heaps.iter();
     let mut findings: Vec<_> = heaps.map(|heap| heap.to_finding()).collect();
@@ -52,7 +52,7 @@ fn new_finding(
     }
 }
 
-/// Finding that profiling is impossible, with the texts that `activate` reports.
+/// Creates the finding that profiling is impossible, with the same texts as `activate`.
 fn unprofilable_finding(reason: &Unprofilable, severity: Severity) -> Finding {
     new_finding(reason.code(), severity, reason.message(), reason.remedy())
 }

@@ -1,4 +1,4 @@
-//! Dumps as bytes: the memory that an allocator writes one to, checks of its content, and files in the dump
+//! Dumps as bytes: the memory to which an allocator writes them, checks of their content, and files in the dump
 //! directory.
 
 pub(crate) mod checksum;

@@ -9,14 +9,14 @@ use rustix::io::Errno;
 /// A result whose error is [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error that names the action, the object, the cause and, where there is one, the remedy.
+/// An error that names the action, the object, the cause and, if there is one, the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct Error {
     /// Kind of the error, for the caller to branch on.
     pub kind: ErrorKind,
-    /// Action and object that failed: `failed to open /var/lib/x`.
+    /// Action and object that failed, such as `failed to open /var/lib/x`.
     pub message: String,
-    /// Operation that failed: `open /var/lib/x`. `None` if a check refused it before it began.
+    /// Operation that failed, such as `open /var/lib/x`. `None` if memprof refused before it began.
     pub act: Option<String>,
     /// Error of the kernel or the allocator. `None` if memprof itself refused.
     pub source: Option<Cause>,
@@ -36,7 +36,7 @@ pub enum Cause {
 }
 
 impl Error {
-    /// Creates an error without cause and remedy.
+    /// Creates an error without a cause or remedy.
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -53,7 +53,7 @@ impl Error {
         self
     }
 
-    /// Adds a remedy to that of the errno, if it has one.
+    /// Appends a remedy to the existing one, or sets it if there is none.
     pub(crate) fn and_remedy(self, remedy: &str) -> Self {
         match self.remedy.as_str() {
             "" => self.remedy(remedy),
@@ -75,12 +75,12 @@ impl Error {
         Self::new(ErrorKind::Allocator, message)
     }
 
-    /// Error of kind `Io`: the operating system refused `act` on a file, for example `"open /var/lib/x"`.
+    /// Error of kind `Io`: the operating system refused `act` on a file. `act` is, for example, `"open /var/lib/x"`.
     pub(crate) fn io(act: &str, cause: &io::Error) -> Self {
         Self::system(Operation::File, act, cause)
     }
 
-    /// Error of kind `Io`: the operating system refused `act`. The remedy is that of the errno for the `operation`.
+    /// Error of kind `Io`: the operating system refused `act`. The remedy depends on the errno and `operation`.
     pub(crate) fn system(operation: Operation, act: &str, cause: &io::Error) -> Self {
         let source = match cause.raw_os_error() {
             Some(code) => Cause::Errno(Errno::from_raw_os_error(code)),
@@ -106,7 +106,7 @@ impl Error {
         }
     }
 
-    /// Error number of the cause. `None` if there is no cause or it has no number.
+    /// Error number of the cause. `None` if there is no cause, or if it has no number.
     pub fn os_error(&self) -> Option<Errno> {
         match self.source {
             Some(Cause::Errno(errno)) => Some(errno),
@@ -115,7 +115,7 @@ impl Error {
     }
 }
 
-/// Prints message and cause: `failed to open /var/lib/x: No space left on device (ENOSPC)`
+/// Prints message and cause: `failed to open /var/lib/x: No space left on device (ENOSPC)`.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
@@ -126,7 +126,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// Text and name of an errno: `No space left on device (ENOSPC)`.
+/// Text and name of an errno, such as `No space left on device (ENOSPC)`.
 fn errno_text(errno: Errno) -> String {
     let text = io::Error::from_raw_os_error(errno.raw_os_error()).to_string();
     let text = text.split(" (os error").next().unwrap_or(&text).to_owned();

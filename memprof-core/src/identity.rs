@@ -12,14 +12,14 @@ pub(crate) struct AllocatorIdentity {
     /// Version as the allocator reports it, such as `5.3.0-0-g54eaed1d8b56b1aa`.
     pub version: String,
     pub found_by: FoundBy,
-    /// Set if the process's `malloc` calls this allocator.
+    /// Whether the process's `malloc` calls this allocator.
     pub owns_malloc: bool,
-    /// Address of the function by which the allocator was found; distinguishes two allocators of one kind.
+    /// Address of the function by which the allocator was found. It distinguishes two allocators of the same kind.
     pub address: usize,
 }
 
 impl AllocatorIdentity {
-    /// Version without the commit that a jemalloc was built from (the part after the dash).
+    /// Version without the commit from which a jemalloc was built (the part after the dash).
     pub(crate) fn release(&self) -> &str {
         release_version(&self.version)
     }
@@ -31,10 +31,10 @@ impl fmt::Display for AllocatorIdentity {
     }
 }
 
-/// Method by which an allocator was found.
+/// Source from which an allocator is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FoundBy {
-    /// The host handed its functions over.
+    /// The host passed its functions.
     Host,
     /// Found by dlsym(3).
     DynamicSymbol,

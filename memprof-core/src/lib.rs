@@ -1,14 +1,14 @@
 //! The heap profiler inside the host process: finds the allocators, samples their allocations, takes dumps
 //! without stopping the host, and stores the dumps.
 //!
-//! It runs in production processes, so it opens no socket, resolves no addresses to function names, links no
-//! allocator and starts one thread, which sleeps most of the time. To load it into a program see the plugin
-//! `memory_profile`; to read the dumps see `memprof-report`.
+//! It runs in production processes. Therefore it opens no socket, resolves no addresses to function names, links no
+//! allocator, and starts only few threads, which sleep most of the time. To load it into a program, see the plugin
+//! `memory_profile`; to read dumps, see `memprof-report`.
 
 #[cfg(not(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64")))]
 compile_error!("memprof runs on 64-bit Linux with glibc");
 
-// Each module uses only the modules above it.
+// Each module uses only modules above it.
 
 mod error;
 

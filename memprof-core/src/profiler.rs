@@ -1,16 +1,16 @@
-//! The profiler of one process: carries out the messages, for all its allocators.
+//! The profiler of one process: carries out the messages for all its allocators.
 //!
-//! Each part has a lock or none. The locks are acquired in this order:
+//! The locks of its parts are acquired in this order:
 //!
 //! 1. [`DumpSlot`] never waits: a second dump is refused as busy.
-//! 2. [`SamplingSwitch`] is held while sampling is started or stopped, also while allocators are called. State
-//!    that only this work may change is reached through its guard.
-//! 3. All others are held while one value is read or written, and no other lock of the profiler is acquired
-//!    meanwhile: the list of [`Allocators`], [`LedgerHistory`], [`AutomaticDumps`], and inside of the parts the
-//!    unwinder's state, the labels' keys and the sampler's slots.
+//! 2. [`SamplingSwitch`] is held while sampling is started or stopped, including the calls of allocators. State
+//!    that only this work may change is reached through the switch's guard.
+//! 3. All other locks are held only to read or write one value, and no other lock of the profiler is acquired
+//!    meanwhile. They protect the list of [`Allocators`], [`LedgerHistory`], [`AutomaticDumps`], the unwinder's
+//!    state, the labels' keys and the sampler's slots.
 //!
-//! The holder of the second may acquire locks of the third; no holder of one of the third acquires the second.
-//! The loader's lock comes last: the sampler acquires it to patch slots.
+//! The holder of the second lock may acquire locks of the third group, but not the other way round. The loader's lock
+//! comes last: the sampler acquires it to patch slots.
 
 mod activation;
 mod age_clock;
@@ -59,8 +59,7 @@ use crate::unwinder::UnwinderSettings;
 use memprof_messages::SamplerChoice;
 use memprof_messages::{KeptDump, LanguagesChoice, ProfilerStatus, Profiling};
 
-/// Hint for a profile that lacks memory allocated before profiling began; continues a sentence about that
-/// memory.
+/// Hint for a profile that lacks memory allocated before profiling began. It continues a sentence about that memory.
 pub const START_ACTIVE_HINT: &str = "and appear only if they are allocated again; to see all, \
      start the program with `memprof run --active` or set activate_at_start = true";
 
@@ -71,15 +70,15 @@ pub struct ProfilerSettings {
     pub program: String,
     /// The host's own jemalloc. `None` if the host does not pass one.
     pub host: Option<Mallctl>,
-    /// An address in the plugin's image, whose allocator functions are not the host's.
+    /// An address in the plugin's image. Allocator functions in that image are not the host's.
     pub own_image: usize,
     /// Store of the kept dumps.
     pub store: Store,
     /// Functions that read a jemalloc's statistics.
     pub readers: JemallocReaders,
-    /// Which walker walks the stacks.
+    /// Selection of the walker for stacks.
     pub unwinder: UnwinderSettings,
-    /// Which sampler to use unless an activation requests another one.
+    /// Sampler to use unless an activation requests another one.
     pub sampler: SamplerChoice,
     /// Sample interval to use unless an activation or the allocator sets one.
     pub interval: Option<SampleInterval>,
@@ -104,13 +103,13 @@ enum ProfilingState {
     Unavailable(Unprofilable),
     /// Profiling is possible, and off.
     Inactive,
-    /// Profiling is on, since and until these times.
+    /// Profiling is on, with its start and deadline.
     Active(ActivationTimes),
 }
 
 impl Profiler {
-    /// Finds the allocators and starts the dumper thread. `now` counts as the host's start time. If the thread
-    /// cannot be started, a warning is logged and the first dump tries again.
+    /// Finds the allocators and starts the dumper thread. `now` counts as the host's start time. If the thread cannot
+    /// be started, only logs a warning: the first dump tries again.
     pub fn new(settings: ProfilerSettings, now: SystemTime) -> Self {
         memprof_own::at_thread_start(sampler::exclude_this_thread);
         let mut profiler = Self {
@@ -135,8 +134,8 @@ impl Profiler {
         profiler
     }
 
-    /// Reports the current state. Does not wait for a running dump. If the dump directory cannot be read, that
-    /// is the reason unless there is another.
+    /// Reports the current state. Does not wait for a running dump. If the dump directory cannot be read, `reason` says
+    /// so, unless there is a reason why profiling is impossible.
     pub fn status(&self) -> ProfilerStatus {
         self.refresh_interception();
         let backends = self.allocators.all();
@@ -175,7 +174,7 @@ impl Profiler {
         }
     }
 
-    /// Reason why nothing can be sampled, and its remedy. `None` if profiling is possible. Cheaper than a whole
+    /// Reason why nothing can be sampled, and its remedy. `None` if profiling is possible. Cheaper than a full
     /// [`status`](Self::status).
     pub fn unavailable_reason_and_remedy(&self) -> Option<(String, String)> {
         match self.profiling_state() {
@@ -206,17 +205,17 @@ impl Profiler {
     /// Opens a kept dump.
     ///
     /// # Errors
-    /// `InvalidArgument`: no kept dump has this id; otherwise as for [`list`](Self::list).
+    /// `InvalidArgument`: no kept dump has this id. Otherwise as for [`list`](Self::list).
     pub fn fetch(&self, id: &str) -> Result<OpenedDump> {
         self.settings.store.fetch(id)
     }
 }
 
-/// Calls `work` with each backend and returns all warnings. A backend that cannot be profiled adds a warning,
-/// unless no allocator of its kind has a profiler.
+/// Calls `work` with each backend, and returns all warnings. A backend that cannot be profiled adds a warning, unless
+/// allocators of its kind have no profiler at all.
 ///
 /// # Errors
-/// The error of the first backend if none can be profiled; or any error of another kind.
+/// The first error if no backend can be profiled. Any error other than `Unsupported` and `Unavailable`, at once.
 fn for_each_backend(
     backends: &[Arc<Backend>],
     work: impl Fn(&Backend) -> Result<Vec<String>>,
@@ -247,7 +246,7 @@ fn for_each_backend(
     }
 }
 
-/// `Unsupported` error of a process without jemalloc; `has` completes the sentence `only jemalloc …`.
+/// `Unsupported` error for a process without jemalloc. `has` completes the sentence `only jemalloc …`.
 fn needs_jemalloc_error(has: &str) -> Error {
     let message = format!("only jemalloc {has}, and this process has none that memprof can find");
     Error::new(ErrorKind::Unsupported, message).remedy(Unprofilable::no_profiler(None).remedy())
@@ -258,7 +257,7 @@ fn format_rfc3339(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }
 
-/// Converts a path to text for a reply, replacing bytes that are not UTF-8.
+/// Converts a path to text for a reply. Replaces bytes that are not UTF-8.
 fn path_text(path: Option<PathBuf>) -> Option<String> {
     path.map(|path| path.display().to_string())
 }

@@ -1,5 +1,5 @@
-//! memprof's own sampler in front of the allocator that serves `malloc`: for an allocator without a profiler
-//! or started without it, or on request.
+//! memprof's own sampler, which intercepts the calls to the allocator of `malloc`. Used for an allocator without a
+//! profiler, for one that was started without its profiler, or on request.
 
 mod backend;
 #[cfg(target_arch = "x86_64")]

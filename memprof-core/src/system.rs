@@ -1,5 +1,5 @@
-//! State of this process that the kernel reports: memory cgroup and seccomp filters; and the cancellation of
-//! memprof's threads.
+//! State of this process that the kernel reports (memory cgroup, seccomp filters), and the cancellation of memprof's
+//! threads.
 
 pub(crate) mod cancellation;
 pub(crate) mod cgroup;

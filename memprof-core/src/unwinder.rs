@@ -1,5 +1,5 @@
-//! Stack walks of jemalloc's samples: by the allocator itself, or by memprof's walker, which costs a fraction
-//! of that (`memprof-unwind`). memprof's stays installed only while it finds the same stacks as the
+//! Stack walks of jemalloc's samples, either by the allocator's walker or by memprof's (`memprof-unwind`), which takes
+//! a fraction of the time. memprof's walker stays installed only as long as it finds the same stacks as the
 //! allocator's.
 
 mod code_history;
@@ -32,30 +32,30 @@ pub(crate) use process_context::attribute_keys;
 pub(crate) use thread_contexts::{LabelKeyRegistry, thread_contexts};
 pub(crate) use tick::{PeriodicTask, notice_code_changes};
 
-/// Thread-local variable in which each thread has a pointer to its labels.
+/// Thread-local variable that points to each thread's labels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadContext {
-    /// Module ID of the library among those with thread-local variables, from 1 (`dlpi_tls_modid`).
+    /// Module ID of the library in the loader's list of modules with thread-local variables, from 1 (`dlpi_tls_modid`).
     pub(crate) module: usize,
     /// Offset of the pointer in the library's thread-local block.
     pub(crate) offset: usize,
     pub(crate) keys: LabelKeyNames,
 }
 
-/// Source of the names of label keys, which records contain as numbers.
+/// Source of the names of label keys. Label records contain only numbers for keys.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LabelKeyNames {
     Program(LabelKeyRegistry),
-    /// The process context, if the process publishes one: [`attribute_keys`].
+    /// The process context, if the process publishes one: see [`attribute_keys`].
     OpenTelemetry,
 }
 
-/// Walker settings of the plugin's configuration.
+/// Walker settings from the plugin's configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct UnwinderSettings {
     /// Walker to use unless an activation chooses another.
     pub choice: UnwinderChoice,
-    /// Number of stacks per activation that both walkers walk for comparison, at least 1.
+    /// Number of stacks per activation that both walkers walk for comparison; at least 1.
     pub compare: u64,
 }
 
@@ -82,7 +82,7 @@ struct UnwinderState {
     loaded: tick::LoadCounts,
 }
 
-/// One jemalloc with its installed walker, or the reason why it keeps its own.
+/// One jemalloc with its installed walker, or the reason why it keeps its own walker.
 #[derive(Debug)]
 struct WalkerRecord {
     jemalloc: Jemalloc,
@@ -109,9 +109,8 @@ impl Unwinder {
         }
     }
 
-    /// Installs the walker of `choice`, or else of the settings, in each jemalloc that can profile, in place of
-    /// earlier installed ones. Returns a warning for each jemalloc that refuses memprof's walker, if that was
-    /// requested.
+    /// Installs the walker of `choice`, or else of the settings, in each jemalloc that can profile. Replaces walkers
+    /// installed earlier. If memprof's walker was requested, returns a warning for each jemalloc that keeps its own.
     pub(crate) fn install(
         &self,
         jemallocs: &[&Jemalloc],
@@ -156,7 +155,7 @@ impl Unwinder {
         lock(&self.state).uninstall_all();
     }
 
-    /// Clears the rules of unloaded code, and uninstalls memprof's walker where its stacks differ too often.
+    /// Clears the rules of unloaded code. Uninstalls memprof's walker from a jemalloc if their stacks differ too often.
     pub(crate) fn maintain(&self) {
         let mut state = lock(&self.state);
         state.loaded.clear_rules_if_changed();
@@ -175,7 +174,7 @@ impl Unwinder {
             .any(|record| record.reason.is_none())
     }
 
-    /// Reasons why memprof's walker was uninstalled from jemallocs because its stacks differed from theirs.
+    /// Reasons why memprof's walker was uninstalled from jemallocs, because its stacks differed from theirs.
     pub(crate) fn disagreement_reasons(&self) -> Vec<String> {
         let state = lock(&self.state);
         let disagreeing = state
@@ -193,7 +192,7 @@ impl Unwinder {
             .collect()
     }
 
-    /// Chosen setting, number of rules read, and the state of each jemalloc's walker.
+    /// Chosen walker, number of rules read, and the state of each jemalloc's walker.
     pub(crate) fn status(&self) -> UnwinderStatus {
         let state = lock(&self.state);
         UnwinderStatus {
@@ -220,8 +219,8 @@ impl UnwinderState {
 }
 
 impl WalkerRecord {
-    /// Restores jemalloc's own walker, and stores the reason. Does nothing if it is not replaced; if jemalloc
-    /// refuses, an error is logged and memprof's walker stays.
+    /// Restores jemalloc's own walker, and stores the reason. Does nothing if memprof's walker is not installed. If
+    /// jemalloc refuses, logs an error, and memprof's walker stays.
     fn uninstall(&mut self, reason: String) {
         if self.reason.is_some() {
             return;
@@ -248,7 +247,7 @@ impl WalkerRecord {
         self.uninstall(reason);
     }
 
-    /// Reason that names how many of the compared stacks agreed.
+    /// Reason that tells how many of the compared stacks agreed.
     fn disagreement_reason(&self) -> String {
         let installed_walker::HookStats {
             agreed, compared, ..
@@ -256,7 +255,7 @@ impl WalkerRecord {
         format!("only {agreed} of {compared} stacks were those that the allocator found")
     }
 
-    /// Counts of walks and of fallbacks since memprof's walker was installed; 0 if it never was.
+    /// Counts of walks and fallbacks since memprof's walker was installed; 0 if it never was.
     fn counts(&self) -> installed_walker::HookStats {
         self.walker.as_ref().map_or(
             installed_walker::HookStats::default(),
@@ -264,7 +263,7 @@ impl WalkerRecord {
         )
     }
 
-    /// State of this jemalloc's walker, as `status` reports it.
+    /// State of this jemalloc's walker, for the message `status`.
     fn status(&self) -> WalkerStatus {
         let counts = self.counts();
         WalkerStatus {

@@ -8,23 +8,24 @@ use memprof_messages::{
 
 use super::resident_memory::ResidentMemory;
 
-/// Ratio of active to allocated bytes above which fragmentation is reported.
+/// Ratio of active to allocated bytes above which the heap counts as fragmented.
 const FRAGMENTED_RATIO: f64 = 1.3;
-/// Share of RSS above which dirty pages and memory outside of the heap are reported.
+/// Share of RSS above which a part is reported: dirty pages, for example, or memory outside of the heap.
 const NOTABLE_SHARE: f64 = LedgerFinding::MIN_SHARE;
-/// Least size of a reported part, in bytes.
+/// Minimum size of a reported part, in bytes.
 const NOTABLE_BYTES: u64 = LedgerFinding::MIN_BYTES;
-/// Most bytes in a thread's cache of glibc: seven chunks of each of 64 sizes (malloc.c, `TCACHE_MAX_BINS`).
+/// Maximum number of bytes in the cache of one thread in glibc: seven chunks in each of 64 bins (malloc.c,
+/// `TCACHE_MAX_BINS`). Chunks are 32 to 1040 bytes long.
 const MAX_GLIBC_CACHE_BYTES: u64 = 7 * 64 * (32 + 1040) / 2;
 
-/// Live bytes at an earlier time, and how long ago that was.
+/// Live bytes at the time of an earlier ledger, and how long ago that was.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EarlierLedger {
     pub allocated: u64,
     pub ago: Duration,
 }
 
-/// Finding if the live heap grew notably since the earlier ledger.
+/// Returns a finding if the live heap grew notably since the earlier ledger.
 pub(super) fn growth_finding(
     live_bytes: u64,
     earlier: Option<EarlierLedger>,
@@ -48,15 +49,16 @@ pub(super) fn growth_finding(
 /// Bytes that the allocators count, resident or not.
 pub(super) struct HeapCount {
     pub(super) live: u64,
-    /// Committed by allocators that do not distinguish live memory from free.
+    /// Committed bytes of the allocators that do not distinguish live from free memory.
     pub(super) undivided: u64,
     /// Whether the ledger can say how much of the heap is resident.
     pub(super) can_split_residency: bool,
     pub(super) has_glibc: bool,
 }
 
-/// Finding if a notable part of the counted heap may not be resident, or free in glibc's thread caches: at most the
-/// process's private memory that is not resident, plus the largest size of those caches.
+/// Returns a finding if a notable part of the counted heap may be untouched, or free in glibc's thread caches. The
+/// upper bound of that part is the process's private memory that is not resident, plus the maximum size of those
+/// caches.
 pub(super) fn uncertain_residency_finding(
     counted: &HeapCount,
     resident: &ResidentMemory,
@@ -95,7 +97,7 @@ pub(super) fn uncertain_residency_finding(
     })
 }
 
-/// Finding if threads keep a notable share of RSS in their caches.
+/// Returns a finding if threads keep a notable share of RSS in their caches.
 pub(super) fn thread_caches_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
     LedgerFinding::is_notable(bytes, rss).then(|| LedgerFinding {
         kind: LedgerFindingKind::ThreadCaches.into(),
@@ -107,7 +109,7 @@ pub(super) fn thread_caches_finding(bytes: u64, rss: u64) -> Option<LedgerFindin
     })
 }
 
-/// Finding if sampling costs a notable share of RSS. `bytes` is that cost in the ledger.
+/// Returns a finding if sampling costs a notable share of RSS. `bytes` is that cost in the ledger.
 pub(super) fn sampling_finding(
     sampled: &SampledObjects,
     bytes: u64,
@@ -128,8 +130,8 @@ pub(super) fn sampling_finding(
     })
 }
 
-/// Finding if the heap is fragmented. `lost` is the ledger's row in bytes, without active pages that were never
-/// touched. `has` says which allocators the process has.
+/// Returns a finding if the heap is fragmented. `lost` is the ledger's row in bytes, without active pages that were
+/// never touched. `has` tells whether the process has an allocator of that kind.
 pub(super) fn fragmentation_finding(
     heap: &HeapTotals,
     lost: u64,
@@ -168,13 +170,13 @@ pub(super) fn fragmentation_finding(
     })
 }
 
-/// Share of `part` in `whole`. `None` if it is too small for a finding.
+/// Share of `part` in `whole`. `None` if the share or `part` is too small for a finding.
 fn notable_share(part: u64, whole: u64) -> Option<f64> {
     let share = part as f64 / whole.max(1) as f64;
     (share > NOTABLE_SHARE && part >= NOTABLE_BYTES).then_some(share)
 }
 
-/// Finding if dirty pages are a notable share of RSS.
+/// Returns a finding if dirty pages are a notable share of RSS.
 pub(super) fn dirty_pages_finding(dirty: u64, rss: u64) -> Option<LedgerFinding> {
     notable_share(dirty, rss).map(|share| LedgerFinding {
         kind: LedgerFindingKind::Dirty.into(),
@@ -191,7 +193,8 @@ pub(super) fn dirty_pages_finding(dirty: u64, rss: u64) -> Option<LedgerFinding>
     })
 }
 
-/// Finding if memory outside of every allocator is a notable share of RSS.
+/// Returns a finding if memory outside of all allocators is a notable share of RSS. `uncounted` has the names of
+/// allocators that keep no count, to which the memory may belong.
 pub(super) fn non_allocator_memory_finding(
     bytes: u64,
     rss: u64,
@@ -225,8 +228,8 @@ pub(super) fn non_allocator_memory_finding(
     })
 }
 
-/// Finding if a notable share of the cgroup's limit is page cache. If memory.stat cannot be read, all usage beside
-/// this process's RSS is counted.
+/// Returns a finding if page cache fills a notable share of the cgroup's limit. If memory.stat cannot be read, all
+/// usage except this process's RSS counts as page cache.
 pub(super) fn page_cache_finding(cgroup: Option<Cgroup>, rss: u64) -> Option<LedgerFinding> {
     let cgroup = cgroup?;
     let limit = cgroup.limit_bytes?;
@@ -249,7 +252,7 @@ pub(super) fn page_cache_finding(cgroup: Option<Cgroup>, rss: u64) -> Option<Led
     })
 }
 
-/// Finding if a notable share of the cgroup's limit is shared memory.
+/// Returns a finding if shared memory fills a notable share of the cgroup's limit.
 pub(super) fn shared_memory_finding(cgroup: Option<Cgroup>) -> Option<LedgerFinding> {
     let cgroup = cgroup?;
     let (limit, shared) = (cgroup.limit_bytes?, cgroup.shared_bytes?);
@@ -265,7 +268,7 @@ pub(super) fn shared_memory_finding(cgroup: Option<Cgroup>) -> Option<LedgerFind
     })
 }
 
-/// Formats a share as a whole percentage: `12 %`.
+/// Formats a share as a whole percentage, such as `12 %`.
 fn format_percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }

@@ -1,11 +1,11 @@
-//! The ledger: the resident memory of a process by part, reconciled between the kernel's counts and the
-//! allocators' own statistics.
+//! The ledger: the resident memory of a process by part, reconciled between the kernel's counts and the allocators' own
+//! statistics.
 //!
-//! RSS = file pages + shared pages + anonymous pages. The anonymous pages are live heap, fragmentation, dirty
-//! pages, the allocator's metadata, and memory outside of every allocator: stacks, raw `mmap`s, static data.
-//! Uses only cheap sources: `/proc/thread-self/status`, the allocators' totals, three cgroup files.
-//! [`Smaps`](memprof_messages::Smaps) is read only on request. An allocator counts a page before the program
-//! touches it, so the rows are bounds; `memprof ledger` walks the heaps from outside and makes them exact.
+//! RSS = file pages + shared pages + anonymous pages. The anonymous pages are live heap, fragmentation, dirty pages,
+//! the allocator's metadata, and memory outside of all allocators: stacks, raw `mmap`s, static data. The sources are
+//! cheap: `/proc/thread-self/status`, the allocators' totals, three cgroup files. [`Smaps`](memprof_messages::Smaps) is
+//! read only on request. An allocator counts a page before the program touches it, so the rows are bounds. For exact
+//! rows, `memprof ledger` walks the heaps from outside.
 
 use memprof_messages::{
     AllocatorHeap, AllocatorKind, Cgroup, HeapTotals, HeapUsage, Ledger, LedgerPart, LedgerRow,
@@ -19,12 +19,12 @@ use super::findings::{
 };
 use super::resident_memory::ResidentMemory;
 
-/// Bytes by which the allocators' parts exceed the resident memory: memory that they count as their own and
-/// the process has not touched yet, mostly metadata laid out early.
+/// Bytes by which the allocators' counts exceed the resident memory: memory that they count and the process has not
+/// touched yet, mostly metadata allocated early.
 pub(crate) fn untouched_bytes(anonymous: u64, allocators: &[AllocatorHeap]) -> u64 {
     let heap = detailed_total(allocators);
     let counted = heap.resident.max(heap.active.saturating_add(heap.metadata));
-    // Of the pages of a sampled object, only the object's own are touched.
+    // Only the first bytes of a sampled object's pages are touched: those of the object.
     let sampled = sampled_total(allocators);
     let beside_samples = sampled.active.saturating_sub(sampled.pages);
     counted
@@ -54,7 +54,7 @@ fn sampled_total(allocators: &[AllocatorHeap]) -> SampledObjects {
     each.fold(SampledObjects::default(), SampledObjects::sum)
 }
 
-/// Sum of the committed bytes over all allocators that report nothing else.
+/// Sum of the committed bytes of the allocators that report nothing else.
 fn opaque_total(allocators: &[AllocatorHeap]) -> u64 {
     let committed = allocators.iter().filter_map(|each| match each.totals {
         Some(HeapUsage::CommittedOnly { committed }) => Some(committed),
@@ -70,9 +70,9 @@ fn uncounted(allocators: &[AllocatorHeap]) -> Vec<String> {
     names.collect()
 }
 
-/// Divides the resident memory into parts and derives findings. `earlier` is the live heap of an earlier ledger,
-/// with which growth is found. The heap of an allocator without statistics counts as outside of every allocator.
-/// `untouched` is the largest [`untouched_bytes`] so far.
+/// Divides the resident memory into parts and derives findings. `earlier` is the live heap of an earlier ledger, and
+/// serves to find growth. `untouched` is the largest result of [`untouched_bytes`] so far. The heap of an allocator
+/// without statistics counts as outside of all allocators.
 pub(crate) fn reconcile(
     resident: ResidentMemory,
     allocators: Vec<AllocatorHeap>,
@@ -82,18 +82,19 @@ pub(crate) fn reconcile(
 ) -> Ledger {
     let heap = detailed_total(&allocators);
     let sampled = sampled_total(&allocators);
-    // Totals without the samples: the program's other objects, and their pages.
+    // Totals without the sampled objects and their pages.
     let unsampled = HeapTotals {
         allocated: heap.allocated.saturating_sub(sampled.allocated),
         active: heap.active.saturating_sub(sampled.active),
         ..heap
     };
     let live_bytes = live_bytes(&allocators);
-    // With so much untouched memory in the heap, the totals do not tell which of it is resident.
+    // If the allocators count more live memory than is resident, nothing says which of it is resident. A tenth is
+    // tolerated.
     let can_split_residency = live_bytes <= resident.anonymous + resident.anonymous / 10;
     let mut remaining = resident.anonymous;
-    // An allocator counts a page before the process has touched it, so its parts may exceed what is resident.
-    // Parts that were certainly touched are subtracted first.
+    // The allocators' parts may exceed the resident memory, because they include untouched pages. So parts that were
+    // certainly touched are subtracted first.
     let mut subtract = |bytes: u64| {
         let part = bytes.min(remaining);
         remaining -= part;
@@ -117,11 +118,12 @@ pub(crate) fn reconcile(
                     .saturating_sub(heap.metadata)
                     .saturating_add(heap.lazily_free),
                 heap.metadata.saturating_sub(untouched),
-                // Committed pages need not have been touched, so this is an upper bound.
+                // An upper bound, because committed pages may be untouched.
                 opaque_total(&allocators),
             ];
             part.map(&mut subtract)
         }
+        // All anonymous memory counts as undivided heap.
         false => [0, 0, 0, 0, 0, 0, subtract(u64::MAX)],
     };
     let [

@@ -1,5 +1,5 @@
-//! The most recent sampled allocations, each with the stacks of its allocation and its free, which jemalloc
-//! 5.3 records on request (`experimental.prof_recent`).
+//! The most recent sampled allocations, each with the stacks of its allocation and its free. jemalloc 5.3 records them
+//! on request (`experimental.prof_recent`).
 
 use std::ffi::CStr;
 use std::ops::RangeInclusive;
@@ -11,22 +11,22 @@ use crate::allocators::printout::Printout;
 use crate::error::{Error, ErrorKind, Result};
 use memprof_messages::{AllocatorKind, RecentAllocations};
 
-/// Mallctl with the number of allocations to record.
+/// Mallctl for the number of allocations to record.
 const ALLOC_MAX: &CStr = c"experimental.prof_recent.alloc_max";
 /// Mallctl that prints the recorded allocations.
 const ALLOC_DUMP: &CStr = c"experimental.prof_recent.alloc_dump";
 
-/// Range of the number of recorded allocations.
+/// Accepted numbers of allocations to record.
 pub const RECENT_RANGE: RangeInclusive<u64> = 0..=512;
 
-/// Longest report in bytes: [`RECENT_RANGE`] allocations with two stacks of 128 frames each.
+/// Maximum length of a report in bytes: enough for the maximum of [`RECENT_RANGE`], with two stacks of 128 frames each.
 const MAX_REPORT: usize = 4 << 20;
 
 /// Fails unless this jemalloc can record `max` allocations.
 ///
 /// # Errors
 /// `InvalidArgument`: `max` is outside of [`RECENT_RANGE`]. `Unsupported`: this jemalloc is too old, or was built
-/// without profiling. `Unavailable`: it was started without profiling. `Allocator`: it refused.
+/// without profiling. `Unavailable`: it was started without profiling. `Allocator`: it refused the call.
 pub(crate) fn require_recent_allocations(jemalloc: &Jemalloc, max: Option<u64>) -> Result<()> {
     if let Some(max) = max.filter(|max| !RECENT_RANGE.contains(max)) {
         let (low, high) = (RECENT_RANGE.start(), RECENT_RANGE.end());
@@ -37,11 +37,11 @@ pub(crate) fn require_recent_allocations(jemalloc: &Jemalloc, max: Option<u64>) 
     read_alloc_max(jemalloc).map(drop)
 }
 
-/// Sets the number of recorded allocations, if `max` is given, and reads the recorded ones.
+/// Sets the number of allocations to record if `max` is given, and reads the recorded ones.
 ///
 /// # Errors
-/// `Unavailable`: none are recorded, and `max` is not given. `Allocator`: jemalloc refused. `Io`: no memory for
-/// the report.
+/// `Unavailable`: jemalloc records none, and `max` is not given. `Allocator`: jemalloc refused. `Io`: no memory for the
+/// report.
 pub(crate) fn set_max_and_read_recent(
     jemalloc: &Jemalloc,
     max: Option<u64>,
@@ -58,7 +58,7 @@ pub(crate) fn set_max_and_read_recent(
         return Err(Error::new(ErrorKind::Unavailable, message)
             .remedy("send `recent max=100`, let the program run, and send `recent` again"));
     }
-    // Reserved beforehand, because the callback runs under a lock of jemalloc's.
+    // Reserved beforehand: jemalloc holds a lock during the callback, which must not allocate.
     let mut printout = Printout::with_capacity(MAX_REPORT)?;
     jemalloc
         .mallctl
@@ -72,7 +72,7 @@ pub(crate) fn set_max_and_read_recent(
     })
 }
 
-/// Number of allocations that jemalloc records at most; 0 while it records none.
+/// Maximum number of allocations that jemalloc records; 0 if it records none.
 ///
 /// # Errors
 /// `Unsupported`: this jemalloc is too old. `Allocator`: it refused.

@@ -6,13 +6,13 @@ pub(crate) struct ResidentMemory {
     pub anonymous: u64,
     pub file: u64,
     pub shared: u64,
-    /// Private writable memory that is not resident: never touched, given back or swapped out.
+    /// Private writable memory that is not resident: never touched, released or swapped out.
     pub nonresident: u64,
     pub thread_count: u64,
 }
 
 impl ResidentMemory {
-    /// Parses the text of /proc/PID/status. `None` if a field is missing.
+    /// Parses the text of /proc/PID/status. `None` if a field of RSS is missing.
     pub(crate) fn parse(status: &str) -> Option<Self> {
         let value = |name: &str| {
             Some(

@@ -1,10 +1,10 @@
-//! The kernel's account of all mappings: exact but expensive.
+//! The kernel's sums over all mappings: exact but expensive.
 
 use memprof_messages::Smaps;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Reads the sums of the calling process's mappings.
+/// Reads the sums over the calling process's mappings.
 ///
 /// # Errors
 /// `Io`: the file cannot be read, or a sum is missing.
@@ -16,7 +16,7 @@ pub(crate) fn read_current_smaps() -> Result<Smaps> {
         .ok_or_else(|| Error::new(ErrorKind::Io, format!("{ROLLUP} lacks one of the sums")))
 }
 
-/// Parses the sums of `smaps_rollup`. `None` if one is missing.
+/// Parses the text of `smaps_rollup`. `None` if a sum is missing.
 fn parse_rollup(text: &str) -> Option<Smaps> {
     let field = |name: &str| -> Option<u64> {
         let value = text.lines().find_map(|line| line.strip_prefix(name))?;

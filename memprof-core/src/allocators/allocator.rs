@@ -1,5 +1,5 @@
-//! One allocator of the process, with the operations that memprof needs. An allocator refuses what it cannot
-//! do, with reason and remedy.
+//! One allocator of the process, with the operations that memprof needs. An operation that the allocator lacks fails
+//! with a reason and a remedy.
 
 use memprof_messages::{HeapUsage, ProfileKind, SampledObjects};
 
@@ -50,7 +50,7 @@ impl Allocator {
     /// Fails unless the allocator can be profiled in this process.
     ///
     /// # Errors
-    /// `Unsupported` if this build never can, `Unavailable` if the process was started without profiling.
+    /// `Unsupported`: this build of the allocator never can. `Unavailable`: the process was started without profiling.
     pub(crate) fn require_profiling(&self) -> Result<()> {
         self.unprofilable_reason()
             .map_or(Ok(()), |reason| Err(reason.into()))
@@ -59,8 +59,7 @@ impl Allocator {
     /// Fails unless the allocator can write a profile of this kind.
     ///
     /// # Errors
-    /// Like [`require_profiling`](Self::require_profiling), and `Unsupported` for a kind that the allocator
-    /// does not have.
+    /// As for [`require_profiling`](Self::require_profiling), and `Unsupported` if the allocator lacks this kind.
     pub(crate) fn require_profile(&self, kind: ProfileKind) -> Result<()> {
         match (kind, self) {
             (ProfileKind::Heap, _) | (ProfileKind::Growth, Self::Tcmalloc(_)) => {
@@ -118,8 +117,7 @@ impl Allocator {
         }
     }
 
-    /// Discards all samples, and sets the interval if given. tcmalloc always fails, because it cannot discard
-    /// samples.
+    /// Discards all samples, and sets the interval if given. Always fails for tcmalloc, which cannot discard samples.
     ///
     /// # Errors
     /// As for [`require_profiling`](Self::require_profiling), or the allocator refused.
@@ -133,8 +131,7 @@ impl Allocator {
         }
     }
 
-    /// Estimated memory in bytes that a profile needs while it is written. `None` if the allocator's
-    /// statistics do not allow an estimate.
+    /// Estimated memory in bytes for writing a profile. `None` if the allocator's statistics allow no estimate.
     pub(crate) fn profile_memory_estimate(&self, kind: ProfileKind) -> Option<u64> {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.profile_memory_estimate(),
@@ -143,7 +140,7 @@ impl Allocator {
         }
     }
 
-    /// Writes a profile to `scratch` and checks it. Must run on the dumper's thread.
+    /// Writes a profile to `scratch` and checks it. Must be called on the dumper's thread.
     ///
     /// # Errors
     /// The allocator or the kernel refused, or the written profile is damaged.
@@ -175,8 +172,8 @@ impl Allocator {
         }
     }
 
-    /// Estimated sampled objects that jemalloc moved to separate pages because of sampling, given `totals`
-    /// that were just read. `None` for other allocators or if nothing can be estimated.
+    /// Estimates the sampled objects that jemalloc moved to separate pages, and their memory. `totals` must have been
+    /// read just before. `None` for other allocators, or if there is no basis for an estimate.
     pub(crate) fn sampled_objects(&self, totals: &HeapUsage) -> Option<SampledObjects> {
         match (self, totals) {
             (Self::Jemalloc(jemalloc), HeapUsage::Detailed(totals)) => {
@@ -186,7 +183,7 @@ impl Allocator {
         }
     }
 
-    /// The allocator's own statistics printout. `options` are jemalloc's; other allocators ignore them.
+    /// The allocator's own statistics printout. `options` apply to jemalloc only.
     ///
     /// # Errors
     /// The allocator refused, or lacks the function.
@@ -199,7 +196,7 @@ impl Allocator {
         }
     }
 
-    /// Purges: gives the allocator's free pages back to the kernel.
+    /// Releases the allocator's free pages to the kernel.
     ///
     /// # Errors
     /// The allocator refused, or lacks the function.
@@ -212,8 +209,7 @@ impl Allocator {
         }
     }
 
-    /// Names of the functions that memprof searched for in the allocator's object and did not find; always empty
-    /// for jemalloc and glibc.
+    /// Names of the functions that memprof did not find in the allocator's object. Always empty for jemalloc and glibc.
     pub(crate) fn missing_symbols(&self) -> &[&'static str] {
         match self {
             Self::Tcmalloc(tcmalloc) => tcmalloc.missing_symbols(),
@@ -222,8 +218,7 @@ impl Allocator {
         }
     }
 
-    /// The jemalloc, for operations that no other allocator has: options and background threads. `None` for
-    /// another allocator.
+    /// The jemalloc, for operations that only jemalloc has. `None` for other allocators.
     pub(crate) fn jemalloc(&self) -> Option<&Jemalloc> {
         match self {
             Self::Jemalloc(jemalloc) => Some(jemalloc),

@@ -1,4 +1,4 @@
-//! jemalloc's background threads, which purge free pages without the program's help.
+//! jemalloc's background threads, which purge free pages automatically.
 
 use rustix::io::Errno;
 
@@ -9,14 +9,14 @@ use memprof_messages::BackgroundThreads;
 /// Fails unless this jemalloc can be limited to `max` background threads.
 ///
 /// # Errors
-/// `InvalidArgument`: `max` is 0. `Unavailable`: it is more than jemalloc's limit at its start. `Allocator`: jemalloc does not
-/// report that limit.
+/// `InvalidArgument`: `max` is 0. `Unavailable`: `max` exceeds the limit that jemalloc got at its start. `Allocator`:
+/// jemalloc does not report that limit.
 pub(crate) fn check_max_threads(jemalloc: &Jemalloc, max: u64) -> Result<()> {
     let limit = max_background_threads(jemalloc)?;
     if (1..=limit).contains(&max) {
         return Ok(());
     }
-    // The limit is this process's: the argument may be right for another.
+    // Too large a value is `Unavailable`, because another process may have a higher limit.
     let kind = match max {
         0 => ErrorKind::InvalidArgument,
         _ => ErrorKind::Unavailable,
@@ -26,8 +26,8 @@ pub(crate) fn check_max_threads(jemalloc: &Jemalloc, max: u64) -> Result<()> {
         .remedy("jemalloc takes a higher limit only at its start: max_background_threads:N"))
 }
 
-/// Turns the background threads on or off if `on` is given, limits them to `max` if given, and returns their
-/// state as read back.
+/// Turns the background threads on or off if `on` is given, and limits them to `max` if given. Returns their state,
+/// read back from jemalloc.
 ///
 /// # Errors
 /// jemalloc refused, or accepted the value and ignored it.
@@ -60,7 +60,7 @@ pub(crate) fn set_background_threads(
 /// Fails unless [`set_background_threads`] can work.
 ///
 /// # Errors
-/// `Unsupported`: this jemalloc was built without background threads. `Allocator`: it refused.
+/// `Unsupported`: this jemalloc was built without background threads. `Allocator`: it refused the call.
 pub(crate) fn require_background_threads(jemalloc: &Jemalloc) -> Result<()> {
     match jemalloc.mallctl.read_bool(c"background_thread") {
         Ok(_) => Ok(()),
@@ -75,7 +75,7 @@ pub(crate) fn require_background_threads(jemalloc: &Jemalloc) -> Result<()> {
     }
 }
 
-/// Largest number of background threads, which jemalloc fixes at its start.
+/// Maximum number of background threads. jemalloc fixes it at its start.
 fn max_background_threads(jemalloc: &Jemalloc) -> Result<u64> {
     const LIMIT: &std::ffi::CStr = c"opt.max_background_threads";
     let limit = jemalloc.mallctl.read::<usize>(LIMIT);

@@ -1,9 +1,8 @@
 //! Finds every allocator of the process.
 //!
-//! The first match of `dlsym` is not enough: beside a Rust host with its own jemalloc, `dlsym` finds a
-//! preloaded one, which holds nothing of the host's heap. So all candidates are collected: the host's own
-//! pointers, the dynamic symbols, and the symbol tables of the program and of each loaded object except
-//! memprof's image.
+//! The first match of `dlsym` is not enough: in a Rust host with its own jemalloc, `dlsym` may find a preloaded
+//! jemalloc that holds nothing of the host's heap. So all candidates are collected: from the host's own pointers, from
+//! the dynamic symbols, and from the symbol tables of the program and of each loaded object except memprof's image.
 #![expect(unsafe_code, reason = "the allocator calls")]
 
 use std::ffi::{CStr, CString};
@@ -23,13 +22,13 @@ use crate::allocators::symbols::{self, ObjectSymbols, as_function};
 use crate::allocators::tcmalloc::{self, Tcmalloc};
 use crate::identity::FoundBy;
 
-/// Function prefixes to look up with `dlsym`; symbol tables yield any prefix.
+/// Function prefixes to look up with `dlsym`. Symbol tables are searched for any prefix.
 const PREFIXES: [&str; 3] = ["", "_rjem_", "je_"];
-/// Function by which a jemalloc is found. jemalloc calls it itself, so the linker never omits it.
+/// Function that identifies a jemalloc. jemalloc calls it itself, so the linker never omits it.
 const ANCHOR: &str = "mallctl";
 const STATS_PRINT: &str = "malloc_stats_print";
-/// Functions and variables beside [`ANCHOR`]: a program may have a function of that name, but only jemalloc
-/// also has one of these with the same prefix. The linker omits all but the variable if they are unused.
+/// Symbols that confirm a jemalloc. Another library may have a function named like [`ANCHOR`], but only jemalloc also
+/// has one of these with the same prefix. If they are unused, the linker omits all but the variable `malloc_conf`.
 const SIBLINGS: [&str; 6] = [
     "malloc_conf",
     "malloc_message",
@@ -42,18 +41,17 @@ const SIBLINGS: [&str; 6] = [
 /// The allocators of a process.
 #[derive(Debug)]
 pub(crate) struct DiscoveredAllocators {
-    /// Allocators, those with a profiler first.
+    /// Allocators; those with a profiler come first.
     pub allocators: Vec<Allocator>,
-    /// File of the `malloc` that serves the process. `None` if it belongs to one of the allocators.
+    /// File of the `malloc` that serves the process. `None` if it belongs to one of `allocators`.
     pub unknown_malloc: Option<PathBuf>,
-    /// Sorted fingerprints of the objects whose files contain no allocator's symbols; they need not be
-    /// searched again.
+    /// Sorted fingerprints of the objects whose files contain no allocator's symbols. They need no second search.
     pub without_allocators: Vec<u64>,
 }
 
-/// Finds every allocator in the process except one in the image that contains the address `own_image`. If none of
-/// them serves `malloc`, also finds the file that does. `host` is the jemalloc that the host passed. Objects whose
-/// fingerprints are in `known` (sorted), because they contain no allocator, are not searched again.
+/// Finds every allocator in the process except one in the image that contains the address `own_image`. If none of them
+/// serves `malloc`, also finds the file that does. `host` is the jemalloc that the host passed. `known` has sorted
+/// fingerprints of objects without an allocator, which are skipped.
 pub(crate) fn discover(
     host: Option<Mallctl>,
     own_image: usize,
@@ -91,7 +89,7 @@ pub(crate) fn discover(
         &tables,
     ));
     let identify = |symbols: &ObjectSymbols<'_>| Glibc::identify(symbols).map(Allocator::Glibc);
-    // glibc's calls of its own functions are bound when it is linked, except for malloc and its kind.
+    // glibc's calls of its own functions are bound at link time, except for malloc and related functions.
     allocators.extend(identify_all(
         identify,
         glibc::ANCHOR,
@@ -112,9 +110,9 @@ pub(crate) fn discover(
     }
 }
 
-/// Reads the allocator symbols of each object's file, except of those whose fingerprints are in `known`, which
-/// is sorted. Also returns the sorted fingerprints of the objects that have none. A file that cannot be read is
-/// in neither list.
+/// Reads the allocator symbols of each object's file. Also returns the sorted fingerprints of the objects that have
+/// none. Objects whose fingerprints are in `known`, which must be sorted, are not read again. A file that cannot be
+/// read is in neither list.
 fn search_files<'a>(
     objects: &'a [LoadedObject],
     known: &[u64],
@@ -137,7 +135,7 @@ fn search_files<'a>(
     (tables, without_allocators)
 }
 
-/// For each kind of allocator in files, a name that every one of the kind contains.
+/// Names that every file with an allocator contains, one for each kind of allocator.
 fn file_anchors() -> [&'static [u8]; 3] {
     [
         ANCHOR.as_bytes(),
@@ -146,8 +144,8 @@ fn file_anchors() -> [&'static [u8]; 3] {
     ]
 }
 
-/// Finds the allocators of one kind, in each object that defines `anchor`. Skips those that call another
-/// allocator's functions instead of their own, because the states differ.
+/// Finds the allocators of one kind, in each object that defines `anchor`. Skips an allocator that calls another
+/// allocator's functions instead of its own: these functions do not know its state.
 fn identify_all(
     identify: impl Fn(&ObjectSymbols<'_>) -> Option<Allocator>,
     anchor: &CStr,
@@ -172,7 +170,7 @@ fn identify_all(
         .collect()
 }
 
-/// Whether the allocator calls only its own functions. Logs a warning otherwise.
+/// Whether the allocator calls only its own functions. Logs a warning if it does not.
 fn is_self_contained(
     symbols: &ObjectSymbols<'_>,
     anchor: &CStr,
@@ -189,26 +187,27 @@ fn is_self_contained(
     interposed.is_none()
 }
 
-/// Whether a function name is one of jemalloc's own, with any prefix.
+/// Whether a function name is one of jemalloc's, with any prefix.
 fn is_jemalloc_function(name: &[u8]) -> bool {
     let known = [ANCHOR, "mallctlnametomib", "mallctlbymib", STATS_PRINT];
     known.iter().any(|known| name.ends_with(known.as_bytes()))
 }
 
-/// Whether a symbol may belong to an allocator. Fast, because it is called for each symbol of the process.
+/// Whether a symbol may belong to an allocator. Must be fast, because it is called for each symbol of the process.
 fn is_allocator_symbol(name: &[u8]) -> bool {
     let is_of_jemalloc = || {
         let mut known = SIBLINGS.iter().chain([&ANCHOR]);
         known.any(|known| name.ends_with(known.as_bytes()))
     };
     let is_name = |known: &&CStr| known.to_bytes() == name;
+    // One search rules out nearly all symbols: every name of jemalloc above contains "mall".
     memmem::find(name, b"mall").is_some() && is_of_jemalloc()
         || tcmalloc::NAMES.iter().any(is_name)
         || mimalloc::NAMES.iter().any(is_name)
 }
 
-/// Collects every distinct jemalloc, the most trustworthy source first: the host, exported symbols, symbols of
-/// files.
+/// Collects every distinct jemalloc, from the most trustworthy source to the least: the host, exported symbols, symbols
+/// of files.
 fn jemalloc_candidates(
     host: Option<Mallctl>,
     objects: &[LoadedObject],
@@ -244,8 +243,8 @@ fn jemalloc_candidates(
     found
 }
 
-/// Whether the object also has another of jemalloc's symbols with this prefix: a single function with the name
-/// [`ANCHOR`] may be of other code.
+/// Whether the object has another of jemalloc's symbols with this prefix. A function named like [`ANCHOR`] alone may
+/// belong to other code.
 fn has_jemalloc_sibling(symbols: &ObjectSymbols<'_>, prefix: &str) -> bool {
     symbols
         .names()
@@ -253,7 +252,8 @@ fn has_jemalloc_sibling(symbols: &ObjectSymbols<'_>, prefix: &str) -> bool {
         .any(|name| SIBLINGS.contains(&name))
 }
 
-/// The jemalloc whose symbols have this prefix. `None` if the object has no function `mallctl` with the prefix.
+/// Creates a candidate for the jemalloc whose symbols have this prefix. `None` if the object has no function `mallctl`
+/// with the prefix.
 fn candidate_with_prefix(
     symbols: &ObjectSymbols<'_>,
     prefix: &str,
@@ -279,8 +279,8 @@ fn candidate_with_prefix(
 }
 
 impl JemallocCandidate {
-    /// Creates a candidate. Omits `malloc_stats_print` if it would query another allocator: that one may lack
-    /// a mallctl, and jemalloc then aborts the process.
+    /// Creates a candidate. Omits `malloc_stats_print` if it would query another allocator: that allocator may lack a
+    /// mallctl, and jemalloc would abort the process.
     fn new(
         mallctl: Mallctl,
         found_by: FoundBy,

@@ -1,4 +1,4 @@
-//! A jemalloc for tests that misbehaves in ways that a real one cannot be made to.
+//! A jemalloc for tests, which misbehaves in ways that a real jemalloc cannot be forced to.
 #![expect(unsafe_code, reason = "plays the allocator's side of the calls")]
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
@@ -16,7 +16,7 @@ pub(crate) const READERS: JemallocReaders = JemallocReaders {
     printout: |_| Ok(Printout::default()),
 };
 
-/// Behaviour of a fake.
+/// Behaviour of a fake jemalloc. The defaults are those of a working one.
 pub(crate) trait Behaviour {
     /// Value of `opt.prof`.
     const OPT_PROF: bool = true;
@@ -26,7 +26,7 @@ pub(crate) trait Behaviour {
     const DUMP_STATUS: c_int = 0;
     /// Content that `prof.dump` writes.
     const DUMP: &'static str = "heap_v2/512\n  t*: 1: 100 [0: 0]\n@ 0x1\n  t*: 1: 100 [0: 0]\n";
-    /// Pieces of the statistics printout.
+    /// Pieces of the statistics printout, in the order of the callbacks.
     const PRINTOUT_PIECES: &'static [&'static CStr] = &[];
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn fake_mallctl<B: Behaviour + 'static>() -> Mallctl {
     unsafe { Mallctl::new(mallctl::<B>, Some(stats_print::<B>)) }
 }
 
-/// Implements `mallctl` of the fake for the names that tests use.
+/// `mallctl` of the fake, for the names that tests use.
 unsafe extern "C" fn mallctl<B: Behaviour>(
     name: *const c_char,
     old: *mut c_void,
@@ -75,7 +75,7 @@ unsafe extern "C" fn mallctl<B: Behaviour>(
     }
 }
 
-/// Implements `malloc_stats_print` of the fake.
+/// `malloc_stats_print` of the fake.
 unsafe extern "C" fn stats_print<B: Behaviour>(
     write: StatsCallback,
     opaque: *mut c_void,

@@ -14,7 +14,7 @@ use memprof_messages::{AllocatorKind, HeapTotals, HeapUsage};
 /// Function that every glibc exports.
 pub(crate) const ANCHOR: &CStr = c"gnu_get_libc_version";
 
-/// glibc's malloc functions, found in its symbols because another malloc may interpose them.
+/// glibc's malloc functions, taken from its own symbols because another malloc may interpose them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Functions {
     /// Since glibc 2.33.
@@ -31,8 +31,8 @@ pub(crate) struct Glibc {
 }
 
 impl Glibc {
-    /// Returns glibc's malloc. `None` if the symbols are not glibc's, or if another allocator serves `malloc`
-    /// and glibc's holds no memory.
+    /// Identifies glibc's malloc. `None` if the symbols are not glibc's, or if another allocator serves `malloc` and
+    /// glibc's holds no memory.
     pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
         let version = symbols.function_address(ANCHOR)?;
         // SAFETY: gnu_get_libc_version(3): this function has this type.
@@ -73,12 +73,11 @@ impl Glibc {
         (glibc.identity.owns_malloc || is_in_use()).then_some(glibc)
     }
 
-    /// Heap totals in jemalloc's terms. Free pages at the top of the main arena count as dirty; free memory
-    /// elsewhere counts as fragmentation, though some of it was never touched or was released. `None` if glibc
-    /// lacks `mallinfo2`.
+    /// Heap totals in jemalloc's terms. Free pages at the top of the main arena count as dirty. Other free memory
+    /// counts as fragmentation, although part of it may be untouched or released. `None` if glibc lacks `mallinfo2`.
     fn heap_totals(&self) -> Option<HeapTotals> {
-        // mallinfo2 initializes an unused malloc. A child that is forked during that inherits it half done,
-        // and crashes in mallinfo2.
+        // mallinfo2 initializes an unused malloc. A child forked during that would inherit a half-initialized malloc,
+        // and crash in mallinfo2.
         let _no_fork = ForkGuard::acquire();
         // SAFETY: mallinfo2(3): the function takes no arguments.
         let info = unsafe { self.functions.mallinfo?() };
@@ -101,13 +100,13 @@ impl Glibc {
 }
 
 impl Glibc {
-    /// Heap totals. Locks each arena while it counts the free chunks: 1 µs for a new arena, 30 ms for 40,000
+    /// Heap totals. Locks each arena while counting its free chunks: about 1 µs for a new arena, 30 ms for 40,000
     /// chunks. `None` if glibc lacks `mallinfo2`.
     pub(crate) fn heap_usage(&self) -> Option<HeapUsage> {
         self.heap_totals().map(HeapUsage::Detailed)
     }
 
-    /// Output of `malloc_info(3)`, as XML.
+    /// Output of `malloc_info(3)`, which is XML.
     ///
     /// # Errors
     /// `Unsupported`: glibc lacks the function. `Io`: no memory for the text, or glibc failed to print it.
@@ -152,8 +151,8 @@ impl Glibc {
             .functions
             .trim
             .ok_or_else(|| self.missing_symbol_error("malloc_trim"))?;
-        // SAFETY: malloc_trim(3): takes the bytes to leave at the top of the heap. It returns 0 if it
-        // released nothing, which is no error.
+        // SAFETY: malloc_trim(3): takes the number of bytes to keep at the top of the heap. A result of 0 means that
+        // nothing was released, which is no error.
         unsafe { trim(0) };
         Ok(())
     }

@@ -1,8 +1,9 @@
-//! Detects allocators whose functions are interposed. If two allocators in one process define equal names, a
-//! function of one may call the other's function instead of its own, with state that the other does not know.
+//! Detects allocators whose functions are interposed. If two allocators in one process define the same names, a
+//! function of one may call the other's function, which does not know the state of the first.
 
-/// Name of a function that the object around `address` defines and `is_own_name` accepts, but whose calls
-/// from that object go to another object. `None` if there is none. The caller keeps the object loaded.
+/// Finds a function whose calls are interposed: the object that contains `address` defines it and `is_own_name` accepts
+/// its name, but the object's own calls go to another object. `None` if there is none. The caller keeps the object
+/// loaded.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "the loader's symbols")]
 pub(crate) fn find_interposed_function(
@@ -15,10 +16,11 @@ pub(crate) fn find_interposed_function(
 
     use crate::allocators::loaded_objects::ForkGuard;
 
-    /// Calls recorded per object: those that go outside or are not bound yet. No allocator has more.
+    /// Maximum number of recorded calls: those that go to another object or are not bound yet. No allocator has more.
     const MAX_CALLS: usize = 128;
 
-    // No allocation under the loader's lock: an allocator may wait for that lock while it holds its own.
+    // Nothing may be allocated under the loader's lock: a thread in an allocator may hold the allocator's lock and wait
+    // for the loader's.
     let mut calls = [None; MAX_CALLS];
     let mut free_slots = calls.iter_mut();
     {
@@ -37,8 +39,9 @@ pub(crate) fn find_interposed_function(
             // SAFETY: the name lies in the string table of the object, which the caller keeps loaded.
             let name = unsafe { CStr::from_ptr(name) };
             let is_replaced = target == CallTarget::Elsewhere || {
-                // RTLD_DEFAULT searches in the loader's order. An object that was opened with its own scope
-                // (dlopen(3)) searches that after the whole process.
+                // Not bound yet: find the function to which the loader will bind it. RTLD_DEFAULT searches in the
+                // loader's order; an object opened with its own scope (dlopen(3)) searches that scope after the whole
+                // process.
                 // SAFETY: dlsym(3) gets a NUL-terminated name.
                 let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
                 found != 0 && found != own

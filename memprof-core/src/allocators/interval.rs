@@ -4,8 +4,8 @@ use memprof_messages::parse_size;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Range of the interval's log2: 1 KiB to 16 MiB. A finer interval records nearly everything; after a huge
-/// one, jemalloc's existing threads never sample again.
+/// Accepted range of the interval's log2: 1 KiB to 16 MiB. A smaller interval would record nearly everything. After a
+/// much larger one, jemalloc's existing threads would never sample again.
 const LG_SAMPLE: std::ops::RangeInclusive<u64> = 10..=24;
 
 /// Mean bytes between samples: a power of two from 1 KiB to 16 MiB.
@@ -29,8 +29,7 @@ impl SampleInterval {
     /// Parses a size, for example `524288`, `512KiB`, `1MiB`.
     ///
     /// # Errors
-    /// `InvalidArgument`: not a size, or not a power of two from 1 KiB to 16 MiB, which are the only
-    /// intervals that jemalloc supports.
+    /// `InvalidArgument`: not a size, or not a power of two from 1 KiB to 16 MiB. jemalloc supports only powers of two.
     pub fn parse(text: &str) -> Result<Self> {
         let invalid = |reason: &str| {
             let message = format!("sample_interval={text:?} {reason}");
@@ -46,13 +45,15 @@ impl SampleInterval {
         Ok(Self(bytes))
     }
 
-    /// Creates an interval of a size that an allocator reports. `None` if it is no such power of two.
+    /// Creates an interval from the bytes that an allocator reports. `None` unless they are a power of two from 1 KiB
+    /// to 16 MiB.
     pub(crate) fn from_bytes(bytes: u64) -> Option<Self> {
         let is_valid = bytes.is_power_of_two() && LG_SAMPLE.contains(&u64::from(bytes.ilog2()));
         is_valid.then_some(Self(bytes))
     }
 
-    /// Interval at which tables that lost samples at an interval of `bytes` would have held all of them.
+    /// Interval at which no samples would have been lost, estimated from counts at an interval of `bytes`. At least
+    /// twice that interval.
     pub(crate) fn sufficient(bytes: u64, samples: u64, lost: u64) -> Self {
         let kept = samples.saturating_sub(lost).max(1);
         let bytes = bytes.saturating_mul(samples.div_ceil(kept).max(2));

@@ -22,30 +22,30 @@ use memprof_messages::AllocatorKind;
 
 pub(crate) use bins::Bin;
 
-/// Mallctl that makes jemalloc call memprof's sampler for each allocation. Exists in jemalloc 5.2 to 5.3,
-/// also without profiling; newer releases dropped it.
+/// Mallctl that makes jemalloc call memprof's sampler for each allocation. jemalloc 5.2 to 5.3 have it, even without
+/// profiling.
 pub(crate) const INSTALL_HOOKS: &CStr = c"experimental.hooks.install";
 
 /// A jemalloc in this process.
 #[derive(Clone, Debug)]
 pub(crate) struct Jemalloc {
-    /// The version is, for example, `5.3.0-0-g54eaed1d8b56b1aa528be3bdd1877e59c56fa90c`.
+    /// Kind and version; the version is, for example, `5.3.0-0-g54eaed1d8b56b1aa528be3bdd1877e59c56fa90c`.
     pub identity: AllocatorIdentity,
     /// `mallctl` and `malloc_stats_print` of this jemalloc.
     pub mallctl: Mallctl,
-    /// Environment variable that configures it. `None` for a jemalloc whose prefix is unknown.
+    /// Environment variable that configures this jemalloc. `None` if its prefix is unknown.
     pub conf_variable: Option<String>,
     /// Prefix of its function names; empty if unknown.
     prefix: String,
-    /// Set if it was compiled with profiling.
+    /// Whether it was compiled with profiling.
     pub config_prof: bool,
-    /// Set if it was compiled with statistics; without them all values stay 0.
+    /// Whether it was compiled with statistics. If not, all statistics are 0.
     pub config_stats: bool,
-    /// Set if it was started with `prof:true`, without which it cannot sample.
+    /// Whether it was started with `prof:true`. If not, it cannot sample.
     pub opt_prof: bool,
-    /// Reason why it cannot be profiled. Cannot change after its start.
+    /// Reason why it cannot be profiled. Fixed at its start.
     pub unprofilable: Option<Unprofilable>,
-    /// Set if it supports threads that purge free pages in the background.
+    /// Whether it supports threads that purge free pages in the background.
     pub has_background_threads: bool,
     readers: JemallocReaders,
     /// Name of an interposed function, as in [`JemallocCandidate`].
@@ -57,16 +57,16 @@ pub(crate) struct Jemalloc {
 pub(crate) struct JemallocCandidate {
     pub mallctl: Mallctl,
     pub found_by: FoundBy,
-    /// Prefix of the function names (`""`, `"_rjem_"`, `"je_"`). `None` if the host passed the functions and
-    /// no symbol table names them.
+    /// Prefix of the function names (`""`, `"_rjem_"`, `"je_"`). `None` if the host passed the functions and they are
+    /// in no symbol table.
     pub prefix: Option<String>,
-    /// Name of a function of this jemalloc that another library interposes. `malloc_stats_print` must then
+    /// Name of a function of this jemalloc that another library interposes, if any. If so, `malloc_stats_print` must
     /// not be called.
     pub interposed: Option<String>,
 }
 
-/// Returns the jemalloc with its build options. `None` if `mallctl` returns no `version` that begins with a
-/// digit, as jemalloc's does.
+/// Identifies a jemalloc and reads its build options. `None` if `mallctl` returns no `version`, or one that does not
+/// begin with a digit.
 pub(crate) fn identify(candidate: JemallocCandidate, readers: JemallocReaders) -> Option<Jemalloc> {
     let JemallocCandidate {
         mallctl,
@@ -88,7 +88,7 @@ pub(crate) fn identify(candidate: JemallocCandidate, readers: JemallocReaders) -
     };
     let conf_prefix = prefix.as_ref();
     let conf_variable = conf_prefix.map(|prefix| format!("{}MALLOC_CONF", prefix.to_uppercase()));
-    // `config.prof` is false if profiling is not compiled in; `opt.prof` then fails with ENOENT.
+    // Without compiled-in profiling, `config.prof` is false and reading `opt.prof` fails with ENOENT.
     let (config_prof, opt_prof) = (read_flag(c"config.prof"), read_flag(c"opt.prof"));
     let unprofilable = match (config_prof, opt_prof) {
         (true, true) => None,
@@ -120,7 +120,8 @@ pub(crate) fn identify(candidate: JemallocCandidate, readers: JemallocReaders) -
     })
 }
 
-/// Allocates through `malloc` and checks whether this jemalloc counted it for this thread.
+/// Whether this jemalloc serves `malloc`: makes an allocation, and checks whether this jemalloc counted it for this
+/// thread.
 #[expect(unsafe_code, reason = "the allocator calls")]
 fn owns_malloc(mallctl: &Mallctl) -> bool {
     const PROBE: usize = 12_345;
@@ -144,21 +145,22 @@ impl Jemalloc {
             .map_or(Ok(()), |reason| Err(reason.into()))
     }
 
-    /// Estimated memory for writing a profile, in bytes: the internal memory of the arenas. `None` without
-    /// statistics. jemalloc keeps its samples there, and their text has about the same size: 0.94 bytes per byte
-    /// for 64,000 stacks of 33 frames; 1.3 if all had 128 frames, each of 8 bytes there and 15 characters in a
-    /// profile.
+    /// Estimated memory for writing a profile, in bytes: the internal memory of the arenas, where jemalloc keeps its
+    /// samples. `None` without statistics. The profile's text has about the size of that memory: 0.94 times as many
+    /// bytes for 64,000 stacks of 33 frames, and 1.3 times if all stacks had 128 frames, because a frame takes 8 bytes
+    /// in memory and 15 characters in a profile.
     pub(crate) fn profile_memory_estimate(&self) -> Option<u64> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         const INTERNAL: &CStr = c"stats.arenas.4096.internal";
         if !self.config_stats {
             return None;
         }
+        // Makes jemalloc refresh its statistics.
         self.mallctl.write(c"epoch", 1_u64).ok()?;
         Some(self.mallctl.read::<usize>(INTERNAL).ok()? as u64)
     }
 
-    /// Output of `malloc_stats_print`; without `options`, the plugin's default ones.
+    /// Output of `malloc_stats_print`. Without `options`, the plugin's default options apply.
     pub(crate) fn printout(&self, options: Option<&PrintOptions>) -> Result<Printout> {
         if self.mallctl.stats_print().is_none() {
             return Err(self.no_printout_error());
@@ -169,7 +171,7 @@ impl Jemalloc {
         }
     }
 
-    /// Purges the unused dirty pages of all arenas (`arena.<i>.purge`).
+    /// Releases the unused dirty pages of all arenas to the kernel (`arena.<i>.purge`).
     pub(crate) fn purge(&self) -> Result<()> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         const PURGE: &CStr = c"arena.4096.purge";
@@ -199,8 +201,7 @@ impl Jemalloc {
         ))
     }
 
-    /// `Unsupported` error for a jemalloc whose function `name` is interposed: its printout may abort the
-    /// process.
+    /// `Unsupported` error for a jemalloc whose function `name` is interposed: a printout may abort the process.
     fn interposed_printout_error(&self, name: &str) -> Error {
         Error::new(
             ErrorKind::Unsupported,
@@ -221,7 +222,7 @@ impl Jemalloc {
             .map(|lg| lg as u64)
     }
 
-    /// Disables jemalloc's built-in dumps at high water. Returns whether they were enabled.
+    /// Disables jemalloc's built-in dumps at new peaks (`prof.gdump`). Returns whether they were enabled.
     ///
     /// # Errors
     /// `Allocator`: jemalloc refused.
@@ -235,8 +236,8 @@ impl Jemalloc {
         Ok(was_on)
     }
 
-    /// Excludes the calling thread from the profile: allocations of memprof's threads are not the host's. An
-    /// error is only logged.
+    /// Excludes the calling thread, one of memprof's, from the profile, because its allocations are not the host's.
+    /// Only logs an error.
     pub(crate) fn exclude_this_thread(&self) {
         if !self.opt_prof {
             return;

@@ -21,16 +21,16 @@ pub(crate) use memprof_own::ForkGuard;
 
 /// Owner and type of the note with the GNU build id.
 const BUILD_ID: (&[u8], u32) = (b"GNU\0", 3);
-/// Owner and type of the note with the distance to a `memprof_labels_t` (memprof.h).
+/// Owner and type of the note that locates a `memprof_labels_t` (memprof.h).
 const LABELS: (&[u8], u32) = (b"memprof\0", 1);
 
 /// One mapped ELF object.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadedObject {
-    /// File it was mapped from; [`EXECUTABLE`] for the program itself. The vDSO has the name that the loader gives
-    /// it.
+    /// File from which the object was mapped; [`EXECUTABLE`] for the program itself. For the vDSO, the name that the
+    /// loader gives it.
     pub path: PathBuf,
-    /// Difference between addresses in memory and in the file.
+    /// Difference between an address in memory and the virtual address in the file.
     pub bias: usize,
     /// Program headers, byte for byte as mapped.
     pub headers: Vec<u8>,
@@ -53,8 +53,8 @@ pub(crate) struct Segment {
     pub offset: u64,
 }
 
-/// Path of the program itself, also after its file was deleted or replaced. Not `self`, whose links are gone
-/// once the main thread has exited.
+/// Path of the program itself, valid even after its file was deleted or replaced. It does not use /proc/self, because
+/// links there stop working when the main thread has exited.
 pub(crate) const EXECUTABLE: &str = "/proc/thread-self/exe";
 
 impl LoadedObject {
@@ -63,7 +63,7 @@ impl LoadedObject {
         Some(self.segments.first()?.range.start & !0xfff)
     }
 
-    /// Hash that differs between any two objects, also if one is later mapped at the other's addresses.
+    /// Hash that differs between any two objects, even if one is later mapped at the other's addresses.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (&self.path, self.bias, &self.headers, &self.build_id).hash(&mut hasher);
@@ -87,7 +87,7 @@ impl LoadedObject {
         self.has_access(address, PF_W)
     }
 
-    /// Segments that are never written, so that they equal the file.
+    /// Segments that are not writable, so their memory equals the file.
     pub(crate) fn constant_segments(&self) -> impl Iterator<Item = &Segment> {
         self.segments
             .iter()
@@ -114,14 +114,14 @@ pub(crate) fn list_loaded_objects() -> Vec<LoadedObject> {
         .collect()
 }
 
-/// Whether the program itself contains the code at `address`, and not a library.
+/// Whether the code at `address` belongs to the program itself, not to a library.
 pub(crate) fn is_program_code(address: usize) -> bool {
     list_loaded_objects()
         .first()
         .is_some_and(|program| program.is_code(address))
 }
 
-/// Number of objects ever loaded. While it stays equal, [`list_loaded_objects`] can only shrink.
+/// Number of objects ever loaded. While it stays equal, objects may only disappear from [`list_loaded_objects`].
 pub(crate) fn load_count() -> u64 {
     load_count_under(&ForkGuard::acquire())
 }
@@ -133,21 +133,21 @@ pub(crate) fn load_count_under(reading: &ForkGuard) -> u64 {
     count
 }
 
-/// Number of objects ever loaded, and number of those unloaded again.
+/// Number of objects ever loaded, and number of objects unloaded since.
 pub(crate) fn load_and_unload_count() -> (u64, u64) {
     let mut counts = (0, 0);
     with_list_locked(&ForkGuard::acquire(), &mut |now| counts = now);
     counts
 }
 
-/// Runs `work` with the numbers of objects ever loaded and of those unloaded again, while none is added to the loader's
-/// list or removed. `work` may read the list, but must not allocate.
+/// Runs `work` while no object can be added to the loader's list or removed from it. `work` gets the numbers of objects
+/// ever loaded and unloaded. It may read the list, but must not allocate.
 pub(crate) fn with_list_locked(_: &ForkGuard, mut work: &mut dyn FnMut((u64, u64))) {
     // SAFETY: dl_iterate_phdr(3) calls `run_locked` synchronously with this pointer.
     unsafe { libc::dl_iterate_phdr(Some(run_locked), (&raw mut work).cast()) };
 }
 
-/// Callback that runs the work and ends the iteration.
+/// Callback that runs the work. Returns 1 to end the iteration after the first object.
 unsafe extern "C" fn run_locked(info: *mut dl_phdr_info, _: usize, work: *mut c_void) -> c_int {
     // SAFETY: dl_iterate_phdr(3): `info` is valid during the callback.
     let info = unsafe { &*info };
@@ -157,7 +157,7 @@ unsafe extern "C" fn run_locked(info: *mut dl_phdr_info, _: usize, work: *mut c_
     1
 }
 
-/// Copies an entry of the loader's list. `path` replaces the entry's own, which is empty for the program.
+/// Copies an entry of the loader's list. `path` replaces the entry's own path, which is empty for the program.
 fn copy_object(path: &Path, object: &ListedObject<'_>) -> LoadedObject {
     let headers = object.headers;
     let segments = headers
@@ -184,8 +184,8 @@ fn copy_object(path: &Path, object: &ListedObject<'_>) -> LoadedObject {
     }
 }
 
-/// Finds the content of a note by owner and type in a note segment (gABI, "Note Section"; padded to 4 bytes).
-/// `None` if there is none, or if the segment is malformed.
+/// Finds a note by its owner and type, and returns its content. `notes` is a note segment (gABI, "Note Section"; padded
+/// to 4 bytes). `None` if there is no such note, or the segment is malformed.
 fn find_note<'a>(mut notes: &'a [u8], (owner, kind): (&[u8], u32)) -> Option<&'a [u8]> {
     let read_u32 = |bytes: &[u8], offset: usize| -> Option<u32> {
         Some(u32::from_ne_bytes(
@@ -209,8 +209,8 @@ fn find_note<'a>(mut notes: &'a [u8], (owner, kind): (&[u8], u32)) -> Option<&'a
     }
 }
 
-/// Path with which the program was executed, which may be relative to an earlier root (chroot(2)); of a
-/// script, the script's. `None` if it is not absolute.
+/// Path with which the program was executed; for a script, the script's path. It may be relative to an earlier root
+/// (chroot(2)). `None` if it is not absolute.
 fn program_path() -> Option<&'static Path> {
     // SAFETY: getauxval(3) reads a constant of this process.
     let path = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char;
@@ -223,7 +223,7 @@ fn program_path() -> Option<&'static Path> {
     path.is_absolute().then_some(path)
 }
 
-/// Text of the mappings of `objects` in the format of `proc_pid_maps(5)`, for a process without /proc.
+/// Lists the mappings of `objects` in the format of `proc_pid_maps(5)`, for a process that cannot read /proc.
 pub(crate) fn maps_text(objects: &[LoadedObject]) -> String {
     let mut text = String::new();
     for object in objects {

@@ -1,4 +1,4 @@
-//! The control functions of one jemalloc, called through pointers.
+//! Control functions of one jemalloc, called through pointers.
 #![expect(unsafe_code, reason = "the allocator calls")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -15,27 +15,26 @@ pub type StatsCallback = Option<unsafe extern "C" fn(*mut c_void, *const c_char)
 /// `malloc_stats_print` of jemalloc(3).
 pub type StatsPrintFn = unsafe extern "C" fn(StatsCallback, *mut c_void, *const c_char);
 
-/// The control functions of one jemalloc. `mallctlbymib` is not among them: the linker may leave out
-/// functions that the program does not use, but not `mallctl`, which jemalloc itself calls and which does the
-/// same by name.
+/// The control functions of one jemalloc. `mallctlbymib` is not needed: the linker may omit it if the program does not
+/// use it, whereas jemalloc itself calls `mallctl`, which does the same by name.
 #[derive(Clone, Copy)]
 pub struct Mallctl {
     mallctl: MallctlFn,
     stats_print: Option<StatsPrintFn>,
 }
 
-/// Argument of mallctls that print (`write_cb_packet_t` of ctl.c).
+/// Argument of a mallctl that prints (`write_cb_packet_t` of ctl.c).
 #[repr(C)]
 struct PrintCallback {
     write: StatsCallback,
     opaque: *mut c_void,
 }
 
-/// A value type that jemalloc(3) documents for a mallctl.
+/// Integer type of a mallctl's value (jemalloc(3)).
 pub trait Value: Copy + Default + sealed::Sealed {}
 
 mod sealed {
-    /// Restricts [`Value`](super::Value) to plain integers, for which all bytes are valid.
+    /// Restricts [`Value`](super::Value) to plain integers, for which every bit pattern is valid.
     pub trait Sealed {}
     impl Sealed for u8 {}
     impl Sealed for u32 {}
@@ -52,7 +51,7 @@ impl Mallctl {
     /// Creates a handle from `mallctl` and, if the program contains it, `malloc_stats_print`.
     ///
     /// # Safety
-    /// Both are these functions of one jemalloc, which stays loaded as long as the process.
+    /// Both are functions of the same jemalloc, which is never unloaded.
     pub unsafe fn new(mallctl: MallctlFn, stats_print: Option<StatsPrintFn>) -> Self {
         Self {
             mallctl,
@@ -60,7 +59,7 @@ impl Mallctl {
         }
     }
 
-    /// Copy without `malloc_stats_print`, as if the linker had left it out.
+    /// Returns a copy without `malloc_stats_print`, as if the linker had omitted that function.
     pub(crate) fn without_stats_print(self) -> Self {
         Self {
             stats_print: None,
@@ -108,12 +107,12 @@ impl Mallctl {
         }
     }
 
-    /// Whether a mallctl of this name exists. Its value is not read: any error but ENOENT shows that it exists.
+    /// Whether a mallctl of this name exists. Does not read its value: any error except ENOENT shows that it exists.
     pub(crate) fn has_mallctl(&self, name: &CStr) -> bool {
         let mut value = [0u8; 16];
         let mut size = 0;
         let old = (&raw mut value).cast();
-        // SAFETY: jemalloc(3): mallctl writes at most `size` bytes to `oldp`, here none, and so returns an
+        // SAFETY: jemalloc(3): mallctl writes at most `size` bytes to `oldp`. Here it writes none, and returns an
         // error.
         let rc = unsafe { (self.mallctl)(name.as_ptr(), old, &raw mut size, ptr::null_mut(), 0) };
         rc != Errno::NOENT.raw_os_error()
@@ -124,7 +123,7 @@ impl Mallctl {
     /// # Errors
     /// The error that `mallctl` returned.
     pub fn read_bool(&self, name: &CStr) -> Result<bool, Errno> {
-        // Reads a byte, because a broken allocator may write one that is no valid Rust bool.
+        // Reads a byte, because a broken allocator may write a value other than 0 and 1.
         self.read::<u8>(name).map(|byte| byte != 0)
     }
 
@@ -159,7 +158,7 @@ impl Mallctl {
         })
     }
 
-    /// Writes a value of the mallctl's type, and returns the number that the same call reads.
+    /// Writes a value, and returns the number that the same call reads. `T` must be the mallctl's type.
     ///
     /// # Errors
     /// The error that `mallctl` returned.
@@ -180,7 +179,7 @@ impl Mallctl {
         Ok(result)
     }
 
-    /// Queries each of the `addresses`: the mallctl writes one `T` per address to `results`.
+    /// Queries `addresses`: the mallctl writes one `T` per address to `results`.
     ///
     /// # Safety
     /// The mallctl accepts these addresses, and writes valid values of type `T`.
@@ -221,8 +220,8 @@ impl Mallctl {
         check_status(unsafe { (self.mallctl)(name.as_ptr(), null, ptr::null_mut(), null, 0) })
     }
 
-    /// Calls `malloc_stats_print`, which passes pieces of any length to `sink`. Prints nothing if the program
-    /// does not contain that function.
+    /// Calls `malloc_stats_print`, and passes its output to `sink` in pieces of any length. Prints nothing if the
+    /// program lacks that function.
     pub(crate) fn print_stats(&self, options: &CStr, mut sink: &mut dyn FnMut(&[u8])) {
         let opaque = (&raw mut sink).cast();
         if let Some(print) = self.stats_print {
@@ -232,8 +231,8 @@ impl Mallctl {
         }
     }
 
-    /// Calls a mallctl that prints, such as `experimental.prof_recent.alloc_dump`, which passes pieces of any
-    /// length to `sink`.
+    /// Calls a mallctl that prints, such as `experimental.prof_recent.alloc_dump`, and passes its output to `sink` in
+    /// pieces of any length.
     ///
     /// # Errors
     /// The error that `mallctl` returned.
@@ -267,7 +266,7 @@ impl Mallctl {
         self.write(name, u8::from(value))
     }
 
-    /// Writes a path, such as that of `prof.dump`. jemalloc copies it.
+    /// Writes a path, such as that of `prof.dump`. jemalloc copies the path.
     ///
     /// # Errors
     /// The error that `mallctl` returned; EFAULT for all file errors.
@@ -276,7 +275,7 @@ impl Mallctl {
     }
 }
 
-/// Passes a piece of jemalloc's output to the sink that `opaque` points to. Ignores a null piece, and a panic of
+/// Callback that passes a piece of jemalloc's output to the sink behind `opaque`. Ignores a null piece, and a panic of
 /// the sink.
 unsafe extern "C" fn forward_piece(opaque: *mut c_void, piece: *const c_char) {
     if piece.is_null() {
@@ -284,12 +283,12 @@ unsafe extern "C" fn forward_piece(opaque: *mut c_void, piece: *const c_char) {
     }
     // SAFETY: jemalloc(3): a piece is NUL-terminated and valid during the call.
     let piece = unsafe { CStr::from_ptr(piece) }.to_bytes();
-    // SAFETY: `print_stats` or `print_to` passed a pointer to its sink, which nothing else uses during the
-    // call.
+    // SAFETY: `print_stats` or `print_to` passed a pointer to its sink, which nothing else uses during the call.
     let sink = unsafe { &mut *opaque.cast::<&mut dyn FnMut(&[u8])>() };
     let passed = catch_unwind(AssertUnwindSafe(|| sink(piece)));
     if let Err(payload) = passed {
-        // Forgotten: a panic must not cross jemalloc's frames, and dropping its payload may panic again.
+        // The payload is leaked: a panic must not unwind through jemalloc's frames, and dropping the payload may panic
+        // again.
         std::mem::forget(payload);
     }
 }

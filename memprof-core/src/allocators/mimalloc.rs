@@ -14,7 +14,7 @@ use memprof_messages::{AllocatorKind, HeapUsage};
 
 /// Function that every mimalloc exports.
 pub(crate) const ANCHOR: &CStr = c"mi_version";
-/// Symbols to search for.
+/// All symbols to search for.
 pub(crate) const NAMES: &[&CStr] = &[ANCHOR, IS_OWN, PROCESS_INFO, STATS, COLLECT];
 
 /// Whether a function name is one of mimalloc's own.
@@ -32,12 +32,12 @@ const COLLECT: &CStr = c"mi_collect";
 type OutputFn = unsafe extern "C" fn(*const c_char, *mut c_void);
 type Out = *mut usize;
 
-/// Functions of one mimalloc (mimalloc.h), as far as the build has them.
+/// Functions of one mimalloc (mimalloc.h); `None` for those that the build lacks.
 #[derive(Debug)]
 #[repr(C)]
 struct Functions {
     version: Option<unsafe extern "C" fn() -> c_int>,
-    /// C's bool as a byte: a broken function may return one that is no valid Rust bool.
+    /// Declared as returning a byte, because a broken function may return a value other than 0 and 1.
     is_own: Option<unsafe extern "C" fn(*const c_void) -> u8>,
     process_info: Option<unsafe extern "C" fn(Out, Out, Out, Out, Out, Out, Out, Out)>,
     stats: Option<unsafe extern "C" fn(OutputFn, *mut c_void)>,
@@ -49,12 +49,12 @@ struct Functions {
 pub(crate) struct Mimalloc {
     pub identity: AllocatorIdentity,
     functions: Functions,
-    /// Symbols that memprof searched for and did not find.
+    /// Symbols that memprof did not find.
     pub missing: Vec<&'static str>,
 }
 
 impl Mimalloc {
-    /// Returns the mimalloc with these symbols. `None` if they lack [`ANCHOR`].
+    /// Identifies the mimalloc with these symbols. `None` if they lack [`ANCHOR`].
     pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
         const NAMES: [&CStr; 5] = [ANCHOR, IS_OWN, PROCESS_INFO, STATS, COLLECT];
         let addresses = NAMES.map(|name| symbols.function_address(name).unwrap_or(0));
@@ -64,8 +64,8 @@ impl Mimalloc {
             .filter(|(_, address)| *address == 0);
         let missing = absent.filter_map(|(name, _)| name.to_str().ok()).collect();
         let pointers = addresses.map(ptr::with_exposed_provenance);
-        // SAFETY: the struct is as many nullable function pointers. Each address is 0 or code that
-        // its object names as this function of mimalloc.h, which gives the type.
+        // SAFETY: the struct consists of five nullable function pointers. Each address is 0 or code that its object
+        // names as this function of mimalloc.h, which gives the type.
         let functions = unsafe { transmute::<[*const c_void; 5], Functions>(pointers) };
         let identity = AllocatorIdentity {
             kind: AllocatorKind::Mimalloc,
@@ -96,8 +96,8 @@ fn version(functions: &Functions) -> Option<String> {
     Some(version_text(unsafe { functions.version?() }))
 }
 
-/// Version as people write it: `2.0.9` for 209, `3.4.1` for 30401 (`MI_MALLOC_VERSION` of mimalloc.h, whose minor
-/// and patch numbers have two digits each since 3.1). Other numbers stay as they are.
+/// Formats `MI_MALLOC_VERSION` of mimalloc.h: 209 as `2.0.9`, and 30401 as `3.4.1`, because minor and patch numbers
+/// have two digits since 3.1. Other numbers are printed unchanged.
 fn version_text(number: c_int) -> String {
     match number {
         100..1000 => format!("{}.{}.{}", number / 100, number / 10 % 10, number % 10),
@@ -111,7 +111,7 @@ fn version_text(number: c_int) -> String {
     }
 }
 
-/// Whether this mimalloc owns a block that `malloc` returns; false if it cannot say.
+/// Whether this mimalloc owns a block that `malloc` returns. False if it lacks the function that tells.
 fn owns_malloc(functions: &Functions) -> bool {
     let Some(is_own) = functions.is_own else {
         return false;
@@ -126,7 +126,7 @@ fn owns_malloc(functions: &Functions) -> bool {
 }
 
 impl Mimalloc {
-    /// Committed bytes only: release builds of mimalloc count neither objects nor free pages.
+    /// Committed bytes only, because release builds of mimalloc count neither objects nor free pages.
     ///
     /// # Errors
     /// `Unsupported`: the build lacks `mi_process_info`.
@@ -155,14 +155,13 @@ impl Mimalloc {
             .stats
             .ok_or_else(|| self.missing_symbol_error(STATS))?;
         let mut printout = Printout::default();
-        // SAFETY: mimalloc.h: the function calls `forward_piece` with the printout, which lives until it
-        // returns.
+        // SAFETY: mimalloc.h: the function calls `forward_piece` with the printout, which lives until it returns.
         unsafe { stats(forward_piece, (&raw mut printout).cast()) };
         Ok(printout)
     }
 
-    /// Releases the free pages of this thread's heap, of ended threads and of the arenas. mimalloc lets each
-    /// living thread release only its own.
+    /// Releases the free pages of this thread's heap, of ended threads and of the arenas. Other running threads keep
+    /// theirs: in mimalloc, each can only release its own.
     ///
     /// # Errors
     /// `Unsupported`: the build lacks `mi_collect`.
@@ -171,13 +170,13 @@ impl Mimalloc {
             .functions
             .collect
             .ok_or_else(|| self.missing_symbol_error(COLLECT))?;
-        // SAFETY: mimalloc.h: the function takes whether to collect forcibly.
+        // SAFETY: mimalloc.h: the argument forces a full collection.
         unsafe { collect(true) };
         Ok(())
     }
 }
 
-/// Appends a piece of `mi_stats_print_out` to the printout that `opaque` points to.
+/// Appends a piece of `mi_stats_print_out` to the printout behind `opaque`.
 unsafe extern "C" fn forward_piece(piece: *const c_char, opaque: *mut c_void) {
     if piece.is_null() {
         return;

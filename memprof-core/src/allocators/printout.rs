@@ -1,4 +1,4 @@
-//! An allocator's statistics printout and its options, and the functions with which the plugin reads them.
+//! An allocator's statistics printout and its options, and the functions through which the plugin reads statistics.
 
 use std::ffi::CString;
 use std::io;
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::allocators::mallctl::Mallctl;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Longest printout in bytes; with hundreds of arenas jemalloc prints megabytes.
+/// Maximum length of a printout in bytes. With hundreds of arenas, jemalloc prints megabytes.
 const MAX_PRINTOUT: usize = 256 * 1024;
 
 /// Option letters of `malloc_stats_print` (jemalloc(3)).
@@ -50,7 +50,7 @@ impl PrintOptions {
     }
 }
 
-/// Text that an allocator printed, up to a limit.
+/// Text that an allocator printed, up to a maximum length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Printout {
     bytes: Vec<u8>,
@@ -76,17 +76,17 @@ impl Printout {
         printout
     }
 
-    /// Copies a text, of which what is beyond the default limit is cut.
+    /// Copies a text, up to the default limit.
     pub(crate) fn from_text(text: &[u8]) -> Self {
         let mut printout = Self::default();
         printout.push(text);
         printout
     }
 
-    /// Creates an empty printout of at most `limit` bytes, whose memory is allocated now.
+    /// Creates an empty printout of at most `limit` bytes, and allocates its memory at once.
     ///
     /// # Errors
-    /// `Io` with ENOMEM: memory ran out.
+    /// `Io` with ENOMEM: there is not enough memory.
     pub(crate) fn with_capacity(limit: usize) -> Result<Self> {
         let mut bytes = Vec::new();
         let reserved = bytes.try_reserve_exact(limit);
@@ -98,7 +98,7 @@ impl Printout {
         })
     }
 
-    /// The text, with bytes that are not UTF-8 replaced, followed by a note if it was cut.
+    /// Returns the text, with bytes that are not UTF-8 replaced. A note at the end tells if it was cut.
     pub fn into_text(self) -> String {
         let limit = self.limit;
         let text = String::from_utf8_lossy(&self.bytes).into_owned();
@@ -109,11 +109,11 @@ impl Printout {
         text
     }
 
-    /// Appends a piece, up to the limit. Never fails: once memory or space has run out, the text is marked as
-    /// cut and nothing more is appended.
+    /// Appends a piece, up to the limit. Never fails: if memory or space runs out, the text is marked as cut and stays
+    /// as it is.
     pub(crate) fn push(&mut self, piece: &[u8]) {
         let fitting = &piece[..piece.len().min(self.limit.saturating_sub(self.bytes.len()))];
-        // The text describes the allocator that also provides this memory; it may have run out.
+        // The memory comes from the allocator that is being described, which may have run out of it.
         let has_room = self.bytes.try_reserve(fitting.len()).is_ok();
         if has_room && !self.is_cut {
             self.bytes.extend_from_slice(fitting);
@@ -133,15 +133,15 @@ impl io::Write for Printout {
     }
 }
 
-/// Reads a jemalloc's heap totals. The plugin provides it, because it uses tikv-jemalloc-ctl, which only a
-/// cdylib can bind to a jemalloc of the host.
+/// Reads a jemalloc's heap totals. Provided by the plugin: this needs tikv-jemalloc-ctl, and only a cdylib can bind
+/// that crate to a jemalloc of the host.
 pub type ReadTotals = fn(&Mallctl) -> Result<HeapTotals>;
 
-/// Reads the `malloc_stats_print` output of a jemalloc without single arenas. Provided by the plugin, like
+/// Reads the `malloc_stats_print` output of a jemalloc, without the parts for each arena. Provided by the plugin, like
 /// [`ReadTotals`].
 pub type ReadPrintout = fn(&Mallctl) -> Result<Printout>;
 
-/// Functions that read a jemalloc's statistics.
+/// Functions of the plugin that read a jemalloc's statistics.
 #[derive(Clone, Copy, Debug)]
 pub struct JemallocReaders {
     /// Reads the heap totals from `stats.*` (jemalloc(3)).

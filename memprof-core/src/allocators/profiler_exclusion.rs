@@ -1,7 +1,7 @@
 //! Excludes memprof's allocations from the profile, because they are not the program's.
 //!
-//! Only jemalloc and memprof's sampler have a switch per thread. In tcmalloc's profiles a reader recognizes
-//! memprof's stacks by the line `# memprof-image`.
+//! Only jemalloc and memprof's sampler have a switch per thread. In tcmalloc's profiles, a reader recognizes memprof's
+//! stacks by the line `# memprof-image`.
 #![expect(unsafe_code, reason = "the allocator's symbols")]
 
 use std::ffi::{CStr, c_void};
@@ -10,13 +10,13 @@ use std::mem;
 
 use crate::allocators::mallctl::{Mallctl, MallctlFn};
 
-/// Switch of the calling thread's sampling; ENOENT in a jemalloc without profiling.
+/// Mallctl that switches sampling of the calling thread. ENOENT in a jemalloc without profiling.
 const THREAD_ACTIVE: &CStr = c"thread.prof.active";
 
-/// Most jemallocs that one guard can exclude a thread from; further ones keep sampling it.
+/// Maximum number of jemallocs that one guard can exclude a thread from. Further ones keep sampling it.
 const MAX_JEMALLOCS: usize = 8;
 
-/// Guard: the creating thread is not sampled until it is dropped.
+/// Guard during whose life the thread that created it is not sampled.
 #[derive(Debug)]
 pub struct ProfilerExclusion {
     excluded_from: [Option<Mallctl>; MAX_JEMALLOCS],
@@ -27,8 +27,8 @@ pub struct ProfilerExclusion {
 }
 
 impl ProfilerExclusion {
-    /// Excludes this thread, until the guard is dropped, from memprof's sampler and from jemallocs with exported
-    /// symbols. For the time before the search for allocators, which allocates.
+    /// Excludes this thread from memprof's sampler and from jemallocs with exported symbols, until the guard is
+    /// dropped. Serves during the search for allocators, which itself allocates.
     pub fn from_exported_symbols() -> Self {
         let names = [c"mallctl", c"_rjem_mallctl", c"je_mallctl"];
         let found = names.into_iter().filter_map(|name| {
@@ -37,15 +37,14 @@ impl ProfilerExclusion {
             // SAFETY: jemalloc(3): a function of this name has this type.
             let found = (!found.is_null())
                 .then(|| unsafe { mem::transmute::<*mut c_void, MallctlFn>(found) })?;
-            // SAFETY: jemalloc(3) gives the type; the program and the libraries of its start are never
-            // unloaded.
+            // SAFETY: jemalloc(3) gives the type. The program and the libraries loaded at its start are never unloaded.
             Some(unsafe { Mallctl::new(found, None) })
         });
         Self::new(found)
     }
 
-    /// Excludes this thread, until the guard is dropped, from memprof's sampler and from those of these
-    /// jemallocs that sample it, at most [`MAX_JEMALLOCS`]. Does not allocate.
+    /// Excludes this thread, until the guard is dropped, from memprof's sampler and from those of `jemallocs` that
+    /// sample it, at most [`MAX_JEMALLOCS`]. Does not allocate.
     pub(crate) fn new(jemallocs: impl Iterator<Item = Mallctl>) -> Self {
         let mut guard = Self {
             excluded_from: [None; MAX_JEMALLOCS],
@@ -67,7 +66,7 @@ impl ProfilerExclusion {
 impl Drop for ProfilerExclusion {
     fn drop(&mut self) {
         for mallctl in self.excluded_from.iter().flatten() {
-            // If jemalloc refuses to sample the thread again, only fewer samples are taken.
+            // If jemalloc refuses, the thread stays unsampled, which only reduces the number of samples.
             if let Err(errno) = mallctl.write_bool(THREAD_ACTIVE, true) {
                 log::debug!("thread.prof.active: {errno}");
             }

@@ -1,5 +1,5 @@
-//! Detects a jemalloc in the program whose functions no symbol names: its file was stripped, or the linker
-//! omitted its control functions. Its allocations are in no profile.
+//! Detects a jemalloc in the program that no symbol reveals: the file was stripped, or the linker omitted the control
+//! functions. Its allocations are in no profile.
 
 use std::fs::File;
 use std::io;
@@ -12,16 +12,16 @@ use memmap2::MmapMut;
 use crate::allocators::loaded_objects::{self, EXECUTABLE, LoadedObject};
 use crate::allocators::symbols::real_path;
 
-/// Texts that every jemalloc 4 and 5 contains: the start of its error messages, and an option. A program that
-/// only mentions jemalloc may contain one of them.
+/// Texts that every jemalloc 4 and 5 contains: the start of its error messages, and the name of an option. Both are
+/// required, because a program that only mentions jemalloc may contain one of them.
 const TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
 
-/// Bytes of the file to search at a time. The buffer is mapped: memory from the host's malloc would stay
+/// Bytes of the file to search at a time. The buffer is a mapping, because the host's malloc may keep freed memory
 /// resident.
 const CHUNK_SIZE: usize = 1 << 17;
 
-/// Path of the program, if its file contains texts of a jemalloc, but the program none of the found ones, whose
-/// addresses are `known`. Otherwise, or if the file cannot be read, `None`.
+/// Returns the path of the program if its file contains a jemalloc's texts and none of the known jemallocs is inside
+/// the program. `known` has the addresses of these. `None` also if the file cannot be read.
 pub(crate) fn find_stripped_jemalloc(known: impl Iterator<Item = usize>) -> Option<PathBuf> {
     let objects = loaded_objects::list_loaded_objects();
     let program = objects.first()?;
@@ -37,8 +37,8 @@ pub(crate) fn find_stripped_jemalloc(known: impl Iterator<Item = usize>) -> Opti
         .then(|| real_path(EXECUTABLE.as_ref()))
 }
 
-/// Whether `text` is in the parts of the program's file that are loaded and never written. Reads instead of
-/// mapping, because mapped pages would count as this process's and fault if the file is truncated.
+/// Whether `text` is in the constant segments of the program's file. Reads the file instead of mapping it: mapped pages
+/// would count as this process's memory, and fault if the file is truncated.
 fn file_contains(file: &File, program: &LoadedObject, text: &[u8]) -> io::Result<bool> {
     let finder = Finder::new(text);
     let mut chunk = MmapMut::map_anon(CHUNK_SIZE)?;
@@ -51,10 +51,11 @@ fn file_contains(file: &File, program: &LoadedObject, text: &[u8]) -> io::Result
             if finder.find(&chunk[..length]).is_some() {
                 return Ok(true);
             }
+            // Too little is left of the file for another match.
             if length < text.len() {
                 break;
             }
-            // The text may cross the boundary of two chunks.
+            // Chunks overlap, because the text may cross a boundary.
             offset += (length + 1 - text.len()) as u64;
         }
     }

@@ -1,7 +1,7 @@
 //! Addresses of an allocator's functions, from the loader or from a file's symbol tables.
 //!
-//! An address is accepted only if it lies in the loaded object that defines the name. That object then stays
-//! loaded as long as the process, because the functions are called through pointers later.
+//! An address is accepted only if it lies in the loaded object that defines the name. The functions are called through
+//! pointers later, so that object is kept loaded until the process ends.
 #![expect(
     unsafe_code,
     reason = "the loader's symbols, and addresses out of symbol tables"
@@ -35,9 +35,9 @@ pub(crate) struct ObjectSymbols<'a> {
 
 #[derive(Debug)]
 enum SymbolSource {
-    /// Dynamic symbols, looked up when needed.
+    /// Dynamic symbols, looked up on demand.
     Exported(RetainedObject),
-    /// Wanted symbols of the file's tables, with addresses in memory.
+    /// Selected symbols of the file's tables, with their addresses in memory.
     Table {
         path: PathBuf,
         names: Vec<(String, usize)>,
@@ -45,19 +45,19 @@ enum SymbolSource {
 }
 
 impl<'a> ObjectSymbols<'a> {
-    /// Symbols of the object that defines `anchor` for the whole process. `None` if none of `objects` does, or
-    /// if it is being unloaded.
+    /// Symbols of the object that defines `anchor` for the whole process. `None` if none of `objects` defines it, or if
+    /// that object is being unloaded.
     pub(crate) fn find_exported(objects: &'a [LoadedObject], anchor: &CStr) -> Option<Self> {
         // SAFETY: dlsym(3) gets a NUL-terminated name.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, anchor.as_ptr()) } as usize;
-        // Also excludes memprof's own image, which is not among the objects.
+        // This also excludes memprof's own image, because `objects` does not contain it.
         let object = objects.iter().find(|object| object.is_code(address))?;
         let source = SymbolSource::Exported(RetainedObject::keep_loaded(object)?);
         Some(Self { object, source })
     }
 
-    /// Address of the variable `name` in the process's global scope. `None` if it is in no writable segment
-    /// of `objects`.
+    /// Address of the variable `name` in the process's global scope. `None` if it is not in a writable segment of
+    /// `objects`.
     pub(crate) fn exported_variable(objects: &[LoadedObject], name: &CStr) -> Option<usize> {
         // SAFETY: dlsym(3) gets a NUL-terminated name.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
@@ -65,12 +65,12 @@ impl<'a> ObjectSymbols<'a> {
         objects.iter().any(is_in).then_some(address)
     }
 
-    /// Reads the symbols that `wanted` accepts from an object's file. `None` if no name contains one of the
-    /// `anchors`, if the file is not the mapped one, because a call to its addresses would crash, or if the
-    /// object is being unloaded.
+    /// Reads the symbols that `wanted` accepts from an object's file. `None` if no name in the file contains one of the
+    /// `anchors`, or if the object is being unloaded. Also `None` if the file is no longer the mapped one: calling an
+    /// address from it would crash.
     ///
     /// # Errors
-    /// The file cannot be read, or is refused by [`open_object`].
+    /// The file cannot be read, or [`open_object`] refuses it.
     pub(crate) fn from_file(
         object: &'a LoadedObject,
         anchors: &[&[u8]],
@@ -92,7 +92,7 @@ impl<'a> ObjectSymbols<'a> {
         Ok(Some(Self { object, source }))
     }
 
-    /// Names from the file's tables; empty for exported symbols.
+    /// Names from the file's tables. Empty for exported symbols.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let names = match &self.source {
             SymbolSource::Exported(_) => &[],
@@ -101,19 +101,19 @@ impl<'a> ObjectSymbols<'a> {
         names.iter().map(|(name, _)| name.as_str())
     }
 
-    /// Address of a function. `None` if the object has no code of this name.
+    /// Address of a function. `None` if the object has no code with this name.
     pub(crate) fn function_address(&self, name: &CStr) -> Option<usize> {
         self.address(name)
             .filter(|address| self.object.is_code(*address))
     }
 
-    /// Address of a variable. `None` if the object has no writable data of this name.
+    /// Address of a variable. `None` if the object has no writable data with this name.
     pub(crate) fn variable_address(&self, name: &CStr) -> Option<usize> {
         self.address(name)
             .filter(|address| self.object.is_writable(*address))
     }
 
-    /// Address in memory of a symbol of any kind. `None` if the object has none of this name.
+    /// Address in memory of a symbol of any kind. `None` if the object lacks the name.
     fn address(&self, name: &CStr) -> Option<usize> {
         match &self.source {
             SymbolSource::Exported(loaded) => loaded.symbol_address(name),
@@ -124,12 +124,12 @@ impl<'a> ObjectSymbols<'a> {
         }
     }
 
-    /// Path of the object's file; for the program, the target of /proc's link.
+    /// Path of the object's file. For the program, the target of its link in /proc.
     pub(crate) fn path(&self) -> PathBuf {
         real_path(&self.object.path)
     }
 
-    /// Method by which these symbols were found.
+    /// Source of these symbols.
     pub(crate) fn found_by(&self) -> FoundBy {
         match &self.source {
             SymbolSource::Exported(_) => FoundBy::DynamicSymbol,
@@ -165,12 +165,12 @@ impl RetainedObject {
             path.as_ptr()
         };
         let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
-        // SAFETY: dlopen(3) gets a NUL-terminated name, or null for the program. RTLD_NOLOAD: it loads
-        // nothing, so it runs no code of the object.
+        // SAFETY: dlopen(3) gets a NUL-terminated name, or null for the program. RTLD_NOLOAD: it loads nothing, so it
+        // runs no code of the object.
         NonNull::new(unsafe { libc::dlopen(name, flags) }).map(Self)
     }
 
-    /// Address of a dynamic symbol that this object or its dependencies define. `None` if they define none.
+    /// Address of a dynamic symbol that this object or one of its dependencies defines. `None` if none does.
     fn symbol_address(&self, name: &CStr) -> Option<usize> {
         // SAFETY: dlsym(3) gets an open handle and a NUL-terminated name.
         let address = unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) } as usize;
@@ -194,10 +194,10 @@ impl<'a> ExportedSymbols<'a> {
         Some(Self { object, retained })
     }
 
-    /// Address in memory and size of a symbol, both within one segment of the object. `None` if the object defines no
-    /// symbol of this name.
+    /// Address in memory and size of a symbol that lies within one segment of the object. `None` if the object defines
+    /// no such symbol.
     pub(crate) fn find(&self, name: &CStr) -> Option<(usize, usize)> {
-        /// dlfcn.h: `dladdr1` returns the entry of the symbol table.
+        /// Flag from dlfcn.h: `dladdr1` returns the symbol's table entry.
         const RTLD_DL_SYMENT: libc::c_int = 1;
         let address = self.retained.symbol_address(name)?;
         let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
@@ -209,7 +209,7 @@ impl<'a> ExportedSymbols<'a> {
         if found == 0 || entry.is_null() {
             return None;
         }
-        // SAFETY: dladdr1(3): it points to the symbol's entry, in an object that stays loaded.
+        // SAFETY: dladdr1(3): `entry` points to the symbol's table entry, in an object that stays loaded.
         let size = unsafe { (*entry.cast::<libc::Elf64_Sym>()).st_size } as usize;
         let end = address.checked_add(size)?;
         let mut segments = self.object.segments.iter();
@@ -226,7 +226,7 @@ impl Drop for RetainedObject {
     }
 }
 
-/// Converts an address to a function pointer.
+/// Converts an address to a function pointer of type `F`.
 ///
 /// # Safety
 /// `F` is a function pointer type, and the function at `address` has that type.
@@ -237,8 +237,8 @@ pub(crate) unsafe fn as_function<F: Copy>(address: usize) -> F {
     unsafe { std::mem::transmute_copy(&pointer) }
 }
 
-/// Reads the names that `wanted` accepts, with their addresses in memory. Empty if no name contains an anchor
-/// or the file is not the mapped one.
+/// Reads the names that `wanted` accepts, with their addresses in memory. Returns an empty list if no name contains an
+/// anchor, or if the file is not the mapped one.
 fn read_names(
     object: &LoadedObject,
     anchors: &[&[u8]],
@@ -258,7 +258,7 @@ fn read_names(
         );
         return Ok(Vec::new());
     }
-    // One search in all strings takes a tenth of the time of a search in each name.
+    // One search through all strings takes a tenth of the time of a search in each name.
     if !anchors
         .iter()
         .any(|anchor| has_name_containing(&elf, anchor))
@@ -277,13 +277,12 @@ fn read_names(
     Ok(names.collect())
 }
 
-/// Opens the file of a loaded object, whose path may name something else by now. A FIFO would block this
-/// thread forever; symbol tables in a hole, which need no disk space, would be read for minutes.
+/// Opens the file of a loaded object. Its path may lead to another file by now: opening a FIFO would block this thread
+/// forever, and reading symbol tables in a huge hole, which takes no disk space, would take minutes.
 ///
 /// # Errors
-/// `InvalidInput`: not a regular file, or larger than 64 MiB with more than 15 of 16 bytes in holes. No
-/// linker writes such a file, compressing file systems do not reach that ratio, and memprof-report refuses
-/// the same.
+/// `InvalidInput`: not a regular file, or larger than 64 MiB with more than 15 of 16 bytes in holes. Linkers write no
+/// such file, compressing file systems do not reach that ratio, and memprof-report refuses the same files.
 fn open_object(path: &Path) -> io::Result<File> {
     const MAX_UNCHECKED_SIZE: u64 = 64 << 20;
     const MAX_SPARSE_RATIO: u64 = 16;
@@ -302,7 +301,7 @@ fn open_object(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Whether a name in the file's symbol tables contains `text`.
+/// Whether some name in the file's symbol tables contains `text`.
 fn has_name_containing(elf: &Elf<'_>, text: &[u8]) -> bool {
     let tables = [elf.elf_symbol_table(), elf.elf_dynamic_symbol_table()];
     tables.iter().any(|table| {
@@ -312,7 +311,7 @@ fn has_name_containing(elf: &Elf<'_>, text: &[u8]) -> bool {
     })
 }
 
-/// Whether the file's program headers and build id equal those in memory.
+/// Whether the file's program headers and build id equal those of the object in memory.
 fn is_mapped_from(object: &LoadedObject, elf: &Elf<'_>, bytes: &[u8]) -> bool {
     let header = elf.elf_header();
     let start = header.e_phoff(elf.endian()) as usize;
@@ -323,7 +322,7 @@ fn is_mapped_from(object: &LoadedObject, elf: &Elf<'_>, bytes: &[u8]) -> bool {
             .is_ok_and(|id| id == object.build_id.as_deref())
 }
 
-/// Path of the file; for the program, the target of /proc's link.
+/// Returns `path`, or for [`EXECUTABLE`] the file to which it links.
 pub(crate) fn real_path(path: &Path) -> PathBuf {
     if path != Path::new(EXECUTABLE) {
         return path.to_owned();

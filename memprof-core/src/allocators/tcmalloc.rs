@@ -1,4 +1,4 @@
-//! The tcmalloc of gperftools, full and minimal.
+//! The tcmalloc of gperftools, both the full and the minimal library.
 
 mod cxx_string;
 mod extension;
@@ -27,7 +27,7 @@ pub(crate) use rate::sample_first_thread;
 /// Function that every gperftools exports.
 pub(crate) const ANCHOR: &CStr = c"MallocExtension_GetNumericProperty";
 
-/// Symbols to search for.
+/// All symbols to search for.
 pub(crate) const NAMES: &[&CStr] = &[
     ANCHOR,
     extension::SET,
@@ -42,29 +42,28 @@ pub(crate) const NAMES: &[&CStr] = &[
     rate::FLAG,
 ];
 
-/// Whether a name is of a C or C++ function of gperftools: all contain the same class name.
+/// Whether a name belongs to a C or C++ function of gperftools. All of these contain the same class name.
 pub(crate) fn is_gperftools_function(name: &[u8]) -> bool {
     memmem::find(name, b"MallocExtension").is_some()
 }
 
-/// Default sample interval in bytes: one sample per 512 KiB, which gperftools recommends as cheap.
+/// Default sample interval in bytes. gperftools recommends 512 KiB as cheap.
 const DEFAULT_INTERVAL: u64 = 512 << 10;
 
-/// Page size in bytes of Debian's build. Each sampled object occupies a page alone, because its span holds
-/// the stack.
+/// Page size in bytes of Debian's build. A sampled object has a page of its own, because its span stores the stack.
 pub(crate) const PAGE: u64 = 8 << 10;
 
-/// Sample interval in bytes below which samples make the heap grow by more than a sixteenth.
+/// Sample interval in bytes below which samples can enlarge the heap by more than a sixteenth.
 pub(crate) const FINE_INTERVAL: u64 = 16 * PAGE;
 
-/// A gperftools in this process.
+/// A tcmalloc of gperftools in this process.
 #[derive(Debug)]
 pub(crate) struct Tcmalloc {
     pub identity: AllocatorIdentity,
     extension: Extension,
     profiler: Result<Profiler>,
-    /// Most recent sample interval in bytes. tcmalloc forgets it when sampling is turned off, and a profile
-    /// must contain it.
+    /// Most recent sample interval in bytes. Stored because a profile must contain it, but tcmalloc forgets it when
+    /// sampling is turned off.
     last_interval: AtomicU64,
 }
 
@@ -76,7 +75,7 @@ struct Profiler {
 }
 
 impl Tcmalloc {
-    /// Returns the tcmalloc with these symbols. `None` if they lack [`ANCHOR`].
+    /// Identifies the tcmalloc with these symbols. `None` if they lack [`ANCHOR`].
     pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
         let extension = Extension::find(symbols);
         let identity = AllocatorIdentity {
@@ -106,12 +105,12 @@ impl Tcmalloc {
     /// Returns the profiler's functions.
     ///
     /// # Errors
-    /// `Unsupported`: the reason why this build has none.
+    /// `Unsupported`, with the reason why this build has no profiler.
     fn require_profiler(&self) -> Result<&Profiler> {
         self.profiler.as_ref().map_err(Clone::clone)
     }
 
-    /// Current sample interval in bytes; the most recent one while sampling is off; 0 if there was none.
+    /// Current sample interval in bytes; while sampling is off, the most recent one; 0 if sampling was never on.
     fn known_interval(&self) -> u64 {
         let known = |interval: &u64| *interval > 0;
         let now = self
@@ -122,7 +121,7 @@ impl Tcmalloc {
         now.ok().filter(known).unwrap_or(last)
     }
 
-    /// Sample interval in bytes to write to profiles; the default one if sampling was never on.
+    /// Sample interval in bytes to write to profiles; the default if sampling was never on.
     fn reported_interval(&self) -> u64 {
         match self.known_interval() {
             0 => DEFAULT_INTERVAL,
@@ -133,7 +132,7 @@ impl Tcmalloc {
     /// Reads a numeric property.
     ///
     /// # Errors
-    /// `Allocator`: this build does not know it.
+    /// `Allocator`: this build lacks the property.
     fn read_property(&self, name: &CStr) -> Result<u64> {
         self.extension.get_property(name).ok_or_else(|| {
             let name = name.to_string_lossy();
@@ -143,7 +142,7 @@ impl Tcmalloc {
 }
 
 impl Tcmalloc {
-    /// Reason why it cannot be profiled. `None` if it can.
+    /// Reason why tcmalloc cannot be profiled. `None` if it can.
     pub(crate) fn unprofilable_reason(&self) -> Option<Unprofilable> {
         let missing = self.profiler.as_ref().err();
         missing.map(|error| Unprofilable::Incomplete(Box::new(error.clone())))
@@ -158,15 +157,15 @@ impl Tcmalloc {
         rate.is_ok_and(|interval| interval > 0)
     }
 
-    /// Mean bytes between samples, the most recent one while sampling is off. `None` without a profiler, or if
+    /// Mean bytes between samples; while sampling is off, the most recent value. `None` without a profiler, or if
     /// sampling was never on.
     pub(crate) fn sample_interval(&self) -> Option<u64> {
         self.profiler.as_ref().ok()?;
         Some(self.known_interval()).filter(|interval| *interval > 0)
     }
 
-    /// Starts sampling, at `interval`, the most recent interval or 512 KiB. Returns warnings about its cost and
-    /// older samples.
+    /// Starts sampling at `interval`, or else at the most recent interval, or else at 512 KiB. Returns warnings about
+    /// the cost and about older samples.
     ///
     /// # Errors
     /// `Unsupported`: this build has no profiler. `Allocator`: tcmalloc refused.
@@ -185,7 +184,7 @@ impl Tcmalloc {
         self.last_interval.store(interval, Ordering::Relaxed);
         let mut warnings = Vec::new();
         if !was_active {
-            // Threads that found sampling off check again that late (`Sampler::PickNextSample`).
+            // A thread that found sampling off checks again only after 16 MiB (`Sampler::PickNextSample`).
             warnings.push(format!(
                 "each thread of {} starts to sample within its next 16 MiB of allocations",
                 self.identity
@@ -223,7 +222,7 @@ impl Tcmalloc {
     /// Always fails, because tcmalloc cannot drop samples.
     ///
     /// # Errors
-    /// `Unsupported`: always.
+    /// Always `Unsupported`.
     pub(crate) fn reset(&self) -> Result<()> {
         self.require_profiler()?;
         let message = format!(
@@ -236,25 +235,26 @@ impl Tcmalloc {
         ))
     }
 
-    /// Estimated memory for a profile in bytes: a C++ string, and its copy in the scratch file. `None` if this
-    /// build does not report the heap's size.
+    /// Estimated memory for a profile in bytes: a C++ string that grows, and its copy in the scratch file. `None` if
+    /// this build does not report the heap's size.
     pub(crate) fn profile_memory_estimate(&self, kind: ProfileKind) -> Option<u64> {
         let heap = self.extension.get_property(c"generic.heap_size")?;
         let string = profile::max_string_bytes(kind, heap, self.reported_interval());
+        // The string's estimate is three times its final length; the copy has that length.
         Some(string.saturating_add(string / 3))
     }
 
     /// Writes a heap or growth profile to `scratch` and checks it.
     ///
     /// # Errors
-    /// `Unsupported`: this build has no profiler; otherwise as for [`profile::ProfileFunctions::write_profile`].
+    /// `Unsupported`: this build has no profiler. Otherwise as for [`profile::ProfileFunctions::write_profile`].
     pub(crate) fn write_profile(
         &self,
         kind: ProfileKind,
         scratch: &Scratch,
     ) -> Result<ProfileSummary> {
         let profiles = &self.require_profiler()?.profiles;
-        // Without this property, only the memory for the smallest profile is checked.
+        // If this property is missing, the check covers only the smallest profile.
         let heap = self
             .extension
             .get_property(c"generic.heap_size")
@@ -268,8 +268,8 @@ impl Tcmalloc {
         )
     }
 
-    /// Heap totals in jemalloc's terms: memory in caches and central lists counts as active pages, the page
-    /// heap's as free pages.
+    /// Heap totals in jemalloc's terms. Memory in caches and central lists counts as active pages, and free memory of
+    /// the page heap as free pages.
     ///
     /// # Errors
     /// `Allocator`: this build does not report one of the sizes.

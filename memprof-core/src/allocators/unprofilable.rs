@@ -1,5 +1,4 @@
-//! Reasons why profiling is impossible, with remedies. `activate`, `status` and `doctor` report them with the
-//! same texts.
+//! Reasons why profiling is impossible, with remedies. `activate`, `status` and `doctor` report the same texts.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,7 +6,7 @@ use std::path::PathBuf;
 use crate::error::{Error, ErrorKind};
 use crate::identity::AllocatorIdentity;
 
-/// Options with which a jemalloc must start to be profilable.
+/// Options with which a jemalloc must be started to be profilable.
 pub(crate) const PROFILING_CONF: &str = "prof:true,prof_active:false";
 
 /// Remedy for a process in which the loader ignores `LD_PRELOAD`.
@@ -15,43 +14,43 @@ const NO_PRELOAD_REMEDY: &str = "this process runs in secure-execution mode (AT_
      ignores LD_PRELOAD: start it without changing uid (setpriv --reuid=USER --regid=GROUP \
      --init-groups), or use /etc/ld.so.preload and /etc/malloc.conf";
 
-/// Reason why profiling is impossible. Allocators are named as they print: `jemalloc 5.3.0`.
+/// Reason why profiling is impossible. Allocators are given by name, such as `jemalloc 5.3.0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Unprofilable {
     /// Allocators of this kind have no profiler. `None` if no allocator was found.
     NoProfiler { allocator: Option<String> },
-    /// Like `NoProfiler`; and the loader ignores the environment, so another allocator cannot be preloaded.
+    /// Like `NoProfiler`, but no other allocator can be preloaded, because the loader ignores the environment.
     NoPreload { allocator: Option<String> },
     /// The allocator lacks functions for profiling.
     Incomplete(Box<Error>),
-    /// The allocator was built without profiling. With `has_hooks`, memprof's sampler can sample it.
+    /// The allocator was built without profiling. If `has_hooks`, memprof's sampler can sample it.
     NotCompiledIn { allocator: String, has_hooks: bool },
-    /// The jemalloc was started with `opt.prof` off. `variable` is `None` if its prefix is unknown.
+    /// The jemalloc was started with `opt.prof` off. `variable` configures it; `None` if its prefix is unknown.
     NotStarted {
         allocator: String,
         variable: Option<String>,
     },
-    /// Like `NotStarted`; and the variable `set` (name, value) configures another build.
+    /// Like `NotStarted`, but the variable `set` (name, value) enables profiling for another build of jemalloc.
     OtherVariable {
         allocator: String,
         variable: String,
         set: (String, String),
     },
-    /// Like `NotStarted`; and it ignores the environment.
+    /// Like `NotStarted`, but the jemalloc ignores the environment.
     Ignored {
         allocator: String,
         variable: Option<String>,
     },
     /// The program's file contains a jemalloc whose functions no symbol names.
     StrippedJemalloc(PathBuf),
-    /// An allocator that memprof does not know serves `malloc`; the path of its file.
+    /// An allocator that memprof does not know serves `malloc`. Contains the path of its file.
     UnknownMalloc(PathBuf),
-    /// The allocator's `reason`; memprof's sampler could sample it after `remedy`.
+    /// Profiling fails for `reason`, but memprof's sampler can sample the allocator after `remedy`.
     SamplerAfterRemedy { reason: Box<Self>, remedy: String },
 }
 
 impl Unprofilable {
-    /// Adds the remedy of `error`, the reason why memprof's sampler cannot sample the allocator either.
+    /// Adds the remedy of `error`, which is the reason why memprof's sampler cannot sample the allocator either.
     pub(crate) fn with_sampler_error(self, error: &Error) -> Self {
         match error.remedy.as_str() {
             "" => self,
@@ -62,7 +61,7 @@ impl Unprofilable {
         }
     }
 
-    /// Reason for an allocator whose kind has no profiler, or for a process without an allocator.
+    /// Reason for an allocator of a kind without a profiler, or for a process without an allocator.
     pub(crate) fn no_profiler(allocator: Option<&AllocatorIdentity>) -> Self {
         let allocator = allocator.map(AllocatorIdentity::to_string);
         match is_secure_execution() {
@@ -71,7 +70,8 @@ impl Unprofilable {
         }
     }
 
-    /// Reason for a jemalloc that was started without profiling, given the process's `MALLOC_CONF` variables.
+    /// Reason for a jemalloc that was started without profiling. `environment` has the process's `MALLOC_CONF`
+    /// variables.
     pub(crate) fn not_started(
         jemalloc: &AllocatorIdentity,
         variable: Option<String>,
@@ -156,7 +156,7 @@ impl Unprofilable {
         }
     }
 
-    /// Remedy, as activate, status and doctor report it.
+    /// Remedy that activate, status and doctor report.
     pub(crate) fn remedy(&self) -> String {
         match self {
             Self::NoProfiler { .. } => format!(
@@ -214,14 +214,14 @@ impl From<Unprofilable> for Error {
     }
 }
 
-/// Name of the variable that a jemalloc reads, or both usual names if its prefix is unknown.
+/// Name of the variable that a jemalloc reads, or the two common names if its prefix is unknown.
 fn conf_variable_names(variable: &Option<String>) -> &str {
     variable
         .as_deref()
         .unwrap_or("MALLOC_CONF (or _RJEM_MALLOC_CONF)")
 }
 
-/// `Unsupported` error for an allocator that does not record the growth of its heap.
+/// `Unsupported` error for an allocator that keeps no record of its heap's growth.
 pub(crate) fn no_growth_profile_error(allocator: &AllocatorIdentity) -> Error {
     let message = format!("{allocator} keeps no growth profile");
     Error::new(ErrorKind::Unsupported, message).remedy(
@@ -230,7 +230,7 @@ pub(crate) fn no_growth_profile_error(allocator: &AllocatorIdentity) -> Error {
     )
 }
 
-/// `Unsupported` error for an allocator that does not report how full its pages are.
+/// `Unsupported` error for an allocator that does not report the occupancy of its pages.
 pub(crate) fn no_pinned_profile_error(allocator: &AllocatorIdentity) -> Error {
     let message = format!(
         "{allocator} does not report how full its pages are, so the holders of nearly empty ones cannot be found"
@@ -241,8 +241,8 @@ pub(crate) fn no_pinned_profile_error(allocator: &AllocatorIdentity) -> Error {
     )
 }
 
-/// `Unsupported` error for jemalloc's built-in samples: they are on separate pages, so they say nothing about
-/// shared ones.
+/// `Unsupported` error for jemalloc's built-in samples. They are on separate pages, so they say nothing about shared
+/// pages.
 pub(crate) fn no_pinned_from_jemalloc_error(jemalloc: &AllocatorIdentity) -> Error {
     let message = format!(
         "{jemalloc} puts each object that it samples itself on pages of its own, so its samples do not show who \
@@ -252,7 +252,7 @@ pub(crate) fn no_pinned_from_jemalloc_error(jemalloc: &AllocatorIdentity) -> Err
         .remedy("sample with memprof: `activate sampler=memprof sample_interval=64KiB`, and let the program work")
 }
 
-/// Name and value of each environment variable that some jemalloc reads: those whose names end with
+/// Names and values of the environment variables that some jemalloc may read: those with names that end in
 /// `MALLOC_CONF`.
 pub(crate) fn malloc_conf_variables() -> Vec<(String, String)> {
     let text = |os: OsString| os.to_string_lossy().into_owned();
@@ -261,8 +261,8 @@ pub(crate) fn malloc_conf_variables() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Whether the loader and jemalloc ignore the environment, as after a setuid start or with file capabilities
-/// (`AT_SECURE`).
+/// Whether the loader and jemalloc ignore the environment (`AT_SECURE`), for example after a setuid start or with file
+/// capabilities.
 #[expect(unsafe_code, reason = "getauxval is only declared unsafe")]
 pub fn is_secure_execution() -> bool {
     // SAFETY: getauxval(3) reads a constant of this process.

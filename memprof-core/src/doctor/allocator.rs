@@ -6,13 +6,13 @@ use super::{AllocatorFacts, Facts, JemallocFacts, malloc_conf, new_finding, unpr
 use crate::allocators::tcmalloc;
 use crate::allocators::unprofilable::{PROFILING_CONF, Unprofilable};
 
-/// Number of samples of the live heap below which a profile is poor.
+/// Number of samples of the live heap below which a profile is imprecise.
 const MIN_SAMPLES: u64 = 100;
-/// log2 of 4 KiB: below this sample interval, sampling shows in the host's latency.
+/// log2 of 4 KiB. A sample interval below that noticeably slows the host down.
 const FINE_LG_SAMPLE: u64 = 12;
 
-/// Adds findings about any allocator: missing functions, sampling by memprof in its place, and too fine an
-/// interval.
+/// Adds findings about an allocator of any kind: missing functions, memprof's sampler as a replacement, and too small
+/// an interval.
 pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Finding>) {
     let name = &allocator.name;
     if !allocator.missing.is_empty() {
@@ -23,7 +23,7 @@ pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Fin
             "what needs them is refused; use a whole and newer build of it",
         ));
     }
-    // The findings about a jemalloc say the same.
+    // For a jemalloc, `check_jemalloc` reports this.
     if let Some(reason) = &allocator.fallback_reason
         && allocator.kind != AllocatorKind::Jemalloc
     {
@@ -34,6 +34,7 @@ pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Fin
             own_sampler_remedy(reason),
         ));
     }
+    // Smallest interval without a warning, and the consequence of a smaller one.
     let (finest, catch) = match allocator.kind {
         AllocatorKind::Tcmalloc => (
             tcmalloc::FINE_INTERVAL,
@@ -54,7 +55,7 @@ pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Fin
     }
 }
 
-/// Remedy for an allocator without a usable profiler, which memprof's sampler serves: the best way first.
+/// Remedy for an allocator that only memprof's sampler can sample: the simplest method first.
 fn own_sampler_remedy(reason: &Unprofilable) -> String {
     format!(
         "`activate` is all it takes, by memprof's own sampler; for a profile of the allocator's own, {}",
@@ -62,11 +63,11 @@ fn own_sampler_remedy(reason: &Unprofilable) -> String {
     )
 }
 
-/// Adds findings about a jemalloc: its options, its statistics, its own dumps, and known faults of its version.
+/// Adds findings about a jemalloc: its options, its statistics, its built-in dumps, and known faults of its version.
 pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
     let version = &jemalloc.version;
-    // With several allocators, one that can be profiled suffices.
+    // Skipped if the finding about the whole process already gives this reason.
     if let Some(reason) = jemalloc.unprofilable.as_ref()
         && facts.unavailable.as_ref() != Some(reason)
     {
@@ -158,7 +159,7 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
     check_sample_count(jemalloc, findings);
 }
 
-/// Adds findings about options that a source sets and jemalloc did not apply.
+/// Adds findings about options that jemalloc ignores although a source sets them.
 fn check_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     let version = &jemalloc.version;
     for source in &jemalloc.sources {
@@ -171,7 +172,7 @@ fn check_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
             ));
         }
     }
-    // Options of the environment are expected to take effect.
+    // Users expect options of the environment to take effect, so tell them if the program overrides one.
     if let Some((harder, before)) = jemalloc.sources.split_last()
         && harder.name.ends_with("_2_conf_harder")
         && let Some(environment) = before.last().filter(|each| each.is_environment())
@@ -196,7 +197,7 @@ fn check_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Adds a finding if so few samples of the live heap are expected that a profile says little.
+/// Adds a finding if too few samples of the live heap are expected for a useful profile.
 fn check_sample_count(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
     let Some(lg_sample) = jemalloc.lg_sample else {

@@ -1,5 +1,5 @@
-//! Sources of a jemalloc's options, in the order in which jemalloc reads them (jemalloc(3), TUNING): later
-//! ones override earlier ones.
+//! Sources of a jemalloc's options, in the order in which jemalloc reads them (jemalloc(3), TUNING). Later sources
+//! override earlier ones.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -12,11 +12,11 @@ use crate::allocators::loaded_objects::LoadedObject;
 use crate::allocators::symbols::ObjectSymbols;
 use crate::allocators::unprofilable::is_secure_execution;
 
-/// Longest option text to read, in bytes; no text that a person writes is longer.
+/// Maximum length of an option text to read, in bytes; more than anyone would write.
 const MAX_TEXT_LEN: usize = 4096;
 
-/// Reads the option texts of a jemalloc, in the order in which it applies them: a later one overrides the
-/// earlier ones. Sources without a text are omitted. Empty if the name of its variable is unknown.
+/// Reads the option texts of a jemalloc, in the order in which jemalloc applies them: later ones override earlier ones.
+/// Sources without a text are omitted. Empty if the name of its environment variable is unknown.
 pub(crate) fn read_sources(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Vec<ConfSource> {
     let Some(variable) = &jemalloc.conf_variable else {
         return Vec::new();
@@ -52,18 +52,18 @@ pub(crate) fn read_sources(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Vec
     texts.into_iter().filter_map(source).collect()
 }
 
-/// Path of the link with options: `/etc/malloc.conf`, with the jemalloc's prefix.
+/// Path of the symbolic link with options: `/etc/malloc.conf`, with the jemalloc's prefix in the file name.
 pub(crate) fn conf_link_path(symbol: &str) -> String {
     format!("/etc/{}", symbol.replace("malloc_conf", "malloc.conf"))
 }
 
-/// Target of the link, which jemalloc reads as options. `None` for a missing file or one that is no link.
+/// Target of the symbolic link, which jemalloc reads as options. `None` if the file is missing or not a link.
 fn read_conf_link(link: &Path) -> Option<String> {
     let target = std::fs::read_link(link).ok()?;
     Some(target.to_string_lossy().into_owned())
 }
 
-/// Value of the environment variable. `None` if it is unset or jemalloc ignores the environment.
+/// Value of the environment variable. `None` if it is unset, or if jemalloc ignores the environment.
 fn read_environment(variable: &str) -> Option<String> {
     let value = std::env::var_os(variable).filter(|_| !is_secure_execution())?;
     Some(value.to_string_lossy().into_owned())
@@ -77,9 +77,9 @@ fn has_option(jemalloc: &Jemalloc, key: &str) -> bool {
     jemalloc.mallctl.has_mallctl(&name)
 }
 
-/// Text that a variable of the program points to. `None` if the variable is missing, or if it does not point to
-/// a string of less than [`MAX_TEXT_LEN`] bytes of UTF-8. Read through /proc, because the program may have
-/// changed the pointer to anything.
+/// Reads the string to which a variable of the program points. `None` if the variable is missing, or does not point to
+/// a string of less than [`MAX_TEXT_LEN`] bytes of UTF-8. Reads memory through /proc, which fails safely: the program
+/// may have set the pointer to anything.
 fn read_program_variable(
     jemalloc: &Jemalloc,
     objects: &[LoadedObject],
@@ -105,8 +105,8 @@ fn read_program_variable(
     None
 }
 
-/// Address of the variable in the process's global scope, or else in the object that contains the jemalloc, by
-/// the symbols of its file. `None` if it is in neither.
+/// Address of the variable in the process's global scope. If it is not exported, the symbols of the file that contains
+/// the jemalloc are searched. `None` if neither has it.
 fn find_variable(jemalloc: &Jemalloc, objects: &[LoadedObject], name: &CStr) -> Option<usize> {
     let mallctl = jemalloc.mallctl.address();
     let object = objects.iter().find(|object| object.contains(mallctl))?;

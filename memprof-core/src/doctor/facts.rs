@@ -1,4 +1,4 @@
-//! Facts about the process, gathered first, so that the diagnosis is a pure function.
+//! Facts about the process. They are gathered first, so that the diagnosis is a pure function of them.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use super::malloc_conf::ConfSource;
 use crate::allocators::unprofilable::Unprofilable;
 use memprof_messages::{AllocatorKind, RuntimeHeap};
 
-/// Facts that the diagnosis uses.
+/// All facts that the diagnosis uses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     /// Reason why profiling is impossible. `None` if it is possible.
@@ -16,21 +16,21 @@ pub(crate) struct Facts {
     pub jemallocs: Vec<JemallocFacts>,
     /// File of the `malloc` that serves the process, if it belongs to no known allocator.
     pub unknown_malloc: Option<PathBuf>,
-    /// File of the program, if it contains a jemalloc that memprof cannot control.
+    /// File of the program, if it contains a jemalloc without symbols, which memprof cannot control.
     pub stripped_jemalloc: Option<PathBuf>,
-    /// Name and value of each environment variable that some jemalloc reads.
+    /// Names and values of the environment variables that some jemalloc may read.
     pub environment: Vec<(String, String)>,
-    /// Whether the loader has `_dl_find_object`, so that libgcc unwinds without a lock.
+    /// Whether the loader has `_dl_find_object`. If it does, libgcc walks stacks without a lock.
     pub lock_free_unwinding: bool,
     /// Whether the C library is musl.
     pub is_musl: bool,
-    /// File whose `dl_iterate_phdr` interposes the C library's.
+    /// File that interposes `dl_iterate_phdr` of the C library.
     pub interposer: Option<String>,
-    /// Jemallocs from which memprof's walker was uninstalled, each with the reason.
+    /// Jemallocs from which memprof's walker was removed, each with the reason.
     pub walker_disagreements: Vec<String>,
     /// Whether a seccomp filter restricts the process's system calls.
     pub has_seccomp_filter: bool,
-    /// Language runtimes whose objects come from no allocator.
+    /// Language runtimes that allocate objects without any allocator that memprof knows.
     pub runtime_heaps: Vec<RuntimeHeap>,
     pub dump_dir: DumpDirFacts,
 }
@@ -41,7 +41,7 @@ pub(crate) struct AllocatorFacts {
     /// Kind and release, such as `tcmalloc 2.10`.
     pub name: String,
     pub kind: AllocatorKind,
-    /// Reason why memprof samples in its place. `None` unless it does.
+    /// Reason why memprof's sampler replaces the allocator's. `None` if it does not.
     pub fallback_reason: Option<Unprofilable>,
     /// Symbols that the build lacks.
     pub missing: Vec<&'static str>,
@@ -53,7 +53,7 @@ pub(crate) struct AllocatorFacts {
 pub(crate) struct JemallocFacts {
     pub version: String,
     pub conf_variable: Option<String>,
-    /// Name of a variable with options that the program defines but this jemalloc cannot see.
+    /// Name of a variable with options that the program defines but does not export, so this jemalloc cannot see it.
     pub hidden_conf_symbol: Option<String>,
     /// Reason why its own profiler cannot be used.
     pub unprofilable: Option<Unprofilable>,
@@ -67,13 +67,13 @@ pub(crate) struct JemallocFacts {
     pub is_prefix_dir_world_writable: bool,
     /// Sources of its options, in the order in which it reads them.
     pub sources: Vec<ConfSource>,
-    /// Path of a file that it would read if that were a symbolic link.
+    /// Path of a file that it would read as options if the file were a symbolic link.
     pub misplaced_conf_file: Option<String>,
     /// Whether it writes dumps without memprof: `prof_final`, `prof_gdump` or `lg_prof_interval`.
     pub has_builtin_dumps: bool,
-    /// Whether it writes one at each new maximum of its memory (`prof.gdump`).
+    /// Whether it writes a dump at each new maximum of its memory (`prof.gdump`).
     pub has_builtin_gdump: bool,
-    /// Whether it may not sample some of the threads.
+    /// Whether some threads may be unsampled.
     pub leaves_threads_out: bool,
 }
 
@@ -81,10 +81,10 @@ pub(crate) struct JemallocFacts {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DumpDirFacts {
     pub path: PathBuf,
-    /// Reason and remedy, if dumps cannot be kept there.
+    /// Reason and remedy, if dumps cannot be stored there.
     pub unusable: Option<(String, String)>,
-    /// Bytes that this user may still write there.
+    /// Free space that this user may still use there, in bytes.
     pub free_bytes: Option<u64>,
-    /// Whether the file system may block for long, as NFS and FUSE do.
+    /// Whether operations of the file system may block for long, as on NFS and FUSE.
     pub may_block: bool,
 }

@@ -29,9 +29,8 @@ use crate::system::seccomp;
 const NFS: i64 = 0x6969;
 const FUSE: i64 = 0x6573_5546;
 
-/// Gathers the facts from the process, except for those that only the profiler knows, which are left empty:
-/// `unavailable`, `stripped_jemalloc` and `walker_disagreements`. `allocated` returns the live bytes of a
-/// jemalloc, if known.
+/// Gathers the facts from the process. Facts that only the profiler knows are left empty: `unavailable`,
+/// `stripped_jemalloc` and `walker_disagreements`. `allocated` returns the live bytes of a jemalloc, if known.
 pub(crate) fn gather_facts(
     backends: &[Arc<Backend>],
     unknown_malloc: Option<PathBuf>,
@@ -101,7 +100,7 @@ impl JemallocFacts {
     ) -> Self {
         let mallctl = &jemalloc.mallctl;
         let is_on = |name| mallctl.read_bool(name).unwrap_or(false);
-        // -1 (all bits set) means never.
+        // -1 (read as usize::MAX) means never.
         let interval = mallctl
             .read::<usize>(c"opt.lg_prof_interval")
             .unwrap_or(usize::MAX);
@@ -127,7 +126,7 @@ impl JemallocFacts {
     }
 }
 
-/// Arguments of the program's start, which it may have overwritten. Empty if they cannot be read.
+/// Arguments of the program, which it may have overwritten since its start. Empty if they cannot be read.
 fn read_arguments() -> Vec<String> {
     let line = std::fs::read("/proc/self/cmdline").unwrap_or_default();
     let arguments = line.split(|byte| *byte == 0);
@@ -142,7 +141,7 @@ fn find_global_symbol(name: &CStr) -> usize {
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) as usize }
 }
 
-/// Whether every user may write to the directory of files that start with `prefix`; false if it cannot be read.
+/// Whether every user may write to the directory of files that start with `prefix`. False if its mode cannot be read.
 pub(crate) fn is_prefix_dir_world_writable(prefix: &str) -> bool {
     let directory = match Path::new(prefix).parent() {
         Some(directory) if directory != Path::new("") => directory,
@@ -152,8 +151,8 @@ pub(crate) fn is_prefix_dir_world_writable(prefix: &str) -> bool {
     metadata.is_ok_and(|metadata| metadata.permissions().mode() & 0o002 != 0)
 }
 
-/// Path of a file in place of the link whose target this jemalloc reads as options. `None` if it is a link or
-/// missing.
+/// Path of a file that should be a symbolic link, because this jemalloc reads the link's target as options. `None` if
+/// the path is a link or missing.
 pub(crate) fn misplaced_conf_file(jemalloc: &Jemalloc) -> Option<String> {
     let path = conf_link_path(&jemalloc.conf_variable.as_ref()?.to_lowercase());
     let metadata = Path::new(&path).symlink_metadata().ok()?;
@@ -174,7 +173,8 @@ fn is_musl_file(path: &Path) -> bool {
     name.is_some_and(|name| name.starts_with("ld-musl-") || name.starts_with("libc.musl-"))
 }
 
-/// File with the first `dl_iterate_phdr` of the process. `None` if that is the C library, or if it is unknown.
+/// Path of the object that provides `dl_iterate_phdr`, if it interposes the C library's. `None` if it does not, or if
+/// the object is unknown.
 fn find_unwind_interposer(objects: &[LoadedObject]) -> Option<String> {
     let address = find_global_symbol(c"dl_iterate_phdr");
     let object = objects.iter().find(|object| object.is_code(address))?;
@@ -186,8 +186,8 @@ fn find_unwind_interposer(objects: &[LoadedObject]) -> Option<String> {
     (!is_c_library).then_some(path)
 }
 
-/// Name of the variable for this jemalloc's options, if the program defines it without exporting it: a
-/// jemalloc in a shared library then reads its own, empty one.
+/// Name of the variable for this jemalloc's options, if the program defines it without exporting it. A jemalloc in a
+/// shared library then reads its own variable, which is empty.
 fn hidden_conf_symbol(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Option<String> {
     let program = objects.first()?;
     if program.contains(jemalloc.mallctl.address()) {
@@ -206,7 +206,7 @@ fn hidden_conf_symbol(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Option<S
     is_hidden.then_some(symbol)
 }
 
-/// Checks the dump directory, which is created if necessary.
+/// Checks the dump directory, and creates it if it is missing.
 fn inspect_dump_dir(store: &Store) -> DumpDirFacts {
     let mut dir = DumpDirFacts {
         path: store.directory().to_owned(),

@@ -1,17 +1,16 @@
-//! Parses jemalloc's options as jemalloc does (jemalloc 5.3, `malloc_conf_next` and
-//! `malloc_conf_init_helper`), to find those that it ignores: jemalloc itself at most writes a line to
-//! standard error, which often goes unseen.
+//! Parses jemalloc's options as jemalloc does (jemalloc 5.3, `malloc_conf_next` and `malloc_conf_init_helper`), and
+//! finds those that it ignores. jemalloc itself at most writes a line to standard error, which often goes unseen.
 
 use std::ops::RangeInclusive;
 
 /// One source of options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConfSource {
-    /// Name: `MALLOC_CONF`, `/etc/malloc.conf`, `the program's malloc_conf`.
+    /// Name, such as `MALLOC_CONF`, `/etc/malloc.conf` or `the program's malloc_conf`.
     pub name: String,
     /// Options, such as `prof:true,lg_prof_sample:12`.
     pub text: String,
-    /// Keys in the text that [`OPTIONS`] lacks but this jemalloc has.
+    /// Keys in the text that this jemalloc has although [`OPTIONS`] lacks them.
     pub newer: Vec<String>,
 }
 
@@ -21,18 +20,18 @@ enum OptionType {
     Bool,
     Number(RangeInclusive<i128>),
     OneOf(&'static [&'static str]),
-    /// Texts and lists, which are not checked.
+    /// Texts and lists. Their values are not checked.
     Text,
 }
 
 use OptionType::{Bool, Number, OneOf, Text};
 
-/// Any number. jemalloc clips most values to its range, which is not ignoring them.
+/// Any number. jemalloc clips most values to its range instead of ignoring them.
 const ANY_NUMBER: OptionType = Number(0..=u64::MAX as i128);
 /// Any number, or -1 for never.
 const NUMBER_OR_NEVER: OptionType = Number(-1..=i64::MAX as i128);
 
-/// The options of jemalloc 5.2 to 5.3.1.
+/// All options of jemalloc 5.2 to 5.3.1.
 const OPTIONS: &[(&str, OptionType)] = &[
     ("abort", Bool),
     ("abort_conf", Bool),
@@ -97,7 +96,7 @@ const OPTIONS: &[(&str, OptionType)] = &[
     ("prof_leak_error", Bool),
     ("prof_log", Bool),
     ("prof_pid_namespace", Bool),
-    // A prefix that swallowed further options is reported from its value.
+    // A prefix that swallowed further options is a separate finding (`swallowed_option`).
     ("prof_prefix", Text),
     ("prof_recent_alloc_max", NUMBER_OR_NEVER),
     ("prof_stats", Bool),
@@ -129,8 +128,8 @@ const OPTIONS: &[(&str, OptionType)] = &[
     ("zero_realloc", OneOf(&["alloc", "free", "abort"])),
 ];
 
-/// Describes each option of a source that jemalloc ignores, with the reason: malformed, unknown, not an allowed
-/// value, or overridden later in the same text.
+/// Describes each option of a source that jemalloc ignores, with the reason: the option is malformed, unknown, has an
+/// invalid value, or is overridden later in the same text.
 pub(super) fn ignored_options(source: &ConfSource) -> Vec<String> {
     let mut faults = Vec::new();
     let mut applied: Vec<(&str, &str)> = Vec::new();
@@ -177,7 +176,7 @@ impl ConfSource {
     }
 }
 
-/// Describes each option of `source` that the `later` source sets to another value.
+/// Describes each option of `source` that the source `later` sets to another value.
 pub(super) fn overridden_options(source: &ConfSource, later: &ConfSource) -> Vec<String> {
     let last = |text: &str, key: &str| {
         let mut pairs = text.rsplit(',').filter_map(|pair| pair.split_once(':'));
@@ -199,7 +198,7 @@ pub(super) fn overridden_options(source: &ConfSource, later: &ConfSource) -> Vec
     overridden.collect()
 }
 
-/// Keys of an option text that the table lacks.
+/// Iterates over the keys of an option text that [`OPTIONS`] lacks.
 pub(super) fn unknown_keys(text: &str) -> impl Iterator<Item = &str> {
     let keys = text.split(',').filter_map(|pair| pair.split_once(':'));
     keys.map(|(key, _)| key)
@@ -221,7 +220,7 @@ fn malformed_reason(text: &str) -> &'static str {
     }
 }
 
-/// Names the missing option, and an existing one that contains the same words.
+/// Explains an unknown option. Suggests an existing option that contains all of its words.
 fn unknown_option_reason(key: &str) -> String {
     let words: Vec<_> = key.split('_').collect();
     let has_all_words = |name: &str| {
@@ -242,7 +241,7 @@ impl OptionType {
         match self {
             Bool => ["true", "false"].contains(&value),
             Number(range) => parse_number(value).is_some_and(|number| range.contains(&number)),
-            // jemalloc compares only as many characters as are given.
+            // jemalloc compares only the characters that are given, so a prefix suffices.
             OneOf(words) => words.iter().any(|word| word.starts_with(value)),
             Text => true,
         }
@@ -264,7 +263,7 @@ impl std::fmt::Display for OptionType {
     }
 }
 
-/// Parses as strtoumax(3) with base 0: `12`, `0xc`, `014`. `None` if the text is not such a number as a whole.
+/// Parses like strtoumax(3) with base 0: `12`, `0xc`, `014`. `None` if the whole text is not a number.
 fn parse_number(text: &str) -> Option<i128> {
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => (-1, digits),

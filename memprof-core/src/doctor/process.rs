@@ -7,21 +7,21 @@ use crate::allocators::loaded_objects::EXECUTABLE;
 use crate::allocators::unprofilable::Unprofilable;
 use memprof_messages::{AllocatorKind, Finding, Severity};
 
-/// Adds findings about the process: why it cannot be profiled, several or unknown allocators, unread variables,
-/// seccomp filters and unwinders.
+/// Adds findings about the process: why it cannot be profiled, several or unknown allocators, unread variables, seccomp
+/// filters, and unwinders.
 pub(super) fn check_process(facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::{Error, Warning};
     if let Some(reason) = &facts.unavailable {
         findings.push(unprofilable_finding(reason, Error));
     } else if let Some(path) = &facts.stripped_jemalloc {
-        // Other allocators can be profiled, but they do not show what the program allocates.
+        // Other allocators can be profiled, but their profiles miss the program's own allocations.
         findings.push(unprofilable_finding(
             &Unprofilable::StrippedJemalloc(path.clone()),
             Warning,
         ));
     }
     check_variables(facts, findings);
-    // glibc's malloc exists beside each of them.
+    // glibc's malloc exists besides any other allocator, so it does not count.
     let serving = facts
         .allocators
         .iter()
@@ -77,7 +77,7 @@ pub(super) fn check_process(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Adds findings about variables for another build of jemalloc than the process has.
+/// Adds findings about variables that configure a build of jemalloc other than the process's.
 fn check_variables(facts: &Facts, findings: &mut Vec<Finding>) {
     let read: Option<Vec<&str>> = facts
         .jemallocs
@@ -88,7 +88,7 @@ fn check_variables(facts: &Facts, findings: &mut Vec<Finding>) {
     let Some(read) = read.filter(|_| facts.stripped_jemalloc.is_none()) else {
         return;
     };
-    // A variable that would enable profiling is named by the reason why it is off.
+    // If a variable would enable profiling, the finding that profiling is off already names it.
     let is_unprofilable = facts.jemallocs.iter().any(|jemalloc| !jemalloc.opt_prof);
     for (name, value) in &facts.environment {
         if read.contains(&name.as_str()) || is_unprofilable && value.contains("prof:true") {
@@ -107,8 +107,8 @@ fn check_variables(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Finding about an unwinder that may lock or run foreign code during a sample. `None` if no sign of either was
-/// found.
+/// Returns a finding about an unwinder that may lock or run foreign code during a sample. `None` if there is no sign of
+/// either.
 fn unwinder_finding(facts: &Facts) -> Option<Finding> {
     use Severity::Warning;
     if facts.is_musl {

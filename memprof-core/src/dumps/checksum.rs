@@ -1,22 +1,21 @@
-//! The checksum of a dump: without one, damage to an address or a path would go unnoticed.
+//! The checksum of a dump, which reveals a damaged address or path.
 //!
-//! CRC-32 (IEEE 802.3, as in gzip) of all bytes except its own line and carriage returns, which some methods
-//! of copying text add.
+//! CRC-32 (IEEE 802.3, as in gzip) of all bytes except the checksum's own line and carriage returns, because some ways
+//! of copying text add these.
 
 use std::io::{Cursor, Read, Result};
 
 use crc32fast::Hasher;
 
-/// First line of a dump with a checksum. A reader that finds it and no checksum knows that the end is
-/// missing.
+/// First line of a dump with a checksum. If a reader finds this line but no checksum, the end of the dump is missing.
 pub(crate) const CHECKSUM_ANNOUNCEMENT: &str = "# memprof 2\n";
 
-/// Line that contains the checksum; always of the same length.
+/// Line that contains the checksum. Its length is constant.
 fn checksum_line(sum: u32) -> String {
     format!("# checksum: crc32 {sum:08x}\n")
 }
 
-/// Reader of a dump: the profile, then text with the checksum of everything.
+/// Reader of a dump: the profile, followed by text that contains the checksum of everything.
 pub(crate) struct ChecksummedDump<R> {
     profile: R,
     sum: Hasher,
@@ -27,7 +26,7 @@ pub(crate) struct ChecksummedDump<R> {
 }
 
 impl<R: Read> ChecksummedDump<R> {
-    /// Creates a reader of `profile`, `before`, the checksum line and `after`.
+    /// Creates a reader of `profile`, then `before`, the checksum line and `after`.
     pub(crate) fn new(profile: R, [before, after]: [String; 2]) -> Self {
         Self {
             profile,

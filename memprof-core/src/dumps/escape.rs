@@ -1,9 +1,9 @@
-//! Texts of a program as single words of a dump's comment lines.
+//! Escapes texts of a program, so that each is one word in a comment line of a dump.
 
 use std::fmt::Write;
 
-/// Writes each byte that is not printable, is a blank or is `%` as `%` with two hexadecimal digits, so that a text is
-/// one word of a line.
+/// Escapes a text into one word. Each byte that is not printable ASCII, and each space and `%`, becomes `%` with two
+/// hexadecimal digits.
 pub(crate) fn escape_word(text: impl IntoIterator<Item = u8>) -> String {
     text.into_iter().fold(String::new(), |mut word, byte| {
         match byte {

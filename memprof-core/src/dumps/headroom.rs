@@ -1,7 +1,7 @@
 //! Headroom: the memory that this process may still get before the kernel kills it.
 //!
-//! A dump needs new memory: pages of a file, which no limit on the address space counts, but the machine and
-//! the memory cgroup do.
+//! A dump needs new memory, in pages of a file. Limits on the address space do not count these pages, but the machine
+//! and the memory cgroup do.
 
 use std::fmt;
 
@@ -11,16 +11,16 @@ use rustix::io::Errno;
 use crate::error::{Error, ErrorKind, Result};
 use crate::system::cgroup;
 
-/// Headroom that a dump must leave to the program, in bytes: for allocations of its threads meanwhile, for
-/// buffers, and for the text of the mappings.
+/// Headroom that a dump must leave to the program, in bytes: for allocations of the program's threads during the dump,
+/// for buffers, and for the text of the mappings.
 const RESERVE: u64 = 4 << 20;
-/// A running dump is abandoned once the headroom is less than the rest of the dump plus this, in bytes.
+/// A running dump is abandoned when the headroom is less than the rest of the dump plus this, in bytes.
 const ABANDON_RESERVE: u64 = RESERVE / 2;
-/// Upper bound of that rest, in bytes: the most that an allocator writes before the polling thread is
-/// scheduled again.
+/// Upper bound in bytes for the rest of the dump in that comparison: the maximum that an allocator writes before the
+/// polling thread runs again.
 const MAX_WRITE_AHEAD: u64 = 12 << 20;
-/// Most memory that each of a dump's two threads needs, in bytes. Beyond a memory limit, a failed allocation
-/// of a few bytes would abort the process.
+/// Maximum memory that each of a dump's two threads needs, in bytes. Checked beforehand, because at a memory limit even
+/// a failed allocation of a few bytes would abort the process.
 const MEMORY_NEEDED: u64 = 1 << 20;
 
 /// Remaining bytes below one limit.
@@ -57,8 +57,8 @@ impl fmt::Display for Mebibytes {
     }
 }
 
-/// Fails if the process may not allocate `bytes` more and still leave [`RESERVE`] free in its cgroup and the
-/// machine. If neither limit can be read, it succeeds.
+/// Fails if allocating `bytes` more would leave less than [`RESERVE`] in the process's cgroup or in the machine.
+/// Succeeds if neither limit can be read.
 ///
 /// # Errors
 /// `Io` with ENOMEM: names the limit and the remaining bytes.
@@ -66,13 +66,13 @@ pub(crate) fn require_headroom(bytes: u64) -> Result<()> {
     require_headroom_below(nearest_limit(), bytes)
 }
 
-/// Error for a running dump that must be abandoned, because it may need `rest` bytes more. `None` while the
+/// Returns the error for a running dump that must be abandoned. The dump may need `rest` more bytes. `None` while the
 /// headroom suffices.
 pub(crate) fn current_shortage_error(rest: u64) -> Option<Error> {
     shortage_error(nearest_limit(), rest)
 }
 
-/// Pure part of [`current_shortage_error`], given the limit with the least headroom.
+/// Pure part of [`current_shortage_error`]. `nearest` is the limit with the least headroom.
 fn shortage_error(nearest: Option<Headroom>, rest: u64) -> Option<Error> {
     let nearest =
         nearest.filter(|nearest| nearest.bytes < rest.min(MAX_WRITE_AHEAD) + ABANDON_RESERVE)?;
@@ -81,7 +81,7 @@ fn shortage_error(nearest: Option<Headroom>, rest: u64) -> Option<Error> {
     )))
 }
 
-/// Pure part of [`require_headroom`], given the limit with the least headroom.
+/// Pure part of [`require_headroom`]. `nearest` is the limit with the least headroom.
 fn require_headroom_below(nearest: Option<Headroom>, bytes: u64) -> Result<()> {
     match nearest {
         Some(nearest) if nearest.bytes < bytes.saturating_add(RESERVE) => {
@@ -95,7 +95,7 @@ fn require_headroom_below(nearest: Option<Headroom>, bytes: u64) -> Result<()> {
     }
 }
 
-/// `Io` error with ENOMEM, and a remedy to free memory or sample more coarsely.
+/// `Io` error with ENOMEM, and the remedy to free memory or to sample more coarsely.
 fn out_of_memory_error(message: String) -> Error {
     Error::new(ErrorKind::Io, message).errno(Errno::NOMEM).remedy(
         "free memory, raise the limit, or sample more coarsely (reset sample_interval=4MiB, which \
@@ -139,20 +139,20 @@ pub(crate) fn require_dump_memory() -> Result<()> {
     require_allocatable(MEMORY_NEEDED)
 }
 
-/// Fails if neither mmap(2) nor the allocator has `bytes` for this thread. The memory is released again at once.
+/// Fails if neither mmap(2) nor the allocator can provide `bytes` to this thread. Releases the memory at once.
 ///
 /// # Errors
 /// `Io` with the errno of mmap(2), usually ENOMEM.
 pub(crate) fn require_allocatable(bytes: u64) -> Result<()> {
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-    // Asks the kernel first: an allocation would let the allocator grow, which would show in its profile.
+    // The kernel is tried first: an allocation would make the allocator grow, which its profile would show.
     let Err(cause) = MmapMut::map_anon(bytes) else {
         return Ok(());
     };
-    // The allocator may have free memory that the kernel no longer gives.
+    // The allocator may have free memory even if the kernel provides no more.
     let mut probe = Vec::<u8>::new();
     let reserved = probe.try_reserve_exact(bytes);
-    // Without this the compiler may remove the allocation.
+    // Keeps the compiler from removing the allocation.
     std::hint::black_box(&probe);
     reserved.map_err(|_| Error::io("find memory for the dump", &cause))
 }

@@ -1,5 +1,5 @@
-//! Checks jemalloc's heap_v2 text for completeness and summarizes it in one pass, without storing it.
-//! `memprof-report` reads profiles.
+//! Checks jemalloc's heap_v2 text for completeness, and summarizes it in one pass without storing it. For full parsing
+//! of profiles, see `memprof-report`.
 
 use std::io::{self, BufRead};
 use std::time::SystemTime;
@@ -13,50 +13,50 @@ pub(crate) struct ProfileSummary {
     pub sample_interval: u64,
     /// Number of stacks (`@` lines).
     pub stacks: u64,
-    /// Live bytes, corrected for sampling stack by stack, as jeprof and `memprof report` do. The header's
-    /// totals would give another value, because they average objects of all sizes.
+    /// Live bytes, corrected for sampling stack by stack, as in jeprof and `memprof report`. An estimate from the
+    /// header's totals would differ, because it would average objects of all sizes.
     pub estimated_inuse_bytes: u64,
-    /// Length of the stacks in bytes: up to the blank line before `MAPPED_LIBRARIES:`, or the whole text if
-    /// jemalloc could not read its mappings (which it does not report).
+    /// Length of the stacks in bytes: up to the blank line before `MAPPED_LIBRARIES:`. It is the length of the whole
+    /// text if jemalloc failed to read its mappings, which it does not report.
     pub profile_len: u64,
-    /// False if jemalloc could not read its mappings, or the text was cut off after a complete line.
+    /// False if jemalloc could not read its mappings, or if the text ends early after a complete line.
     pub has_mappings: bool,
-    /// Counts of memprof's sampler. `None` if the allocator sampled.
+    /// Counts of memprof's sampler. `None` if the allocator's sampler took the samples.
     pub own_sampler: Option<SamplerSummary>,
 }
 
 /// The samples of memprof's sampler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SamplerSummary {
-    /// Number of samples, with those that were freed since.
+    /// Number of samples, including those freed since.
     pub samples: u64,
-    /// Samples that were not stored because the tables were full.
+    /// Samples that were not recorded because a table was full.
     pub lost: u64,
     /// Frees that no hook saw.
     pub unseen_frees: UnseenFrees,
-    /// Bytes in use that no hook saw when they were allocated.
+    /// Bytes in use whose allocation no hook saw.
     pub unseen_allocation_bytes: u64,
-    /// Samples whose stacks lack their outermost frames, most first.
+    /// Samples whose stacks lack their outermost frames, largest counts first.
     pub early_ends: Vec<EarlyEnds>,
-    /// Start of sampling: no sample is older.
+    /// Time when sampling started: all samples are newer.
     pub since: SystemTime,
     /// Exact totals of all allocations. `None` if they are not counted.
     pub tally: Option<Tally>,
 }
 
-/// Exact totals of a process's allocations, each of which is counted.
+/// Exact totals of a process's allocations; every allocation is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub objects: u64,
     /// Bytes as requested by the callers.
     pub bytes: u64,
-    /// Largest number of bytes that were allocated at one time, as the allocator rounds them.
+    /// Maximum number of bytes allocated at one time, as the allocator rounds them.
     pub peak: u64,
 }
 
-/// Estimates how many bytes were allocated, given that `objects` of together `bytes` were sampled at one per
-/// `sample_interval` bytes. Returns `bytes` if one of the three is 0. Equal to the byte to `memprof-report`,
-/// because both use the same `expm1`; those of two C libraries differ.
+/// Estimates the allocated bytes from a sample of `objects` with `bytes` in total, at one sample per `sample_interval`
+/// bytes. Returns `bytes` if one of the three is 0. The result is byte-for-byte equal to that of `memprof-report`,
+/// because both use the same `expm1`; C libraries differ in theirs.
 pub(crate) fn estimate_unsampled_bytes(objects: u64, bytes: u64, sample_interval: u64) -> u64 {
     if objects == 0 || bytes == 0 || sample_interval == 0 {
         return bytes;
@@ -66,7 +66,7 @@ pub(crate) fn estimate_unsampled_bytes(objects: u64, bytes: u64, sample_interval
     (bytes as f64 * scale).round() as u64
 }
 
-/// Checks a heap profile of jemalloc line by line, up to its mappings, and counts its stacks and bytes.
+/// Checks a heap profile of jemalloc line by line up to its mappings, and counts its stacks and bytes.
 ///
 /// # Errors
 /// `InvalidData`: quotes the first malformed line; or the reader's error.
@@ -91,6 +91,7 @@ pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<ProfileSummary> {
     parse_totals(&line).ok_or_else(|| damage_error(2, "t*: <objects>: <bytes>", &line))?;
 
     let mut stack_open = false;
+    // Length of a blank line that may precede the mappings.
     let mut blank = 0;
     loop {
         let read = next(&mut line)?;
@@ -118,7 +119,7 @@ pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<ProfileSummary> {
     Ok(summary)
 }
 
-/// `InvalidData` with at most 60 bytes of `line`. A `number` of 0 means that the line number is unknown.
+/// `InvalidData` error with up to 60 bytes of `line`. `number` is 0 if the line number is unknown.
 fn damage_error(number: u64, expected: &str, line: &[u8]) -> io::Error {
     let position = if number == 0 {
         String::new()

@@ -1,7 +1,7 @@
-//! Files under hidden names, for systems where a file cannot be nameless: no `O_TMPFILE`, or no /proc.
+//! Files with hidden names, for systems without nameless files: those without `O_TMPFILE` or /proc.
 //!
-//! Each is locked while it is in use, which distinguishes a file that a killed process left behind from one
-//! that another process is writing.
+//! Each file is locked while it is in use. The lock distinguishes a file that another process is writing from one that
+//! a killed process left behind.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -14,28 +14,28 @@ use crate::dumps::name::DumpName;
 /// Mode 0600: the owner may read and write, others have no access.
 pub(crate) const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// Hidden name of a dump's file: a dot, the dump's name and `extension`.
+/// Hidden name of a dump's file: a dot, the dump's name, and `extension`, which includes its dot.
 pub(crate) fn hidden_name(dump: &DumpName, extension: &str) -> String {
     format!(".{dump}{extension}")
 }
 
-/// Creates a new file in `directory`, open for reading and writing, and locks it if the file system has locks.
+/// Creates a new file in `directory`, open for reading and writing. Locks it if the file system supports locks.
 ///
 /// # Errors
-/// `EEXIST`: the name is in use; otherwise the kernel's error.
+/// `EEXIST`: the name is in use. Otherwise the kernel's error.
 pub(crate) fn create_locked(directory: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
     let file = retry_on_intr(|| rustix::fs::openat(&directory, name, flags, PRIVATE))
         .and_then(above_stdio)?;
     if let Err(errno) = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        // File systems without locks are not swept either.
+        // Harmless: on a file system without locks, `remove_abandoned` removes nothing.
         log::debug!("{name} is not locked: {errno}");
     }
     Ok(file)
 }
 
-/// Removes the temporary dumps that killed processes left behind in `directory`. One that cannot be removed is
-/// only logged.
+/// Removes the temporary dumps that killed processes left behind in `directory`. If one cannot be removed, it only logs
+/// a warning.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -55,7 +55,7 @@ pub(crate) fn remove_abandoned(directory: &OwnedFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether the name is a dot, a dump's name and an extension.
+/// Whether the name consists of a dot, a dump's name and an extension.
 fn is_temporary_dump(name: &str) -> bool {
     let Some((id, _extension)) = name.strip_prefix('.').and_then(|id| id.rsplit_once('.')) else {
         return false;
@@ -63,7 +63,7 @@ fn is_temporary_dump(name: &str) -> bool {
     DumpName::parse(id).is_some()
 }
 
-/// Whether no process holds the file's lock; false if that cannot be determined.
+/// Whether no process holds the file's lock. False if that cannot be determined.
 fn is_abandoned(directory: &OwnedFd, name: &str) -> bool {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     rustix::fs::openat(directory, name, flags, Mode::empty())

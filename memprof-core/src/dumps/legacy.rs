@@ -1,11 +1,11 @@
-//! Checks tcmalloc's legacy text for completeness and summarizes its header. `memprof-report` reads the rest.
+//! Checks tcmalloc's legacy text for completeness, and summarizes its header. For full parsing, see `memprof-report`.
 //!
 //! ```text
 //! heap profile:      2:     1000 [     2:     1000] @ heap_v2/524288
 //!      1:      500 [     1:      500] @ 0x4005d0 0x4004f1
 //! ```
 //!
-//! The header of a growth profile ends with `@ growth`: growth is not sampled.
+//! The header of a growth profile ends with `@ growth`, because growth is not sampled.
 
 use std::io;
 
@@ -15,9 +15,9 @@ const HEAP_V2: &str = "heap_v2/";
 const GROWTH: &str = "growth";
 const MAPPED_LIBRARIES: &str = "MAPPED_LIBRARIES:";
 
-/// Checks every line of a profile in tcmalloc's format, and the sum of the stacks against the header; counts its
-/// stacks and bytes. `interval` is the sample interval to use if the header says 0, which tcmalloc writes while
-/// sampling is off.
+/// Checks every line of a profile in tcmalloc's format, and compares the header with the sum of the stacks. Counts the
+/// stacks and bytes. `interval` replaces a sample interval of 0 in the header, which tcmalloc writes while sampling is
+/// off.
 ///
 /// # Errors
 /// `InvalidData`: quotes the first malformed line, or the sums that differ.
@@ -51,7 +51,7 @@ pub(crate) fn summarize(text: &[u8], interval: u64) -> io::Result<ProfileSummary
         summary.stacks += 1;
         summary.profile_len += line.len() as u64;
     }
-    // The sum differs if the profile was cut off after a complete line.
+    // The sums differ if the profile was cut off after a complete line.
     if sum != total {
         let expected = format!("{} objects of {} bytes", total.objects, total.bytes);
         let found = format!("{} objects of {} bytes", sum.objects, sum.bytes);
@@ -66,15 +66,15 @@ struct LegacyCounts {
     bytes: u64,
 }
 
-/// `InvalidData` with at most 60 bytes of `found`.
+/// `InvalidData` error with up to 60 bytes of `found`.
 fn damage_error(expected: &str, found: &[u8]) -> io::Error {
     let found = String::from_utf8_lossy(&found[..found.len().min(60)]).into_owned();
     let message = format!("its profile is damaged: expected {expected}, found {found:?}");
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
-/// Parses the first line: the totals, and the sample interval, which is `None` in a growth profile. `None` if
-/// the line is malformed.
+/// Parses the first line. Returns the totals and the sample interval, which a growth profile lacks. `None` if the line
+/// is malformed.
 fn parse_header(line: &[u8]) -> Option<(LegacyCounts, Option<u64>)> {
     let (counts, kind) = parse_counts(line_text(line)?.strip_prefix("heap profile:")?)?;
     if kind == GROWTH {
@@ -83,8 +83,8 @@ fn parse_header(line: &[u8]) -> Option<(LegacyCounts, Option<u64>)> {
     Some((counts, Some(kind.strip_prefix(HEAP_V2)?.parse().ok()?)))
 }
 
-/// Parses the counts of one stack. `None` if the line is malformed: it lacks its newline, a count is no number,
-/// or a frame is not an address.
+/// Parses the counts of one stack. `None` if the line is malformed: it lacks its newline, a count is not a number, or a
+/// frame is not an address.
 fn parse_stack(line: &[u8]) -> Option<LegacyCounts> {
     let (counts, stack) = parse_counts(line_text(line)?)?;
     let mut frames = stack.split_ascii_whitespace();
@@ -93,8 +93,8 @@ fn parse_stack(line: &[u8]) -> Option<LegacyCounts> {
         .then_some(counts)
 }
 
-/// Parses `objects: bytes [objects: bytes] @`, and returns the live counts and the text after the `@`. `None` if
-/// the text has another form.
+/// Parses `objects: bytes [objects: bytes] @`. Returns the live counts, and the text after the `@`. `None` if the text
+/// has another form.
 fn parse_counts(text: &str) -> Option<(LegacyCounts, &str)> {
     let (counts, rest) = text.split_once('@')?;
     let (live, _allocated) = counts.split_once('[')?;
@@ -106,7 +106,7 @@ fn parse_counts(text: &str) -> Option<(LegacyCounts, &str)> {
     Some((counts, rest.trim()))
 }
 
-/// The text of a complete line, without its newline. `None` if the line has no newline or is not UTF-8.
+/// Returns the text of a complete line, without its newline. `None` if the line has no newline or is not UTF-8.
 fn line_text(line: &[u8]) -> Option<&str> {
     std::str::from_utf8(line.strip_suffix(b"\n")?).ok()
 }

@@ -4,14 +4,14 @@ use std::time::{Duration, SystemTime};
 
 use memprof_messages::{ProfileKind, TriggerKind};
 
-/// Suffixes of the names of profiles that are not heap profiles.
+/// File name suffixes of profiles other than heap profiles.
 const KIND_SUFFIXES: [(&str, ProfileKind); 2] = [
     (".growth", ProfileKind::Growth),
     (".pinned", ProfileKind::Pinned),
 ];
 
-/// The name of a dump: `<UTC time>.<pid>.<sequence>.<random>.<trigger>.<rss>kib`, with a suffix if it is not
-/// a heap profile. Names written by earlier versions end with the random number.
+/// The name of a dump: `<UTC time>.<pid>.<sequence>.<random>.<trigger>.<rss>kib`, with a suffix if it is not a heap
+/// profile. Names from earlier versions end with the random number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DumpName {
     /// Time at which the dump was taken, to the second.
@@ -20,16 +20,16 @@ pub(crate) struct DumpName {
     pub pid: u32,
     /// Sequence number of the dump in this process, from 1.
     pub sequence: u32,
-    /// Random number that keeps names unique where the other parts do not, as after a restart in a container
+    /// Random number that keeps names unique if the other parts repeat, for example after a restart in a container
     /// where every pid is 1.
     pub random: u32,
-    /// Trigger and resident memory. `None` in names of earlier versions.
+    /// Trigger and resident memory. `None` in names from earlier versions.
     pub cause: Option<DumpCause>,
     /// Profile kind: heap, growth or pinned.
     pub kind: ProfileKind,
 }
 
-/// Why a dump was taken and how large the process was then, as recorded in the dump's name.
+/// Reason for a dump, and the size of the process at that time, as the dump's name records them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DumpCause {
     /// Kind of the [`Trigger`](crate::Trigger).
@@ -39,8 +39,8 @@ pub(crate) struct DumpCause {
 }
 
 impl DumpName {
-    /// Parses a name without its extension. `None` if [`Display`](std::fmt::Display) would not write exactly
-    /// this text.
+    /// Parses a name without its extension. `None` if [`Display`](std::fmt::Display) would not produce exactly this
+    /// text.
     pub(crate) fn parse(id: &str) -> Option<Self> {
         let mut kinds = KIND_SUFFIXES.into_iter();
         let with_suffix = kinds.find_map(|(end, kind)| Some((id.strip_suffix(end)?, kind)));
@@ -63,7 +63,7 @@ impl DumpName {
             cause,
             kind,
         };
-        // Only names that memprof itself would write are accepted: a foreign file must never be deleted.
+        // Only names that memprof itself would write are accepted, because accepted files may be deleted.
         (name.to_string() == id).then_some(name)
     }
 }
@@ -90,7 +90,7 @@ impl std::fmt::Display for DumpName {
     }
 }
 
-/// Parses `20261121T111244Z`. `None` for any other text, and for the epoch and before.
+/// Parses a time such as `20261121T111244Z`. `None` for any other text, and for times up to the epoch.
 fn parse_stamp(stamp: &str) -> Option<SystemTime> {
     let part = |range| stamp.get(range);
     let (year, month, day) = (part(0..4)?, part(4..6)?, part(6..8)?);

@@ -1,4 +1,4 @@
-//! Publishing of a finished dump under its name: completely and durably, or not at all.
+//! Publishes a finished dump under its name: completely and durably, or not at all.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -11,11 +11,11 @@ use rustix::io::{Errno, retry_on_intr};
 use crate::dumps::hidden_file;
 use crate::dumps::hidden_file::PRIVATE;
 
-/// Copies `body` into a new file `name` of `directory`, and returns its length in bytes. The name appears
-/// once the content is complete and on disk. Never overwrites.
+/// Copies `body` into a new file `name` in `directory`, and returns its length in bytes. The name appears only when the
+/// content is complete and on disk. Never overwrites a file.
 ///
 /// # Errors
-/// The action that the kernel refused, and its error; no file is left behind.
+/// The action that the kernel refused, and its error. No file is left behind.
 pub(crate) fn publish(
     directory: &OwnedFd,
     name: &str,
@@ -32,7 +32,7 @@ pub(crate) fn publish(
                 .map_err(|errno| ("link the dump", errno.into()))?;
             length
         }
-        // File systems without O_TMPFILE say so in different ways (open(2), BUGS).
+        // File systems without O_TMPFILE return different errors (open(2), BUGS).
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {
             publish_through_hidden(directory, name, body)?
         }
@@ -54,8 +54,8 @@ fn copy_and_sync(file: &mut File, body: &mut dyn Read) -> Result<u64, (&'static 
     Ok(length)
 }
 
-/// Copies `body` in pieces of 256 KiB, and returns its length in bytes; `io::copy` reads only 8 KiB at a time
-/// from a reader that is not a file.
+/// Copies `body` in pieces of 256 KiB, and returns its length in bytes. `io::copy` would read only 8 KiB at a time from
+/// a reader that is not a file.
 pub(crate) fn copy(body: &mut dyn Read, file: &mut dyn Write) -> io::Result<u64> {
     let mut piece = vec![0; 256 << 10];
     let mut length = 0;
@@ -72,7 +72,7 @@ pub(crate) fn copy(body: &mut dyn Read, file: &mut dyn Write) -> io::Result<u64>
     }
 }
 
-/// Gives the nameless `file` the name `name` in `directory`. EEXIST if that exists.
+/// Links the nameless `file` as `name` into `directory`. EEXIST if that name exists.
 fn link_nameless(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
     let by_descriptor = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let linked = retry_on_intr(|| {
@@ -85,7 +85,7 @@ fn link_nameless(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Err
         )
     });
     match linked {
-        // Without /proc, the kernel lets root link the descriptor itself.
+        // ENOENT: /proc is missing. Without it, the kernel lets root link the descriptor directly.
         Err(Errno::NOENT) => retry_on_intr(|| {
             rustix::fs::linkat(file.as_fd(), "", directory, name, AtFlags::EMPTY_PATH)
         }),
@@ -93,7 +93,7 @@ fn link_nameless(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Err
     }
 }
 
-/// Like [`publish`], but writes under a hidden name: for file systems without `O_TMPFILE`.
+/// Like [`publish`], but writes to a hidden name first, for file systems without `O_TMPFILE`.
 fn publish_through_hidden(
     directory: &OwnedFd,
     name: &str,
@@ -110,13 +110,13 @@ fn publish_through_hidden(
     length.inspect_err(|_| try_remove(directory, &hidden))
 }
 
-/// Renames a file in `directory`. EEXIST if `to` exists, which is never overwritten.
+/// Renames a file in `directory`. EEXIST if `to` exists; it is never overwritten.
 fn rename_to_new(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
     let renamed = retry_on_intr(|| {
         rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE)
     });
     match renamed {
-        // NFS supports no rename flags; a link never overwrites either.
+        // NFS supports no rename flags. linkat(2) also never overwrites.
         Err(Errno::INVAL) => {
             retry_on_intr(|| rustix::fs::linkat(directory, from, directory, to, AtFlags::empty()))?;
             try_remove(directory, from);
@@ -126,7 +126,7 @@ fn rename_to_new(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno>
     }
 }
 
-/// Removes a file; an error is only logged.
+/// Removes a file. An error is only logged.
 fn try_remove(directory: &OwnedFd, name: &str) {
     if let Err(errno) = rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
         log::warn!("failed to remove {name}: {errno}");

@@ -1,19 +1,19 @@
-//! Retention policy: which dumps are deleted before a new one is stored.
+//! Retention policy: selects the dumps to delete before a new one is stored.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::dumps::name::DumpName;
 
-/// Limits of the dump directory. The oldest dumps are deleted first, before a new one is published.
+/// Limits of the dump directory. Before a new dump is published, the oldest dumps are deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetentionPolicy {
-    /// Most dumps in the directory; at least 1.
+    /// Maximum number of dumps in the directory; at least 1.
     pub count: usize,
-    /// Most bytes of all dumps together.
+    /// Maximum total size of all dumps, in bytes.
     pub bytes: u64,
-    /// Age at which dumps are deleted. `None` keeps them until `count` or `bytes` is exceeded.
+    /// Age at which dumps are deleted. `None`: only `count` and `bytes` limit them.
     pub age: Option<Duration>,
-    /// Number of this process's first dumps that `age` spares and that are deleted last.
+    /// Number of this process's first dumps that are exempt from `age`, and that are deleted last.
     pub first: usize,
 }
 
@@ -28,7 +28,7 @@ impl Default for RetentionPolicy {
     }
 }
 
-/// A dump in the directory.
+/// A dump in the dump directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DumpFile {
     pub(crate) name: DumpName,
@@ -40,12 +40,12 @@ pub(crate) struct DumpFile {
 pub(crate) struct NewDump<'a> {
     pub(crate) name: &'a DumpName,
     pub(crate) bytes: u64,
-    /// Start time of its process: an earlier process may have had the same pid.
+    /// Start time of the process that takes it. An earlier process may have had the same pid.
     pub(crate) started: SystemTime,
 }
 
 impl NewDump<'_> {
-    /// Whether `entry` was taken by the process of the new dump: it has its pid and is not older than its start.
+    /// Whether the new dump's process took `entry`: both have the same pid, and `entry` is not older than the process.
     fn is_from_same_process(&self, entry: &DumpFile) -> bool {
         // Names record the time to the second.
         let started = self.started.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -55,14 +55,14 @@ impl NewDump<'_> {
 
     /// Whether `entry` was taken more than `age` before the new dump.
     fn is_older_than(&self, age: Duration, entry: &DumpFile) -> bool {
-        // A dump from the future, after the clock was set back, counts as new.
+        // If the clock was set back, an existing dump may have a later time. It counts as new.
         let elapsed = self.name.taken.duration_since(entry.name.taken);
         elapsed.is_ok_and(|elapsed| elapsed > age)
     }
 }
 
-/// Selects the dumps to delete, oldest first; `entries` are sorted newest first. `count` and `bytes` hold for
-/// all; `age` spares the first dumps of this process and the last dump of the process before it.
+/// Selects the dumps to delete, oldest first. `entries` must be sorted newest first. `count` and `bytes` apply to all
+/// dumps. The first dumps of this process, and the last dump of an earlier process, are exempt from `age`.
 pub(crate) fn select_expired<'a>(
     entries: &'a [DumpFile],
     new_dump: &NewDump<'_>,
@@ -93,7 +93,7 @@ pub(crate) fn select_expired<'a>(
         keep.age
             .is_none_or(|age| !new_dump.is_older_than(age, &entries[index]))
     };
-    // All entries after the first expired one are older, and expired too.
+    // After the first expired entry, all further ones are older, so they are expired too.
     expired.extend(others.skip_while(|index| is_young(*index) && fits(*index)));
     expired.sort_unstable_by(|a, b| b.cmp(a));
     expired.into_iter().map(|index| &entries[index]).collect()

@@ -1,9 +1,8 @@
-//! The memory that an allocator writes a dump to.
+//! The memory to which an allocator writes a dump.
 //!
-//! jemalloc writes while it holds locks that every allocating thread needs, so the target must not block:
-//! never a disk. The host may be short of memory: while the allocator writes, the thread that waits for it
-//! [polls the headroom](Scratch::poll_headroom) and releases the pages before the kernel would kill the
-//! process.
+//! jemalloc holds locks that every allocating thread needs while it writes, so the target must never block: it is not
+//! on a disk. The host may also be short of memory. The thread that waits for the allocator therefore [polls the
+//! headroom](Scratch::poll_headroom), and releases the written pages before the kernel would kill the process.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -29,10 +28,10 @@ const SHARED_MEMORY: &str = "/dev/shm";
 /// `TMPFS_MAGIC` of linux/magic.h.
 const TMPFS: i64 = 0x0102_1994;
 
-/// Bytes to release at a time: a huge page, which can only be released whole.
+/// Number of bytes to release at a time: a huge page, which can only be released as a whole.
 const PUNCH_SIZE: u64 = 2 << 20;
 
-/// A file in memory that an allocator writes to, under a path that only this process can use.
+/// A file in memory, with a path for an allocator that only this process can use.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     file: GuardedFd<File>,
@@ -42,11 +41,12 @@ pub(crate) struct Scratch {
 
 #[derive(Debug)]
 enum ScratchPath {
-    /// /proc/thread-self/fd/N. Not `self`, because that has no descriptors once the main thread has exited.
+    /// /proc/thread-self/fd/N. Not /proc/self, which lists no descriptors after the main thread has exited.
     Descriptor,
     /// A hidden file, for systems without /proc.
     Hidden(PathBuf),
-    /// No path, without /proc and a memory file system: only writers that take a descriptor can use it.
+    /// No path, because there is neither /proc nor a memory file system. Only writers that take a descriptor can use
+    /// the file.
     None,
 }
 
@@ -54,19 +54,19 @@ enum ScratchPath {
 enum ScratchState {
     /// The allocator may still be writing.
     Writing,
-    /// Too little memory is left: what the allocator writes is discarded.
+    /// Too little memory is left. Further output of the allocator is discarded.
     Abandoned(Error),
     /// The allocator has written everything.
     Done,
 }
 
 impl Scratch {
-    /// Creates the file for a dump that will be stored in `directory`. With /proc, it is a memfd or a nameless
-    /// file in /dev/shm. Without, it has the name `hidden` in `directory` or /dev/shm, whichever is on a memory
-    /// file system; if neither is, it is a memfd without a path.
+    /// Creates the file for a dump that will be stored in `directory`. With /proc, it is a memfd, or else a nameless
+    /// file in /dev/shm. Without /proc, it is a file named `hidden` in `directory` or /dev/shm, whichever is on a
+    /// memory file system. If neither is, it is a memfd without a path.
     ///
     /// # Errors
-    /// `Io`: none of these can be created.
+    /// `Io`: none of these files can be created.
     pub(crate) fn open(directory: &Path, hidden: &str) -> Result<Self> {
         if Path::new("/proc/thread-self/fd").exists() {
             // memfd_create fails with ENOSYS or EPERM under a strict seccomp filter.
@@ -92,7 +92,7 @@ impl Scratch {
         })
     }
 
-    /// Creates a memfd, which the allocator opens by its descriptor in /proc.
+    /// Creates a memfd, which the allocator opens through its descriptor in /proc.
     fn in_memfd() -> io::Result<Self> {
         Self::in_memfd_with_path(ScratchPath::Descriptor)
     }
@@ -113,21 +113,20 @@ impl Scratch {
         Self::new(file, ScratchPath::Descriptor)
     }
 
-    /// Creates a file in the memory file system at `directory` under the hidden name `name`, which must be
-    /// new.
+    /// Creates a file named `name`, which must be new, in the memory file system at `directory`.
     fn in_hidden_file(directory: &Path, name: &str) -> io::Result<Self> {
         let memory_dir = open_memory_directory(directory)?;
-        // Processes that were killed during a dump left their files there.
+        // Processes that were killed during a dump left their hidden files behind.
         hidden_file::remove_abandoned(&memory_dir)?;
         let file = hidden_file::create_locked(&memory_dir, name)?;
         Self::new(file, ScratchPath::Hidden(directory.join(name)))
     }
 
-    /// Path for the allocator to open.
+    /// Path under which the allocator opens the file.
     ///
     /// # Errors
-    /// `Io`: the file has no path; or the program closed the descriptor, so that its number may now belong to
-    /// a file of the program's.
+    /// `Io`: the file has no path, or the program has closed the descriptor. In the second case, its number may now
+    /// belong to a file of the program.
     pub(crate) fn path(&self) -> Result<CString> {
         let path = match &self.name {
             ScratchPath::Descriptor => {
@@ -154,9 +153,9 @@ impl Scratch {
         Ok(file)
     }
 
-    /// Passes the bytes written so far to `shortage`, which returns an error if the headroom does not suffice for
-    /// the remaining ones. The memory is then released, now and at each later call, so that what the allocator
-    /// writes afterwards is discarded; the allocator never sees an error, because some abort on one. Returns
+    /// Abandons the dump if the headroom becomes too small. `shortage` gets the number of bytes written so far, and
+    /// returns an error if the headroom does not suffice for the rest. From then on, each call releases the memory, so
+    /// further output is discarded. The allocator never sees an error, because some allocators abort on one. Returns
     /// false once the allocator has finished.
     pub(crate) fn poll_headroom(&self, shortage: impl FnOnce(u64) -> Option<Error>) -> bool {
         let mut progress = lock(&self.progress);
@@ -178,13 +177,13 @@ impl Scratch {
         true
     }
 
-    /// Size of the file in bytes; 0 if the descriptor was closed.
+    /// Size of the file in bytes; 0 if the program has closed the descriptor.
     fn written_bytes(&self) -> u64 {
         let stat = self.file.get().and_then(rustix::fs::fstat);
         stat.map_or(0, |stat| stat.st_size.unsigned_abs())
     }
 
-    /// Marks the writing as finished: the memory is now kept until it was read.
+    /// Marks the writing as finished: the memory is now kept until it is read.
     ///
     /// # Errors
     /// The error that abandoned the dump, if the memory ran short.
@@ -197,8 +196,7 @@ impl Scratch {
         Ok(())
     }
 
-    /// Returns a reader of the first `length` bytes, which releases the memory of what was read, because the
-    /// copy needs as much.
+    /// Returns a reader of the first `length` bytes. It releases memory as it reads, because the copy needs as much.
     pub(crate) fn draining_reader(&self, length: u64) -> impl Read {
         DrainingReader {
             reader: self.prefix_reader(length),
@@ -206,7 +204,7 @@ impl Scratch {
         }
     }
 
-    /// Returns a reader of the first `length` bytes, which does not release them.
+    /// Returns a reader of the first `length` bytes, which releases no memory.
     pub(crate) fn prefix_reader(&self, length: u64) -> PrefixReader<'_> {
         PrefixReader {
             file: &self.file,
@@ -215,17 +213,18 @@ impl Scratch {
         }
     }
 
-    /// Appends to the file what `body` has after its first `length` bytes, which the file holds already.
-    /// Returns the file, opened again for reading only, and its length in bytes. A file without a path is
-    /// sealed (`F_SEAL_WRITE`) instead.
+    /// Completes the file with the end of `body`: the file already holds the first `length` bytes of `body`, so only
+    /// the bytes after these are appended. Returns the file, reopened for reading only, and its length in bytes. A file
+    /// without a path cannot be reopened, so it is sealed (`F_SEAL_WRITE`) instead.
     ///
     /// # Errors
-    /// No memory is left, or `body` cannot be read.
+    /// Memory is exhausted, or `body` cannot be read.
     pub(crate) fn complete_read_only(
         &self,
         length: u64,
         body: &mut dyn Read,
     ) -> io::Result<(File, u64)> {
+        // Reads and discards the part that the file already has.
         copy(&mut body.take(length), &mut io::sink())?;
         let mut file = self.file.get()?;
         file.set_len(length)?;
@@ -243,8 +242,8 @@ impl Scratch {
         Ok((File::from(opened), length + tail))
     }
 
-    /// Error number that explains why jemalloc could not write. jemalloc reports every file error as EFAULT,
-    /// so this repeats its open and write and returns the kernel's error. `None` if both succeed.
+    /// Error number that explains why jemalloc could not write. jemalloc reports EFAULT for every file error, so this
+    /// repeats its open and write to get the kernel's error. `None` if both succeed.
     pub(crate) fn probe_write_errno(&self) -> Option<Errno> {
         const PAGE: [u8; 4096] = [0; 4096];
         let opened = retry_on_intr(|| {
@@ -279,7 +278,7 @@ fn no_memory_file_error(cause: &io::Error) -> Error {
 /// Opens a directory of a memory file system.
 ///
 /// # Errors
-/// `Unsupported` if the file system is of another type; otherwise the kernel's error.
+/// `Unsupported` if the file system is of another type. Otherwise the kernel's error.
 fn open_memory_directory(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     let directory =
@@ -290,7 +289,7 @@ fn open_memory_directory(path: &Path) -> io::Result<OwnedFd> {
     Ok(directory)
 }
 
-/// Reads the first `length` bytes of a file, independently of its position.
+/// Reads the first `length` bytes of a file, without using the file's own position.
 pub(crate) struct PrefixReader<'a> {
     file: &'a GuardedFd<File>,
     position: u64,
@@ -310,7 +309,7 @@ impl Read for PrefixReader<'_> {
     }
 }
 
-/// Releases the memory of a file behind the bytes that it has read.
+/// Reader that releases the file's memory once it has read it. `punched` bytes are released so far.
 struct DrainingReader<'a> {
     reader: PrefixReader<'a>,
     punched: u64,
@@ -321,7 +320,7 @@ impl Read for DrainingReader<'_> {
         let length = (self.reader.position - self.punched) / PUNCH_SIZE * PUNCH_SIZE;
         if length > 0 {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // A refusal of the kernel does no harm: all memory is released when the file is closed.
+            // If the kernel refuses, all memory is released when the file is closed.
             let file = self.reader.file.get();
             let punched =
                 file.and_then(|file| rustix::fs::fallocate(file, flags, self.punched, length));

@@ -24,7 +24,7 @@ use memprof_messages::KeptDump;
 /// Suffix of a dump's file name.
 const EXTENSION: &str = ".heap";
 
-/// Clock difference to ignore: another process that dumps into the same directory may be slightly ahead.
+/// Clock difference to tolerate: the clock of another process that stores dumps here may be slightly ahead.
 const CLOCK_SLACK: Duration = Duration::from_secs(60);
 
 /// A kept dump, opened for reading.
@@ -38,15 +38,15 @@ pub struct OpenedDump {
     pub path: PathBuf,
 }
 
-/// The directory that holds a program's dumps; other files in it are ignored.
+/// The directory with a program's dumps. Other files in it are ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Store {
     directory: PathBuf,
     keep: RetentionPolicy,
 }
 
-/// Directory for a program's dumps if none is configured: below `XDG_STATE_HOME`, /var/lib for root, or
-/// `~/.local/state`. `variable` reads the environment; paths that are not absolute are ignored.
+/// Returns the default dump directory of a program: below `XDG_STATE_HOME`, below /var/lib for root, or below
+/// `~/.local/state`. `variable` reads the environment. Relative paths in variables are ignored.
 pub fn default_dump_dir(
     program: &str,
     is_root: bool,
@@ -65,7 +65,7 @@ pub fn default_dump_dir(
 }
 
 impl Store {
-    /// Creates a store in `directory`, an absolute path, which is created when it is first needed.
+    /// Creates a store in `directory`, an absolute path. The directory is created when it is first needed.
     pub fn new(directory: PathBuf, keep: RetentionPolicy) -> Self {
         Self { directory, keep }
     }
@@ -78,7 +78,7 @@ impl Store {
     /// Lists the kept dumps, newest first.
     ///
     /// # Errors
-    /// `Io`: the directory cannot be read or is not safe to use. A missing directory is empty.
+    /// `Io`: the directory cannot be read, or is not safe to use. A missing directory counts as empty.
     pub fn list(&self) -> Result<Vec<KeptDump>> {
         let Some(directory) = self.open_if_exists("read")? else {
             return Ok(Vec::new());
@@ -90,7 +90,7 @@ impl Store {
     /// Opens a kept dump.
     ///
     /// # Errors
-    /// `InvalidArgument`: no kept dump has this id; otherwise as for [`list`](Self::list).
+    /// `InvalidArgument`: no kept dump has this id. Otherwise as for [`list`](Self::list).
     pub fn fetch(&self, id: &str) -> Result<OpenedDump> {
         let unknown = || {
             let message = format!("no kept dump has the id {id:?}");
@@ -99,7 +99,7 @@ impl Store {
         let name = dump_file_name(&DumpName::parse(id).ok_or_else(unknown)?);
         let directory = self.open_if_exists("open a dump in")?.ok_or_else(unknown)?;
         let failed = |errno: Errno| self.directory_error("open a dump in", errno.into());
-        // `NONBLOCK` keeps the open of a FIFO from blocking this thread.
+        // `NONBLOCK`: opening a FIFO must not block this thread.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file =
             match retry_on_intr(|| rustix::fs::openat(&directory, &name, flags, Mode::empty()))
@@ -119,12 +119,12 @@ impl Store {
         })
     }
 
-    /// Publishes a dump of a process that started at `started` under the new `name`, after it deleted the dumps
-    /// that the retention policy no longer allows. Returns its id, path and length.
+    /// Publishes a dump under the new `name`. `started` is the start time of its process. Deletes the dumps that the
+    /// retention policy no longer allows first. Returns the dump's id, path and length.
     ///
     /// # Errors
-    /// `Io`: the directory cannot be created, is not safe, or accepts no file, or an expired dump cannot be
-    /// deleted; no part of the new dump is left behind.
+    /// `Io`: the directory cannot be created, is not safe, or accepts no file, or an expired dump cannot be deleted. No
+    /// part of the new dump is left behind.
     pub(crate) fn add(
         &self,
         name: &DumpName,
@@ -151,7 +151,7 @@ impl Store {
         }))
     }
 
-    /// Opens the directory, which it creates if necessary, and checks that it is safe for dumps.
+    /// Opens the directory, creating it if necessary, and checks that it is safe for dumps.
     ///
     /// # Errors
     /// `Io`: the directory cannot be created or opened, or is not safe.
@@ -172,8 +172,8 @@ impl Store {
         Ok(directory)
     }
 
-    /// Opens the directory and checks that it is safe. `None` if it does not exist. `act` names the purpose in
-    /// errors, as in `"read"`.
+    /// Opens the directory and checks that it is safe. `None` if it does not exist. `act` is the purpose for error
+    /// messages, such as `"read"`.
     ///
     /// # Errors
     /// `Io`: the directory cannot be opened, or is not safe.
@@ -188,7 +188,7 @@ impl Store {
         }
     }
 
-    /// Checks that only this user may write to the directory, and that not everybody may replace it.
+    /// Checks that only this user may write to the directory, and that not every user may replace it.
     ///
     /// # Errors
     /// `Io`: the directory is not safe, or cannot be examined.
@@ -199,18 +199,19 @@ impl Store {
         self.check_parents()
     }
 
-    /// Checks that no parent directory is writable by everybody without the sticky bit, so that any user could
-    /// replace this one. A parent that cannot be examined is accepted.
+    /// Checks that no parent directory is world-writable without the sticky bit, because any user could then replace
+    /// this directory. Accepts a parent that cannot be examined.
     ///
     /// # Errors
-    /// `Io`: names the parent.
+    /// `Io`, with the path of that parent.
     fn check_parents(&self) -> Result<()> {
-        // Checks both the given path and the one after its symbolic links are resolved.
+        // Checks the parents of the given path, and those of its target if it contains symbolic links.
         let real = std::fs::canonicalize(&self.directory);
         let given = self.directory.ancestors().skip(1);
         let real = real.iter().flat_map(|real| real.ancestors().skip(1));
         for parent in given.chain(real) {
             let mode = parent.metadata().map_or(0, |parent| parent.mode());
+            // World-writable, and not sticky.
             if mode & 0o1002 == 0o002 {
                 let (directory, parent) = (self.directory.display(), parent.display());
                 return Err(Error::new(
@@ -225,16 +226,16 @@ impl Store {
         Ok(())
     }
 
-    /// Opens the directory as [`open_or_create`](Self::open_or_create) does, and checks that a file can be
-    /// created in it. Nothing is left behind.
+    /// Opens the directory like [`open_or_create`](Self::open_or_create), and checks that a file can be created in it.
+    /// Leaves no file behind.
     ///
     /// # Errors
-    /// As for [`open_or_create`](Self::open_or_create); `Io`: no file can be created in it.
+    /// As for [`open_or_create`](Self::open_or_create). `Io`: no file can be created in the directory.
     pub(crate) fn check_writable(&self) -> Result<OwnedFd> {
         let directory = self.open_or_create()?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         match retry_on_intr(|| rustix::fs::openat(&directory, ".", flags, PRIVATE)) {
-            // File systems without O_TMPFILE accept a hidden name (`publish`).
+            // On file systems without O_TMPFILE, `publish` uses a hidden name.
             Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(directory),
             Err(errno) => Err(self
                 .directory_error("create a file in", errno.into())
@@ -242,7 +243,7 @@ impl Store {
         }
     }
 
-    /// Checks the permissions of the dump directory, or of the parent in which it would be created; creates
+    /// Checks the permissions of the dump directory, or of the closest existing parent if it is missing. Creates
     /// nothing.
     ///
     /// # Errors
@@ -261,10 +262,10 @@ impl Store {
         })
     }
 
-    /// Checks that the directory belongs to this user and that no other may write to it, by its `stat`.
+    /// Checks by `stat` that the directory belongs to this user, and that no other user may write to it.
     ///
     /// # Errors
-    /// `Io`: it does not, or another may.
+    /// `Io`: it belongs to another user, or another user may write to it.
     fn check_ownership(&self, stat: &Stat) -> Result<()> {
         let own = rustix::process::geteuid().as_raw();
         let complaint = if stat.st_uid != own {
@@ -287,15 +288,15 @@ impl Store {
         )))
     }
 
-    /// Opens the directory; fails on a symbolic link.
+    /// Opens the directory. Fails on a symbolic link.
     fn open_directory(&self) -> std::result::Result<OwnedFd, Errno> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         retry_on_intr(|| rustix::fs::open(&self.directory, flags, Mode::empty()))
             .and_then(above_stdio)
     }
 
-    /// Reads the names and lengths of the dumps in the directory, newest first. Skips files of other names and
-    /// those that are not regular.
+    /// Reads the names and lengths of the dumps in the directory, newest first. Skips other files and those that are
+    /// not regular.
     ///
     /// # Errors
     /// `Io`: the directory or a dump cannot be read.
@@ -315,7 +316,7 @@ impl Store {
                     let bytes = stat.st_size.unsigned_abs();
                     entries.push(DumpFile { name, bytes });
                 }
-                // Another process of this program may delete dumps at the same time.
+                // Another process of this program may have deleted the dump meanwhile.
                 Ok(_) | Err(Errno::NOENT) => {}
                 Err(errno) => return Err(failed(errno)),
             }
@@ -327,7 +328,7 @@ impl Store {
         Ok(entries)
     }
 
-    /// Description of a dump for replies.
+    /// Describes a dump for replies.
     fn describe(&self, entry: &DumpFile) -> KeptDump {
         let DumpFile { name, bytes } = entry;
         KeptDump {
@@ -342,14 +343,14 @@ impl Store {
         }
     }
 
-    /// Deletes the dumps that the retention policy does not allow beside `new_dump`, oldest first.
+    /// Deletes the dumps that the retention policy does not allow besides `new_dump`, oldest first.
     ///
     /// # Errors
-    /// `Io`: the directory cannot be read, or the first dump that cannot be deleted.
+    /// `Io`: the directory cannot be read, or a dump cannot be deleted.
     fn delete_expired(&self, directory: &OwnedFd, new_dump: &NewDump<'_>) -> Result<()> {
         let mut entries = self.read_entries(directory)?;
-        // A dump from the future was taken before the clock was set back, so it counts as older than the
-        // present ones.
+        // A dump with a time in the future was taken before the clock was set back, so it is older than the others: it
+        // moves to the end of the list.
         let latest = new_dump.name.taken + CLOCK_SLACK;
         entries.sort_by_key(|entry| entry.name.taken > latest);
         for DumpFile { name, .. } in select_expired(&entries, new_dump, &self.keep) {

@@ -10,23 +10,23 @@ use memprof_messages::{TriggerKind, format_size};
 pub enum Trigger {
     /// A message requested it.
     Message,
-    /// A watch rule fired, at this many bytes: resident ones, or the cgroup's for `CgroupAbove`.
+    /// A watch rule fired. The number is that of the resident bytes, or of the cgroup's bytes for `CgroupAbove`.
     Rule(Condition, u64),
-    /// `gdump`: the resident bytes passed their last high-water mark.
+    /// `gdump`: the resident memory, in bytes, exceeded its last high-water mark.
     HighWater(u64),
 }
 
-/// Condition under which a watch rule dumps.
+/// Condition under which a watch rule takes a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// This time has passed since the last dump.
     Every(Duration),
-    /// Resident memory exceeds the threshold. Percentages are of the cgroup's limit, or of the machine's
-    /// memory if there is none.
+    /// Resident memory exceeds the threshold. A percentage refers to the cgroup's limit, or to the machine's memory if
+    /// there is no limit.
     RssAbove(Threshold),
-    /// Resident memory grew by this many bytes since the rule's last dump, or since its start.
+    /// Resident memory grew by this many bytes since the rule's last dump, or since the rule was set.
     RssGrowth(u64),
-    /// The memory cgroup's usage exceeds the threshold; percentages as for `RssAbove`.
+    /// The memory cgroup's usage exceeds the threshold. A percentage refers to the same limit as in `RssAbove`.
     CgroupAbove(Threshold),
     /// The program exits, normally or by a signal that it handles.
     AtExit,
@@ -42,18 +42,18 @@ pub enum Threshold {
 }
 
 impl Threshold {
-    /// Converts to bytes; percentages are of `available` bytes.
+    /// Converts to bytes. A percentage refers to `available` bytes.
     pub(crate) fn bytes(self, available: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
-            // Divides first: `available` may be near `u64::MAX`.
+            // Divides first, because `available` may be near `u64::MAX`.
             Self::Percent(percent) => available / 100 * u64::from(percent),
         }
     }
 }
 
 impl Condition {
-    /// Whether the condition depends on the memory in use, which must then be polled.
+    /// Whether the condition depends on the memory in use, so that the watcher must poll it.
     pub(crate) fn reads_memory(&self) -> bool {
         match self {
             Self::Every(_) | Self::AtExit => false,
@@ -63,7 +63,7 @@ impl Condition {
 }
 
 impl Trigger {
-    /// The kind that names and messages report.
+    /// The kind that dump names and messages report.
     pub(crate) fn kind(&self) -> TriggerKind {
         match self {
             Self::Message => TriggerKind::Message,

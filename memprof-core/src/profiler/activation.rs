@@ -1,4 +1,4 @@
-//! Starting and stopping of sampling.
+//! Starts and stops sampling.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,45 +20,46 @@ use memprof_messages::{
     ActivationResult, AllocatorKind, LanguagesChoice, ProfileKind, SamplerChoice, UnwinderChoice,
 };
 
-/// Duration of an activation that is too expensive to be left on, unless another one is requested.
+/// Duration of an activation that is too expensive to be left on, unless the request has another one.
 const DEFAULT_LEASE: Duration = Duration::from_secs(600);
 
 /// Options of an activation.
 #[derive(Clone, Debug, Default)]
 pub struct ActivateOptions {
-    /// Kind of the allocators to activate. `None`: those that messages act on by default.
+    /// Kind of the allocators to activate. `None`: the default allocators of messages.
     pub allocator: Option<AllocatorKind>,
-    /// Sample interval; setting one may drop the samples so far. `None` keeps the current one.
+    /// Sample interval. Setting it may drop existing samples. `None` keeps the current interval.
     pub interval: Option<SampleInterval>,
-    /// Time after which sampling stops. `None`: no end, also if a running activation has one.
+    /// Time after which sampling stops. `None`: no time limit, even if a running activation has one.
     pub duration: Option<Duration>,
     /// Walker to use until the activation ends. `None`: the configured one.
     pub unwinder: Option<UnwinderChoice>,
     /// Sampler to use until the next activation. `None`: the configured one.
     pub sampler: Option<SamplerChoice>,
-    /// Width of the age buckets in which the allocation time of samples is recorded. `None`: not recorded.
+    /// Width of the age buckets that record when samples were allocated. `None`: not recorded.
     pub ages: Option<AgeBucketWidth>,
     /// Labels of the allocating threads to record with samples. `None`: not recorded.
     pub labels: Option<LabelKeys>,
-    /// Whether stacks name the functions of an interpreter's program.
+    /// Whether stacks contain the function names of an interpreted program.
     pub languages: LanguagesChoice,
 }
 
 /// Result of an activation.
 struct ActivationOutcome {
     /// Whether sampling was off before.
+    /// Live bytes at the start, which no profile will show. `None` if sampling was on already, or if unknown.
     is_fresh: bool,
     unseen_bytes: Option<u64>,
     warnings: Vec<String>,
 }
 
 impl Profiler {
-    /// Starts sampling in every selected allocator that can be profiled, and returns the state with warnings for
-    /// the operator.
+    /// Starts sampling in every selected allocator that can be profiled. Returns the new state, with warnings for the
+    /// operator.
     ///
     /// # Errors
-    /// The reason why none of them can, with the remedy for this process. `Busy`: an interval is given while a
-    /// dump runs. `Unsupported`: ages or labels cannot be recorded here. `Io`: a thread cannot be started.
+    /// The reason why no allocator can be profiled, with the remedy for this process. `Busy`: an interval is given
+    /// while a dump runs. `Unsupported`: ages or labels cannot be recorded here. `Io`: a thread cannot be started.
     pub fn activate(self: &Arc<Self>, options: ActivateOptions) -> Result<ActivationResult> {
         let mut outcome = self.activate_backends(options)?;
         let stripped = self
@@ -76,8 +77,8 @@ impl Profiler {
         })
     }
 
-    /// Like [`activate`](Self::activate), but builds no result: the status may need a search of the whole
-    /// executable for a stripped jemalloc.
+    /// Like [`activate`](Self::activate), but builds no result. Faster, because the status may require a search of the
+    /// whole executable for a stripped jemalloc.
     ///
     /// # Errors
     /// As for [`activate`](Self::activate).
@@ -85,7 +86,7 @@ impl Profiler {
         self.activate_backends(options).map(drop)
     }
 
-    /// Selects the sampler, starts sampling, and installs what samples need: walker, labels, ages, periodic
+    /// Selects the sampler, starts sampling, and installs everything that samples need: walker, labels, ages, periodic
     /// task and lease.
     fn activate_backends(self: &Arc<Self>, options: ActivateOptions) -> Result<ActivationOutcome> {
         let ActivateOptions {
@@ -113,9 +114,10 @@ impl Profiler {
         } else {
             None
         };
+        // Setting an interval may drop samples, which must not happen during a dump.
         let _running = interval.map(|_| self.dump_slot.acquire()).transpose()?;
-        // The switch stays locked for the whole activation: its state is read back, and another thread could
-        // change it.
+        // The switch stays locked for the whole activation. Another thread could otherwise change its state before it
+        // is read back.
         let mut switch = self.switch.lock();
         let mut warnings = switch.install(&jemallocs(&backends), unwinder);
         let recorded = match (ages, &labels) {
@@ -149,19 +151,19 @@ impl Profiler {
         })
     }
 
-    /// Stops sampling in all allocators, or in those of one kind. Samples taken so far are kept, and frees are
-    /// still recorded.
+    /// Stops sampling in all allocators, or in those of one kind. Existing samples are kept, and frees are still
+    /// recorded.
     ///
     /// # Errors
-    /// The error of the first allocator that refused, after all were tried. `Unsupported`: there is none of that
-    /// kind.
+    /// The error of the first allocator that refused; the others are still deactivated. `Unsupported`: there is no
+    /// allocator of that kind.
     pub fn deactivate(&self, allocator: Option<AllocatorKind>) -> Result<ActivationResult> {
         let backends = match allocator {
             None => self.allocators.all(),
             named => self.allocators.backends_for(named)?,
         };
         let mut switch = self.switch.lock();
-        // Deactivates all of them, even if the first one refuses.
+        // Collected, so that all are deactivated even if one refuses.
         let errors: Vec<_> = backends
             .iter()
             .filter_map(|each| each.deactivate().err())
@@ -187,11 +189,11 @@ impl Profiler {
         })
     }
 
-    /// Drops all samples in every allocator that can, and sets the sample interval if given. `allocator` selects
-    /// one kind.
+    /// Drops all samples in every allocator that can drop them, and sets the sample interval if given. `allocator`
+    /// selects one kind.
     ///
     /// # Errors
-    /// `Busy` while a dump runs; otherwise the reason why profiling is off or samples cannot be dropped.
+    /// `Busy` while a dump runs. Otherwise the reason why profiling is off or samples cannot be dropped.
     pub fn reset(
         &self,
         allocator: Option<AllocatorKind>,
@@ -211,8 +213,8 @@ impl Profiler {
         })
     }
 
-    /// Fails unless memprof walks the stacks of samples, because only its walker appends ages and labels. `what`
-    /// names what is requested.
+    /// Fails unless memprof walks the stacks of samples, because only its walker appends ages and labels. `what` is the
+    /// requested feature, for the error message.
     ///
     /// # Errors
     /// `Unsupported`: neither memprof's walker nor its sampler is in use.
@@ -242,7 +244,7 @@ impl Profiler {
     /// # Errors
     /// `Io`: its thread cannot be started.
     fn start_lease(self: &Arc<Self>, duration: Duration) -> Result<Lease> {
-        // A weak reference, because a lease must not keep the profiler alive when the host ends.
+        // A weak reference: the lease must not keep the profiler alive when the host ends.
         let profiler = Arc::downgrade(self);
         Lease::start(duration, move || {
             let Some(profiler) = profiler.upgrade() else {
@@ -256,7 +258,7 @@ impl Profiler {
         })
     }
 
-    /// Sampling that is on now. `None` if it is off, or a lease will end it.
+    /// The sampling that is on now. `None` if it is off, or if a lease will end it.
     fn earlier_sampling(&self) -> Option<EarlierSampling> {
         let now = self.switch.activation();
         let since = now.since.filter(|_| now.deadline.is_none())?;
@@ -272,8 +274,8 @@ impl Profiler {
         })
     }
 
-    /// Ends an activation whose time is over: stops sampling, or returns to the sampling that was on before. Returns
-    /// the new state as text.
+    /// Ends an activation whose time limit has passed: stops sampling, or restores the sampling that was on before.
+    /// Returns the new state as text.
     ///
     /// # Errors
     /// An allocator refused.
@@ -315,8 +317,7 @@ impl Profiler {
         Ok("profiling goes on as before the activation")
     }
 
-    /// Starts the periodic task for memprof's sampler, if that sampled before this profiler existed. A failure
-    /// is only logged.
+    /// Starts the periodic task if memprof's sampler was on before this profiler was created. A failure is only logged.
     pub fn start_task_of_running_sampler(self: &Arc<Self>) {
         if !self.maintain_sampler() {
             return;
@@ -334,7 +335,7 @@ impl Profiler {
     fn start_periodic_task(self: &Arc<Self>) -> Result<Option<PeriodicTask>> {
         let for_sampler = self.maintain_sampler();
         let is_needed = for_sampler || self.switch.has_own_walker();
-        // A weak reference, because a thread must not keep the profiler alive when the host ends.
+        // A weak reference: the thread must not keep the profiler alive when the host ends.
         let profiler = Arc::downgrade(self);
         let work = move || {
             profiler.upgrade().is_some_and(|profiler| {

@@ -1,4 +1,4 @@
-//! The clock of sample ages: while it runs, the stack of each new sample ends in the time bucket of its
+//! The clock for the ages of samples. While it runs, the stack of each new sample ends in the time bucket of its
 //! allocation.
 
 use std::num::NonZero;
@@ -16,7 +16,7 @@ pub struct AgeBucketWidth(NonZero<u32>);
 impl FromStr for AgeBucketWidth {
     type Err = Error;
 
-    /// Parses whole seconds with a unit, as in `1m`, above 0.
+    /// Parses whole seconds above 0 with a unit, such as `1m`.
     fn from_str(word: &str) -> Result<Self> {
         let duration = humantime::parse_duration(word).ok();
         let whole_seconds = duration.filter(|duration| duration.subsec_nanos() == 0);
@@ -31,15 +31,15 @@ impl FromStr for AgeBucketWidth {
     }
 }
 
-/// Number of buckets after which their width doubles, repeatedly: so the memory for ages stays bounded, in
-/// the allocator and in a dump, however long an activation lasts.
+/// Number of buckets at which their width doubles. This bounds the memory for ages in the allocator and in a dump, no
+/// matter how long an activation lasts.
 const MAX_BUCKETS: u32 = 1024;
 
-/// The clock, and the bucket width of the last activation with ages, whose samples may still be live.
+/// The clock, and the bucket width of the last activation with ages. Samples of that activation may still be live.
 #[derive(Debug)]
 pub(super) struct AgeClock {
-    /// Time since the epoch and monotonic time at the start: one clock for allocations and dumps, unaffected
-    /// by changes of the system clock.
+    /// Time since the epoch and monotonic time, both at the creation. Their sum gives allocations and dumps one clock
+    /// that changes of the system clock do not affect.
     base: (Duration, Instant),
     /// Bucket width in seconds; 0 if no sample has an age.
     width: AtomicU32,
@@ -60,7 +60,7 @@ impl AgeClock {
         }
     }
 
-    /// Starts recording allocation times in buckets of this width; `None` stops it.
+    /// Starts to record allocation times in buckets of this width, or stops if it is `None`.
     pub(super) fn set_width(&self, width: Option<AgeBucketWidth>) {
         if let Some(AgeBucketWidth(width)) = width {
             self.width.store(width.get(), Ordering::Relaxed);
@@ -70,8 +70,8 @@ impl AgeClock {
         set_alloc_time(self.bucket_start());
     }
 
-    /// Sets the allocation time of new samples to the current bucket, and doubles the width if there are too
-    /// many buckets. Does nothing while the clock is stopped.
+    /// Sets the allocation time of new samples to the current bucket. Doubles the width if there are too many buckets.
+    /// Does nothing while the clock is stopped.
     pub(super) fn advance(&self) {
         if self.is_on.load(Ordering::Relaxed) {
             let elapsed = self
@@ -90,8 +90,8 @@ impl AgeClock {
         is_on.then(|| self.width.load(Ordering::Relaxed))
     }
 
-    /// Content of a dump's `# ages:` line: the last bucket width and the current time of the clock, both in
-    /// seconds. `None` if the clock was never started, so that no sample has an age.
+    /// Content of a dump's `# ages:` line: the last bucket width and the current time of the clock, both in seconds.
+    /// `None` if the clock was never started, because no sample has an age then.
     pub(super) fn header_line(&self) -> Option<String> {
         let width = self.width.load(Ordering::Relaxed);
         (width > 0).then(|| format!("{width} {}", self.now_seconds()))

@@ -1,4 +1,4 @@
-//! The allocators of the process, and the selection of those that a message acts on.
+//! The allocators of the process, and the selection of those to which a message applies.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -13,14 +13,14 @@ use crate::lock::lock;
 use crate::sampler::Backend;
 use memprof_messages::{AllocatorKind, ProfileKind};
 
-/// Some or all allocators of the process, with their samplers.
+/// Some or all allocators of the process, each with its sampler.
 pub(super) type BackendList = Arc<[Arc<Backend>]>;
 
-/// The allocators of the most recent search.
+/// The allocators that the most recent search found.
 #[derive(Debug)]
 pub(super) struct Allocators(Mutex<FoundBackends>);
 
-/// Result of a search, with the number of libraries that were loaded before it.
+/// Result of a search, and the number of libraries that had been loaded before it.
 #[derive(Debug)]
 struct FoundBackends {
     backends: BackendList,
@@ -28,14 +28,14 @@ struct FoundBackends {
     load_count: u64,
     /// Fingerprints of objects without allocators, as in [`DiscoveredAllocators::without_allocators`].
     without_allocators: Arc<[u64]>,
-    /// File of the program, if it contains a stripped jemalloc. The outer `None` means not searched yet: the
-    /// search reads the whole file, so it waits until the answer is needed.
+    /// File of the program, if it contains a stripped jemalloc. The outer `None` means that this was not searched yet.
+    /// The search reads the whole file, so it waits until the answer is needed.
     stripped_jemalloc: Option<Option<PathBuf>>,
 }
 
 impl FoundBackends {
-    /// Searches for allocators. Backends of `known` allocators are reused, unless they can now be intercepted by
-    /// another method. Objects with fingerprints in `without_allocators` are not searched again.
+    /// Searches for allocators. Reuses the backends of `known` allocators, except those that can now be intercepted by
+    /// another method. Skips objects with fingerprints in `without_allocators`.
     fn find_all(
         settings: &ProfilerSettings,
         known: &[Arc<Backend>],
@@ -78,8 +78,7 @@ impl Allocators {
         Self(Mutex::new(FoundBackends::find_all(settings, &[], &[])))
     }
 
-    /// Searches again if a library was loaded since the last search, or if an allocator can now be
-    /// intercepted.
+    /// Searches again if a library was loaded since the last search, or if an allocator can now be intercepted.
     pub(super) fn refresh(&self, settings: &ProfilerSettings) {
         let (known, without_allocators) = {
             let found = lock(&self.0);
@@ -91,7 +90,7 @@ impl Allocators {
         }
     }
 
-    /// Whether `memprof attach` patched the entry points of an allocator since the last search.
+    /// Whether `memprof attach` patched an allocator's entry points since the last search.
     pub(super) fn is_outdated(&self) -> bool {
         self.all().iter().any(|each| each.has_new_interception())
     }
@@ -101,24 +100,24 @@ impl Allocators {
         Arc::clone(&lock(&self.0).backends)
     }
 
-    /// Whether an allocator is being sampled.
+    /// Whether some allocator is being sampled.
     pub(super) fn is_active(&self) -> bool {
         self.all().iter().any(|each| each.is_active())
     }
 
-    /// File of the `malloc` that serves the process. `None` if that is a known allocator's.
+    /// File of the `malloc` that serves the process. `None` if it belongs to a known allocator.
     pub(super) fn unknown_malloc(&self) -> Option<PathBuf> {
         lock(&self.0).unknown_malloc.clone()
     }
 
-    /// File of the program, if it contains a stripped jemalloc, which no profile shows. `None` if it contains
-    /// none. Searches the file the first time.
+    /// File of the program, if it contains a stripped jemalloc, whose allocations no profile shows. `None` if it does
+    /// not. The first call searches the file.
     pub(super) fn stripped_jemalloc(&self) -> Option<PathBuf> {
         let (known, backends) = {
             let found = lock(&self.0);
             (found.stripped_jemalloc.clone(), Arc::clone(&found.backends))
         };
-        // Searched without the lock: a child that is forked meanwhile would inherit it locked.
+        // Searched without holding the lock, because a child forked meanwhile would inherit a locked lock.
         known.unwrap_or_else(|| {
             let jemallocs = backends.iter().filter_map(|each| each.allocator.jemalloc());
             let path = stripped_jemalloc::find_stripped_jemalloc(
@@ -129,12 +128,12 @@ impl Allocators {
         })
     }
 
-    /// Selects the allocators that a message acts on: those of the kind that it names; otherwise the one that
-    /// serves `malloc`, every jemalloc (which may serve the program under another name), and every one that
-    /// memprof's sampler can sample, or that is being sampled.
+    /// Selects the allocators to which a message applies. If it names a kind, these are the allocators of that kind.
+    /// Otherwise they are the allocator that serves `malloc`, every jemalloc (which may serve the program under another
+    /// name), and each allocator that memprof's sampler can sample or that is being sampled.
     ///
     /// # Errors
-    /// `Unsupported`: the process has none of that kind, or none at all.
+    /// `Unsupported`: the process has no such allocator.
     pub(super) fn backends_for(&self, named: Option<AllocatorKind>) -> Result<BackendList> {
         let Some(kind) = named else {
             return self.default_backends().map_err(Error::from);
@@ -150,8 +149,7 @@ impl Allocators {
         Ok(selected)
     }
 
-    /// Selects the allocators that a message acts on if it names no kind. Fails with the reason if there are
-    /// none.
+    /// Selects the allocators for a message that names no kind. Fails with the reason if there are none.
     fn default_backends(&self) -> std::result::Result<BackendList, Unprofilable> {
         let backends = self.all();
         let is_default = |each: &&Arc<Backend>| {
@@ -172,7 +170,7 @@ impl Allocators {
         }
     }
 
-    /// Reason why the default allocators cannot be profiled. `None` if one can.
+    /// Reason why no default allocator can be profiled. `None` if one can.
     pub(super) fn default_unprofilable_reason(&self) -> Option<Unprofilable> {
         match self.default_backends() {
             Ok(backends) => self.unprofilable_reason(&backends),
@@ -180,7 +178,7 @@ impl Allocators {
         }
     }
 
-    /// Reason why none of these allocators can be profiled: the first one's, or that the program contains a
+    /// Reason why none of these allocators can be profiled: the reason of the first one, or that the program contains a
     /// stripped jemalloc. `None` if one can.
     fn unprofilable_reason(&self, backends: &[Arc<Backend>]) -> Option<Unprofilable> {
         let mut reasons = backends.iter().map(|each| each.unprofilable_reason());

@@ -1,4 +1,4 @@
-//! Automatic dumps: by watch rules, at high water, and at the exit.
+//! Automatic dumps: by watch rules, at new high-water marks, and at the program's exit.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,29 +25,29 @@ use memprof_messages::{
     DumpReport, GdumpResult, GdumpStatus, OnOff, ProfileKind, Profiling, WatchStatus,
 };
 
-/// Longest time that the exit waits for its dump.
+/// Maximum time that the exiting thread waits for the exit dump.
 const EXIT_DUMP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time between two attempts at the exit while another dump runs.
+/// Time between two attempts to take the exit dump while another dump runs.
 const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The watcher and the exit dump of a process.
 #[derive(Debug, Default)]
 pub(super) struct AutomaticDumps {
     watcher: Mutex<Option<Arc<Watcher>>>,
-    /// Not behind a lock, because the exiting thread may hold any lock.
+    /// Not protected by a lock, because the exiting thread may hold any lock.
     exit_dump: OnceLock<ExitDump>,
-    /// Set after a rule's dump was refused for lack of memory, so that this is logged only once.
+    /// Set after lack of memory prevented a rule's dump, so that this is logged only once.
     was_refused: AtomicBool,
 }
 
 impl AutomaticDumps {
-    /// Replaces the watcher.
+    /// Replaces the current watcher.
     fn set_watcher(&self, watcher: &Arc<Watcher>) {
         *lock(&self.watcher) = Some(Arc::clone(watcher));
     }
 
-    /// The watcher of this process. `None` if there is none, or in a forked child, which inherits the rules but
-    /// not the thread.
+    /// The watcher of this process. `None` if there is none. Also `None` in a forked child, which inherits the rules
+    /// but not the thread.
     fn watcher(&self) -> Option<Arc<Watcher>> {
         let watcher = lock(&self.watcher).clone();
         watcher.filter(|watcher| watcher.owner == process::id())
@@ -65,7 +65,7 @@ impl AutomaticDumps {
 }
 
 impl Profiler {
-    /// Sets the watch rules, replacing those before, and starts the watcher thread if they need it.
+    /// Replaces the watch rules, and starts the watcher thread if the rules need it.
     ///
     /// # Errors
     /// `Io`: the thread of the watcher or of the exit dump cannot be started.
@@ -85,7 +85,7 @@ impl Profiler {
     /// Dumps at each new high-water mark of the resident memory, within `limits`.
     ///
     /// # Errors
-    /// The reason why profiling is impossible; `Io`: the watcher thread cannot be started.
+    /// The reason why profiling is impossible. `Io`: the watcher thread cannot be started.
     pub fn start_gdump(self: &Arc<Self>, limits: GdumpLimits) -> Result<GdumpResult> {
         self.allocators.refresh(&self.settings);
         if let Some(reason) = self.allocators.default_unprofilable_reason() {
@@ -115,8 +115,8 @@ impl Profiler {
         })
     }
 
-    /// Stops the dumps at high water: memprof's, and jemalloc's built-in ones, which a host may have enabled
-    /// at its start.
+    /// Stops the dumps at high-water marks: memprof's, and jemalloc's built-in ones, which the host may have enabled at
+    /// its start.
     ///
     /// # Errors
     /// `Allocator`: jemalloc refused.
@@ -132,7 +132,7 @@ impl Profiler {
         })
     }
 
-    /// Stops the dumps at high water of each jemalloc. Returns a warning for each that had them on.
+    /// Stops jemalloc's built-in dumps at high-water marks. Returns a warning for each jemalloc that had them enabled.
     ///
     /// # Errors
     /// `Allocator`: jemalloc refused.
@@ -149,8 +149,8 @@ impl Profiler {
         Ok(warnings)
     }
 
-    /// Called at the plugin's end: stops watching, and takes the dump of an `at_exit` rule unless
-    /// [`take_exit_dump`](Self::take_exit_dump) did.
+    /// Stops the watcher, and takes the dump of an `at_exit` rule unless [`take_exit_dump`](Self::take_exit_dump) did.
+    /// Called when the plugin ends.
     pub fn shut_down(&self) {
         if let Some(watcher) = self.automatic_dumps.watcher() {
             watcher.stop();
@@ -158,9 +158,8 @@ impl Profiler {
         self.take_exit_dump();
     }
 
-    /// Called at the program's exit: takes the dump of an `at_exit` rule, and waits for it up to five
-    /// seconds. Allocates nothing and takes no lock on the calling thread, because a signal may have
-    /// interrupted it anywhere.
+    /// Takes the dump of an `at_exit` rule, and waits up to five seconds for it. Called at the program's exit. The
+    /// calling thread allocates nothing and takes no lock, because a signal may have interrupted it anywhere.
     pub fn take_exit_dump(&self) {
         if let Some(exit_dump) = self.automatic_dumps.exit_dump.get() {
             exit_dump.run(EXIT_DUMP_TIMEOUT);
@@ -172,7 +171,7 @@ impl Profiler {
     /// # Errors
     /// `Io`: the thread cannot be started.
     fn prepare_exit_dump(self: &Arc<Self>) -> Result<()> {
-        // A weak reference, because a thread must not keep the profiler alive when the host ends.
+        // A weak reference: the thread must not keep the profiler alive when the host ends.
         let profiler = Arc::downgrade(self);
         let exit_dump = ExitDump::prepare(move || {
             if let Some(profiler) = profiler.upgrade() {
@@ -180,13 +179,12 @@ impl Profiler {
                 profiler.dump_at_exit();
             }
         })?;
-        // An earlier one stays: its thread does the same.
+        // If there is an earlier exit dump, it stays, because its thread does the same.
         drop(self.automatic_dumps.exit_dump.set(exit_dump));
         Ok(())
     }
 
-    /// Takes the exit dump. Retries while another dump runs, for at most [`EXIT_DUMP_TIMEOUT`]. Errors are only
-    /// logged.
+    /// Takes the exit dump. Retries for up to [`EXIT_DUMP_TIMEOUT`] while another dump runs. Errors are only logged.
     fn dump_at_exit(&self) {
         let start = Instant::now();
         let trigger = Trigger::Rule(Condition::AtExit, read_rss().unwrap_or(0));
@@ -203,14 +201,14 @@ impl Profiler {
         }
     }
 
-    /// State of each watch rule, as `status` reports it; empty without rules.
+    /// State of each watch rule, for `status`. Empty without rules.
     pub(super) fn watch_status(&self) -> Vec<WatchStatus> {
         self.automatic_dumps
             .watcher()
             .map_or(Vec::new(), |watcher| watcher.status())
     }
 
-    /// State of the high-water watch. `None` while there is none.
+    /// State of the watch for high-water marks. `None` if it was not started.
     pub(super) fn gdump_status(&self) -> Option<GdumpStatus> {
         self.automatic_dumps.watcher()?.gdump_status()
     }
@@ -220,7 +218,7 @@ impl Profiler {
     /// # Errors
     /// `Io`: the thread cannot be started.
     fn start_watcher(self: &Arc<Self>, watcher: &Arc<Watcher>) -> Result<()> {
-        // A weak reference, because a thread must not keep the profiler alive when the host ends.
+        // A weak reference: the thread must not keep the profiler alive when the host ends.
         let profiler = Arc::downgrade(self);
         let entering = Arc::downgrade(self);
         let enter = move || {
@@ -234,8 +232,8 @@ impl Profiler {
         })
     }
 
-    /// Takes a due dump, or first turns sampling on if the rule requests it. Returns what happened: the watcher
-    /// tries again if a dump is running or memory is short; other errors are only logged.
+    /// Takes a due dump, or activates sampling first if the rule requests it. The result tells the watcher whether to
+    /// try again: it does if a dump is running or memory is short. Other errors are only logged.
     fn handle_due_dump(self: &Arc<Self>, due: DueDump) -> DumpOutcome {
         if due.activate && self.status().profiling == Profiling::Inactive {
             match self.activate(ActivateOptions::default()) {
@@ -254,7 +252,7 @@ impl Profiler {
             }
             Err(error) if error.kind == ErrorKind::Busy => return DumpOutcome::Busy,
             Err(error) if error.os_error() == Some(Errno::NOMEM) => {
-                // A rule such as cgroup_above is refused repeatedly until there is memory.
+                // Without memory, a rule such as cgroup_above is refused again and again.
                 if !self
                     .automatic_dumps
                     .was_refused

@@ -1,20 +1,20 @@
-//! Detaching: removes memprof's traces from a process that continues without it.
+//! Detaches memprof from a process that continues without it.
 
 use super::Profiler;
 use crate::error::Result;
 
 impl Profiler {
-    /// Undoes all that memprof does in the process: stops sampling, restores the calls of malloc, and stops
-    /// every thread. Drops the samples of memprof's own sampler. Later messages start from scratch.
+    /// Undoes everything that memprof does in the process: stops sampling, restores the calls of malloc, and stops all
+    /// of memprof's threads. Drops the samples of memprof's sampler. Later messages start from scratch.
     ///
     /// # Errors
-    /// `Busy` while a dump runs, or if a thread stays inside the sampler; otherwise the error of the
-    /// allocator or the loader. It can then be tried again.
+    /// `Busy` while a dump runs, or if a thread stays inside the sampler. Otherwise the error of the allocator or the
+    /// loader. The call may be repeated.
     pub fn detach(&self) -> Result<()> {
         let _running = self.dump_slot.acquire()?;
         self.automatic_dumps.stop();
         match self.switch.was_active_before_memprof() {
-            // The program itself had activated the allocator's sampler, so that stays on.
+            // The program itself activated the allocator's sampler, so it stays on.
             true => {
                 let mut switch = self.switch.lock();
                 switch.uninstall();

@@ -1,4 +1,4 @@
-//! Dumps of all allocators that can be profiled.
+//! Takes dumps of all allocators that can be profiled.
 
 use std::path::Path;
 use std::process;
@@ -28,22 +28,22 @@ use memprof_messages::{
     UnseenFrees, format_size, size_text,
 };
 
-/// Allocators to dump together, and the circumstances of the dump.
+/// Allocators to dump together, with the kind and origin of their dumps.
 struct DumpRound {
     backends: Arc<[Arc<Backend>]>,
     kind: ProfileKind,
     origin: DumpOrigin,
 }
 
-/// Function that takes one dump; runs on the dumper's thread.
+/// Function that takes one dump. It runs on the dumper's thread.
 type TakeDumpFn<T> = fn(&Backend, &Store, &DumpName, &DumpOrigin, &Scratch) -> Result<T>;
 
 impl Profiler {
-    /// Takes and stores a dump of every allocator that can be profiled, among those of the kind `allocator`
-    /// or the default ones.
+    /// Takes and stores a dump of every allocator that can be profiled, among those of the kind `allocator`, or among
+    /// the default ones if it is `None`.
     ///
     /// # Errors
-    /// `Busy` while another dump runs; the reason why profiling is impossible; an error of the system.
+    /// `Busy` while another dump runs. Otherwise the reason why profiling is impossible, or an error of the system.
     pub fn dump(
         &self,
         allocator: Option<AllocatorKind>,
@@ -53,8 +53,8 @@ impl Profiler {
         let _running = self.dump_slot.acquire()?;
         let start = Instant::now();
         let round = self.prepare_round(allocator, kind, trigger)?;
-        // Checked first, because an allocator may hold locks while it writes a dump that could then not be
-        // stored.
+        // Checked first, because an allocator may hold locks while it writes a dump, which would be for nothing if the
+        // dump cannot be stored.
         self.settings.store.require_writable()?;
         let dumps = self.dump_each_backend(&round, take_dump::take_and_store_dump)?;
         let active_since = round.origin.active_since;
@@ -106,7 +106,7 @@ impl Profiler {
         })
     }
 
-    /// Takes a dump into memory without storing it; if several allocators can be dumped, returns the largest.
+    /// Takes a dump into memory without storing it. If several allocators can be dumped, returns the largest dump.
     ///
     /// # Errors
     /// As for [`dump`](Self::dump).
@@ -127,7 +127,7 @@ impl Profiler {
     /// Selects the backends and collects the facts that the dump records about its origin.
     ///
     /// # Errors
-    /// `Io`: memory is short. Otherwise the reason why none of the backends has this kind of profile.
+    /// `Io`: memory is short. Otherwise the reason why no backend has this kind of profile.
     fn prepare_round(
         &self,
         allocator: Option<AllocatorKind>,
@@ -154,8 +154,8 @@ impl Profiler {
         })
     }
 
-    /// Dumps each backend of the round that has this kind of profile, by calls of `take`. Returns the results in
-    /// the order of the backends, or the first error.
+    /// Calls `take` for each backend of the round that has this kind of profile. Returns the results in the order of
+    /// the backends, or the first error.
     fn dump_each_backend<T: Send + 'static>(
         &self,
         round: &DumpRound,
@@ -167,11 +167,11 @@ impl Profiler {
             .collect()
     }
 
-    /// Dumps one backend on the dumper's thread, and polls the headroom meanwhile.
+    /// Dumps one backend on the dumper's thread, while this thread polls the headroom.
     ///
     /// # Errors
-    /// `Io`: memory is short, no scratch file can be created, or the thread cannot be started; otherwise the
-    /// error of `take`.
+    /// `Io`: memory is short, no scratch file can be created, or the thread cannot be started. Otherwise the error of
+    /// `take`.
     fn dump_backend<T: Send + 'static>(
         &self,
         backend: Arc<Backend>,
@@ -200,10 +200,10 @@ impl Profiler {
         })?
     }
 
-    /// Creates a unique name for a dump that is taken now.
+    /// Creates a unique name for a dump that is about to be taken.
     ///
     /// # Errors
-    /// `Io`: the kernel gives no random bytes.
+    /// `Io`: the kernel provides no random bytes.
     fn next_dump_name(&self, kind: ProfileKind, origin: &DumpOrigin) -> Result<DumpName> {
         let mut random = [0; 4];
         rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
@@ -222,12 +222,12 @@ impl Profiler {
     }
 }
 
-/// `Internal` error: `require_profile` passed, but no backend could be dumped.
+/// `Internal` error, for the impossible case that `require_profile` passed but no backend was dumped.
 fn no_dump_error() -> Error {
     Error::new(ErrorKind::Internal, "no allocator was dumped")
 }
 
-/// Warning if samples had more label sets than there is space for; `None` otherwise.
+/// Warning if samples had more label sets than there is space for. `None` if not.
 fn label_set_warning(sets: LabelSetStats) -> Option<String> {
     let LabelSetStats { most, others, .. } = sets;
     (others > 0).then(|| {
@@ -238,7 +238,7 @@ fn label_set_warning(sets: LabelSetStats) -> Option<String> {
     })
 }
 
-/// Warnings that the profile of memprof's sampler shows too little.
+/// Warnings that samples were lost, so that a profile of memprof's sampler shows too little.
 fn sampler_warnings(
     sampler: &SamplerStatus,
     interval: Option<u64>,
@@ -255,7 +255,7 @@ fn sampler_warnings(
     lost.into_iter()
 }
 
-/// Remedy for calls of malloc and free that memprof's sampler does not see.
+/// Remedy if memprof's sampler misses calls of malloc and free.
 fn unseen_calls_remedy() -> String {
     format!(
         "`memprof attach {} --entries`, then `deactivate` and `activate`, see every call",
@@ -263,7 +263,8 @@ fn unseen_calls_remedy() -> String {
     )
 }
 
-/// Warnings that a dump shows memory that was freed, or lacks memory, because memprof's sampler did not see the calls.
+/// Warnings that memprof's sampler missed calls: without frees, a dump shows freed memory; without allocations, it
+/// lacks memory.
 fn unseen_call_warnings(dump: &Dump) -> impl Iterator<Item = String> + use<> {
     let frees = dump.unseen_frees.map(|UnseenFrees { samples, bytes }| {
         let sign = match bytes {
@@ -293,7 +294,7 @@ fn unseen_call_warnings(dump: &Dump) -> impl Iterator<Item = String> + use<> {
     frees.into_iter().chain(allocations)
 }
 
-/// Warning that stacks lack their outermost frames. `None` if none does.
+/// Warning that stacks lack their outermost frames. `None` if all are complete.
 fn early_end_warning(dump: &Dump) -> Option<String> {
     let most = dump.early_ends.first()?;
     let samples: u64 = dump.early_ends.iter().map(|each| each.samples).sum();

@@ -6,21 +6,21 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::dumper::Dumper;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Least expected size of a dump in bytes: some thousand stacks.
+/// Minimum of the expected size of a dump, in bytes: enough for some thousand stacks.
 const MIN_EXPECTED_BYTES: u64 = 4 << 20;
 
-/// The dumper thread, the owner of the slot, and counts of earlier dumps.
+/// The dumper thread, the owner of the slot, and figures about earlier dumps.
 #[derive(Debug, Default)]
 pub(super) struct DumpSlot {
     /// Thread that takes the dumps.
     pub(super) dumper: Dumper,
-    /// Pid of the process in which a dump runs, or 0. A forked child inherits the value, but not the dump.
+    /// Pid of the process in which a dump runs; 0 if none runs. A forked child inherits the value, but not the dump.
     owner: AtomicU32,
     sequence: AtomicU32,
     last_size: AtomicU64,
 }
 
-/// Guard of the slot, which is held while an allocator's dump lock may be held.
+/// Guard that occupies the slot, and therefore the only dump that may hold an allocator's dump lock.
 pub(super) struct DumpGuard<'a>(&'a AtomicU32);
 
 impl DumpSlot {
@@ -51,14 +51,13 @@ impl DumpSlot {
         self.sequence.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Expected bytes of the next dump if the allocator gives no estimate: twice the last dump, at least 4
-    /// MiB.
+    /// Expected bytes of the next dump if the allocator gives no estimate: twice the last dump, but at least 4 MiB.
     pub(super) fn expected_bytes(&self) -> u64 {
         let last = self.last_size.load(Ordering::Relaxed);
         last.saturating_mul(2).max(MIN_EXPECTED_BYTES)
     }
 
-    /// Records the size of a dump, in bytes.
+    /// Records the size of the last dump, in bytes.
     pub(super) fn record_size(&self, bytes: u64) {
         self.last_size.store(bytes, Ordering::Relaxed);
     }

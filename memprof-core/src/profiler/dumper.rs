@@ -1,7 +1,7 @@
-//! The thread on which dumps are taken.
+//! The thread that takes dumps.
 //!
-//! A separate thread, because a dump blocks every signal (a small `RLIMIT_FSIZE` would otherwise kill the
-//! host by SIGXFSZ) and must not be interrupted by the host's handlers.
+//! Dumps need a thread of their own because they block all signals: a small `RLIMIT_FSIZE` would otherwise kill the
+//! host with SIGXFSZ, and the host's signal handlers must not interrupt a dump.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::process;
@@ -15,26 +15,27 @@ use memprof_messages::Operation;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 
-/// Time between two polls. An allocator writes about a MiB in it.
+/// Time between two polls. An allocator writes about one MiB in that time.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 type Job = Box<dyn FnOnce() + Send>;
 
 /// A thread that sleeps until it has a job.
 ///
-/// Both sides wait for each other on condition variables: channels would keep a value in thread-local storage
-/// of the program's thread, which that thread would free at its end.
+/// Both sides wait on condition variables, and not on a channel: a channel would store a value in the thread-local
+/// storage of the program's thread, which that thread would free when it ends.
 #[derive(Debug, Default)]
 pub(crate) struct Dumper {
     handle: Mutex<Option<DumperHandle>>,
 }
 
-/// Handle of the running thread, which stops when this is dropped.
+/// Handle of the running thread. Dropping it stops the thread.
 #[derive(Debug)]
 struct DumperHandle {
-    /// Pid of the process with the thread; a forked child does not have it.
+    /// Pid of the process in which the thread runs. A forked child does not have the thread.
     process: u32,
-    /// The thread's descriptor table: jobs use files that the requesting thread has opened.
+    /// Descriptor table of the thread. Jobs use files that the requesting thread opened, so it must have the same
+    /// table.
     table: DescriptorTable,
     state: Arc<DumperState>,
 }
@@ -65,8 +66,7 @@ impl Dumper {
         self.run_with_poll(work, || false)
     }
 
-    /// Like [`run`](Self::run), but calls `poll` on the calling thread every 5 ms meanwhile, until it returns
-    /// false.
+    /// Like [`run`](Self::run), but meanwhile calls `poll` on the calling thread every 5 ms until it returns false.
     ///
     /// # Errors
     /// As for [`run`](Self::run).
@@ -86,7 +86,7 @@ impl Dumper {
         match outcome {
             Some(Ok(value)) => Ok(value),
             Some(Err(payload)) => {
-                // Forgotten: dropping a payload runs foreign code, which may panic again.
+                // The payload is leaked, because dropping it runs foreign code, which may panic again.
                 std::mem::forget(payload);
                 Err(Error::new(
                     ErrorKind::Internal,
@@ -100,7 +100,7 @@ impl Dumper {
         }
     }
 
-    /// Starts the thread early, so that a later dump does not need to.
+    /// Starts the thread early, so that a later dump does not have to.
     ///
     /// # Errors
     /// `Io`: the thread cannot be started.
@@ -108,12 +108,13 @@ impl Dumper {
         self.ensure_started().map(drop)
     }
 
-    /// Stops the thread after its current job. The next dump starts another one.
+    /// Stops the thread after its current job. The next dump starts a new thread.
     pub(crate) fn stop(&self) {
         drop(lock(&self.handle).take());
     }
 
-    /// Returns the state of the running thread; starts one if this process has none that shares the caller's files.
+    /// Returns the state of the running thread. Starts a thread if this process has none with the caller's descriptor
+    /// table.
     ///
     /// # Errors
     /// `Io`: the thread cannot be started.
@@ -140,8 +141,8 @@ impl Dumper {
     }
 }
 
-/// Blocks until the outcome is there and takes it. Until `poll` returns false, calls it every [`POLL_INTERVAL`]
-/// meanwhile, without the lock.
+/// Waits for the outcome and returns it. Until `poll` returns false, calls it every [`POLL_INTERVAL`] without holding
+/// the lock.
 fn wait_with_poll<T>(result: &(Mutex<Option<T>>, Condvar), poll: impl Fn() -> bool) -> Option<T> {
     let (outcome, changed) = result;
     let mut is_polling = true;
@@ -160,14 +161,14 @@ fn wait_with_poll<T>(result: &(Mutex<Option<T>>, Condvar), poll: impl Fn() -> bo
 }
 
 impl DumperState {
-    /// Hands a job to the thread. Blocks while an earlier one is waiting.
+    /// Passes a job to the thread. Blocks while an earlier job is waiting.
     fn submit(&self, job: Job) {
         let mut next = self.lock_when_not(|next| matches!(next, PendingJob::Job(_)));
         *next = PendingJob::Job(job);
         self.changed.notify_all();
     }
 
-    /// Body of the thread: runs jobs until its end is requested.
+    /// Body of the thread: runs jobs until the thread is stopped.
     fn run_jobs(&self, privileges: &mut Privileges) {
         loop {
             let mut next = self.lock_when_not(|next| matches!(next, PendingJob::Nothing));
@@ -181,7 +182,7 @@ impl DumperState {
         }
     }
 
-    /// Locks the pending job once `condition` is false. Blocks until then.
+    /// Waits until `condition` is false, and returns the lock of the pending job.
     fn lock_when_not(
         &self,
         condition: impl FnMut(&mut PendingJob) -> bool,
@@ -193,7 +194,7 @@ impl DumperState {
 
 impl Drop for DumperHandle {
     fn drop(&mut self) {
-        // A forked child does not have the thread, and its copy of the lock may be locked forever.
+        // In a forked child there is no thread to stop, and the copy of the lock may be locked forever.
         if self.process == process::id() {
             *lock(&self.state.next) = PendingJob::End;
             self.state.changed.notify_all();

@@ -1,8 +1,8 @@
 //! Runs a dump at the program's exit, on a thread that was started in advance.
 //!
-//! exit(3) may be called anywhere: for example in a signal handler that interrupted malloc, which then holds
-//! a lock of the allocator forever. So the exiting thread allocates nothing, takes no lock, and waits for the
-//! other thread only up to a timeout.
+//! exit(3) may be called anywhere, for example in a signal handler that interrupted malloc while malloc held a lock.
+//! That lock is then never released. So the exiting thread allocates nothing, takes no lock, and waits for the other
+//! thread only up to a timeout.
 
 use std::process;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use memprof_messages::Operation;
 
 use crate::error::{Error, Result};
 
-/// States of the thread.
+/// Values of [`ExitDump::state`].
 const WAITING: u32 = 0;
 const RUNNING: u32 = 1;
 const DONE: u32 = 2;
 const CANCELLED: u32 = 3;
 
-/// A thread that waits for the exit. When dropped, it ends without doing anything.
+/// A thread that waits for the exit. Dropping this ends the thread without a dump.
 #[derive(Debug)]
 pub(crate) struct ExitDump {
-    /// Pid of the process with the thread; a forked child does not have it.
+    /// Pid of the process in which the thread runs. A forked child does not have the thread.
     process: u32,
     state: Arc<AtomicU32>,
 }
@@ -62,8 +62,8 @@ impl ExitDump {
         })
     }
 
-    /// Lets the thread run its work now, and waits until it has finished or `timeout` is over. Only the first
-    /// call has an effect, and none in a forked child, which does not have the thread.
+    /// Makes the thread run its work, and waits until it has finished or `timeout` is over. Only the first call has an
+    /// effect. In a forked child, which lacks the thread, no call has one.
     pub(crate) fn run(&self, timeout: Duration) {
         let start = Instant::now();
         if self.process != process::id() || !self.advance_to(RUNNING) {
@@ -78,12 +78,12 @@ impl ExitDump {
         }
     }
 
-    /// Ends the thread without running its work. Does nothing if the work has already begun.
+    /// Ends the thread without running its work. Does nothing if the work has begun.
     pub(crate) fn cancel(&self) {
         self.advance_to(CANCELLED);
     }
 
-    /// Changes the state from waiting to `next`, and wakes the thread. Returns false if it was not waiting.
+    /// Changes the state from `WAITING` to `next`, and wakes the thread. Returns false if the state was not `WAITING`.
     fn advance_to(&self, next: u32) -> bool {
         let changed =
             self.state
@@ -101,7 +101,7 @@ impl Drop for ExitDump {
     }
 }
 
-/// Waits until `state` differs from `known`, at most for `time`. May also return spuriously.
+/// Waits until `state` differs from `known`, but not longer than `time`. May also return spuriously.
 fn wait_for_change(state: &AtomicU32, known: u32, time: Option<Duration>) {
     let time = time.map(|time| Timespec {
         tv_sec: time.as_secs().cast_signed(),

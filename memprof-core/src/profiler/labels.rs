@@ -1,4 +1,4 @@
-//! Labels of samples: which labels of the allocating threads are recorded, and how dumps list them.
+//! Labels of samples: selects the labels of allocating threads to record, and lists them in dumps.
 
 use std::str::FromStr;
 use std::sync::Mutex;
@@ -15,7 +15,7 @@ use crate::unwinder::{
     attribute_keys, thread_contexts,
 };
 
-/// Key of the thread's name in the kernel.
+/// Key that stands for the thread's name in the kernel.
 const THREAD_NAME_KEY: &str = "thread";
 
 /// Keys of the labels to record.
@@ -33,7 +33,7 @@ struct LabelKey {
 enum LabelSource {
     /// Name of the thread, from the kernel.
     ThreadName,
-    /// Key by name, in the labels of the program or in OpenTelemetry's process context.
+    /// Key by name, among the program's labels or in OpenTelemetry's process context.
     ContextKey,
     /// Attribute index in OpenTelemetry's thread context.
     ContextIndex(u8),
@@ -59,8 +59,8 @@ impl FromStr for LabelKeys {
 }
 
 impl LabelKey {
-    /// Parses one key: `thread`, `KEY` or `KEY:INDEX`. `None` if the name is not 1 to 64 printable bytes without
-    /// blanks, `=`, `,` and `%`, or the index is not below 255.
+    /// Parses one key: `thread`, `KEY` or `KEY:INDEX`. `None` if the name is not 1 to 64 printable ASCII characters
+    /// other than `=`, `,` and `%`, or if the index is 255 or more.
     fn parse(word: &str) -> Option<Self> {
         let (name, source) = match word.rsplit_once(':') {
             Some((name, index)) => {
@@ -80,21 +80,20 @@ impl LabelKey {
     }
 }
 
-/// All keys recorded so far, by number, because samples with them may still be live. A forked child inherits
-/// the samples, and so the numbers.
+/// All keys recorded so far, by number. Keys are never removed, because samples with them may still be live. A forked
+/// child inherits the samples, so it keeps the numbers.
 static KNOWN_KEYS: [LockFreeOnce<String>; MAX_KEYS] = [const { LockFreeOnce::new() }; MAX_KEYS];
 
-/// The label keys that samples record, as `activate labels=` named them.
+/// The label keys that new samples record, as requested by `activate labels=`.
 #[derive(Debug, Default)]
 pub(super) struct ActiveLabels(Mutex<Vec<String>>);
 
 impl ActiveLabels {
-    /// Starts recording these labels with new samples; `None` stops it.
+    /// Starts to record these labels with new samples, or stops if it is `None`.
     ///
     /// # Errors
-    /// `Unsupported`: no code in the process sets one of the labels, there were too many different keys, or
-    /// `thread` is requested and a seccomp filter might forbid to read thread names. The labels then stay as
-    /// they were.
+    /// `Unsupported`: no code in the process sets one of the labels, there were too many different keys, or `thread` is
+    /// requested and a seccomp filter might forbid reading thread names. The labels stay unchanged then.
     pub(super) fn set_keys(&self, keys: Option<&LabelKeys>) -> Result<()> {
         let mut active = lock(&self.0);
         let requested = keys.map_or(&[][..], |LabelKeys(keys)| keys);
@@ -141,7 +140,7 @@ impl ActiveLabels {
         Ok(())
     }
 
-    /// Names of the keys that are recorded now.
+    /// Names of the keys that are being recorded.
     pub(super) fn active_keys(&self) -> Vec<String> {
         lock(&self.0).clone()
     }
@@ -153,7 +152,7 @@ fn key_names(known: &[LockFreeOnce<String>]) -> Vec<&str> {
     known.map(String::as_str).collect()
 }
 
-/// Number of a key, its index in `known`: assigned at its first use and never changed.
+/// Number of a key: its index in `known`. It is assigned at the key's first use and never changes.
 ///
 /// # Errors
 /// `Unsupported`: all numbers belong to other keys.
@@ -168,11 +167,11 @@ fn assign_key_number(key: &str, known: &[LockFreeOnce<String>]) -> Result<usize>
     })
 }
 
-/// Label contexts of the process, each with the index in its records of every requested key.
+/// Label contexts of the process. Each has one index for every requested key, which locates the key in its records.
 type ContextKeyIndexes = Vec<(ThreadContext, Vec<Option<u8>>)>;
 
-/// Finds the requested keys in the label contexts of the process. Returns each context with one index per key,
-/// in the order of the request; `None` for a key that it does not have.
+/// Finds the requested keys in the label contexts of the process. Returns each context with one index per key, in the
+/// order of the request. An index is `None` if the context lacks the key.
 ///
 /// # Errors
 /// `Unsupported`: no code sets labels, or none sets one of the keys.
@@ -217,8 +216,8 @@ fn find_key_indexes(requested: &[LabelKey]) -> Result<ContextKeyIndexes> {
     Ok(indexes)
 }
 
-/// `Unsupported` error for a key that no code sets. `named` are the keys of OpenTelemetry's process context,
-/// `None` if there is no such context.
+/// `Unsupported` error for a key that no code sets. `named` has the keys of OpenTelemetry's process context; `None` if
+/// there is no such context.
 fn missing_key_error(LabelKey { name, source }: &LabelKey, named: Option<&[String]>) -> Error {
     let (reason, remedy) = match (source, named) {
         (LabelSource::ContextIndex(_), _) => (
@@ -245,8 +244,8 @@ fn missing_key_error(LabelKey { name, source }: &LabelKey, named: Option<&[Strin
     .remedy(remedy)
 }
 
-/// Header lines of a dump about the labels of its stacks: the keys, and each label set with its number. Empty
-/// before the first label was requested.
+/// Header lines of a dump about the labels of its stacks: one with the keys, and one for each label set with its
+/// number. Empty before the first request for labels.
 pub(super) fn header_lines() -> Vec<String> {
     let known = key_names(&KNOWN_KEYS);
     if known.is_empty() {
@@ -265,7 +264,7 @@ pub(super) fn header_lines() -> Vec<String> {
     lines
 }
 
-/// Counts of the label sets so far. `None` before the first label was requested.
+/// Counts of the label sets so far. `None` before the first request for labels.
 pub(super) fn label_set_stats() -> Option<LabelSetStats> {
     let LabelSetCounts {
         seen,

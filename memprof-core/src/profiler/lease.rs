@@ -7,7 +7,7 @@ use memprof_messages::Operation;
 use crate::error::{Error, Result};
 use crate::system::cancellation::{CancelOnDrop, cancel_pair};
 
-/// A running time limit; dropping it cancels it.
+/// A running time limit. Dropping it cancels it.
 #[derive(Debug)]
 pub(crate) struct Lease {
     /// Time at which the activation ends.
@@ -16,8 +16,8 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Runs `on_expiry` after `duration`, on a thread that exists until then. Dropping the lease before cancels
-    /// it.
+    /// Runs `on_expiry` after `duration`, on a thread that exists until then. If the lease is dropped before,
+    /// `on_expiry` does not run.
     ///
     /// # Errors
     /// `Io`: the thread cannot be started.

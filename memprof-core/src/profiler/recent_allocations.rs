@@ -9,12 +9,12 @@ use crate::allocators::jemalloc::Jemalloc;
 use crate::error::Result;
 
 impl Profiler {
-    /// Reads the most recent sampled allocations of every jemalloc that records them; `max` sets how many are
-    /// recorded from now on.
+    /// Reads the most recent sampled allocations of every jemalloc that records them. `max` sets the number to record
+    /// from now on.
     ///
     /// # Errors
-    /// `Busy` while a dump runs; `Unsupported` if there is no jemalloc, or it is too old; `Unavailable` if
-    /// profiling is off, or none are recorded yet; `InvalidArgument` if `max` is out of range.
+    /// `Busy` while a dump runs. `Unsupported`: there is no jemalloc, or it is too old. `Unavailable`: profiling is
+    /// off, or nothing is recorded yet. `InvalidArgument`: `max` is out of range.
     pub fn recent_allocations(&self, max: Option<u64>) -> Result<Vec<RecentAllocations>> {
         let _running = self.dump_slot.acquire()?;
         self.allocators.refresh(&self.settings);
@@ -27,9 +27,10 @@ impl Profiler {
         };
         let able: Vec<_> = jemallocs.iter().copied().filter(able).collect();
         if able.is_empty() {
+            // Always fails here, with the reason.
             recent_allocations::require_recent_allocations(first, max)?;
         }
-        // On the dumper's thread, which blocks signals and whose allocations are excluded from the profile.
+        // On the dumper's thread, because it blocks signals and the profile excludes its allocations.
         let read = |jemalloc: &Jemalloc| {
             let jemalloc = jemalloc.clone();
             self.dump_slot.dumper.run(move || {

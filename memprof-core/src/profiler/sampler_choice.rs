@@ -1,5 +1,4 @@
-//! The choice of the sampler: each allocator's built-in one, or memprof's for the allocator that serves
-//! `malloc`.
+//! Chooses the sampler: each allocator's built-in one, or memprof's for the allocator that serves `malloc`.
 
 use std::sync::Arc;
 
@@ -14,12 +13,11 @@ use crate::sampler::SamplerSelection;
 use memprof_messages::{AllocatorKind, HeapUsage, SamplerChoice};
 
 impl Profiler {
-    /// Selects the samplers for the next activation, and returns those of `backends` that are or could be
-    /// sampled.
+    /// Selects the samplers for the next activation. Returns those of `backends` that are or could be sampled.
     ///
     /// # Errors
-    /// Reason why memprof's sampler cannot be used, if it was requested; or an allocator refused to stop
-    /// sampling.
+    /// Reason why memprof's sampler cannot be used although it was requested, or the error of an allocator that refused
+    /// to stop sampling.
     pub(super) fn select_sampler(
         &self,
         backends: &BackendList,
@@ -29,10 +27,10 @@ impl Profiler {
         match (choice, own) {
             (SamplerChoice::Auto, Some(own)) if self.needs_own_sampler(backends, own) => {
                 self.deselect_others(own)?;
-                // If it cannot be used, the allocators' own errors say what would help.
+                // If memprof's sampler cannot be used, the allocators' own errors contain the remedies.
                 if own.select(SamplerSelection::OwnFallback).is_ok() {
                     let is_needed = |each: &&Arc<Backend>| {
-                        // One beside malloc is sampled together with it.
+                        // An allocator beside malloc is sampled together with malloc.
                         let is_sampled_too = !own.identity().owns_malloc && !Arc::ptr_eq(each, own);
                         !is_unused(each) && (!is_sampled_too || each.require_profiling().is_ok())
                     };
@@ -60,14 +58,15 @@ impl Profiler {
         Ok(Arc::clone(backends))
     }
 
-    /// Selects the configured sampler for all allocators, as before any activation. An error is only logged.
+    /// Selects the configured sampler for all allocators. Undoes the selection of an activation. An error is only
+    /// logged.
     pub(super) fn select_default_sampler(&self) {
         if let Err(error) = self.select_sampler(&self.allocators.all(), self.settings.sampler) {
             log::debug!("{error}");
         }
     }
 
-    /// Searches for allocators again if `memprof attach` has patched entry points since the last search, unless
+    /// Searches for allocators again if `memprof attach` patched entry points since the last search. Does nothing while
     /// sampling is on.
     pub(super) fn refresh_interception(&self) {
         if !self.allocators.is_active() && self.allocators.is_outdated() {
@@ -76,18 +75,18 @@ impl Profiler {
         }
     }
 
-    /// Deselects memprof's sampler for all other allocators, because a process has only one.
+    /// Deselects memprof's sampler for all allocators except `own`, because a process has only one such sampler.
     fn deselect_others(&self, own: &Arc<Backend>) -> Result<()> {
         let all = self.allocators.all();
         let mut others = all.iter().filter(|each| !Arc::ptr_eq(each, own));
         others.try_for_each(|other| other.select(SamplerSelection::Allocator))
     }
 
-    /// Whether memprof's sampler is needed: the allocator that serves the program cannot be profiled, and memprof's
-    /// would see what the program allocates; or a jemalloc that does not sample yet would leave threads out. Another
-    /// allocator, such as a jemalloc of one library, changes nothing. Hooks are used only on request: jemalloc 5.3.1
-    /// may hang after a thread ended that had not allocated since hooks were installed or removed, because it stays
-    /// in jemalloc's list (`tsd_cleanup`).
+    /// Whether memprof's sampler is needed. It is if it would see the program's allocations, and either the allocator
+    /// that serves the program cannot be profiled, or a jemalloc that does not sample yet would leave threads out.
+    /// Other allocators, such as the jemalloc of one library, do not matter. jemalloc's hooks are used only on request,
+    /// because jemalloc 5.3.1 may hang afterwards: a thread that ends without having allocated since hooks were
+    /// installed or removed stays in jemalloc's list (`tsd_cleanup`).
     fn needs_own_sampler(&self, backends: &BackendList, own: &Arc<Backend>) -> bool {
         let mut others = backends.iter().filter(|each| !Arc::ptr_eq(each, own));
         let is_other_jemalloc = |each: &Arc<Backend>| {
@@ -103,7 +102,7 @@ impl Profiler {
             && self.allocators.stripped_jemalloc().is_none()
     }
 
-    /// Lets memprof's sampler intercept newly loaded libraries. Returns false while it does not sample.
+    /// Makes memprof's sampler intercept newly loaded libraries. Returns false while it does not sample.
     pub(super) fn maintain_sampler(&self) -> bool {
         let backends = self.allocators.all();
         let own = backends.iter().filter(|each| each.supports_own_sampler());
@@ -111,9 +110,9 @@ impl Profiler {
     }
 }
 
-/// The backend that memprof's sampler would sample, of which there is one per process: the one that it samples now, whose
-/// samples another would lack; otherwise one beside `malloc` that has the program's own heap, otherwise the allocator of `malloc`, otherwise a jemalloc that can be hooked. `None` if it can
-/// sample none.
+/// The backend for memprof's sampler, of which a process has only one. In order of preference: the backend that it
+/// samples now, because another would lack these samples; an allocator beside `malloc` that has the program's own heap;
+/// the allocator of `malloc`; a jemalloc that can be hooked. `None` if it can sample none of them.
 fn own_sampler_backend(backends: &BackendList) -> Option<&Arc<Backend>> {
     let mut able = backends.iter().filter(|each| each.supports_own_sampler());
     let sampled = able
@@ -128,8 +127,8 @@ fn own_sampler_backend(backends: &BackendList) -> Option<&Arc<Backend>> {
     sampled.or(beside).or_else(malloc).or_else(|| able.next())
 }
 
-/// Whether this is an allocator that does not serve `malloc`, but the program's own calls, as in Rust: the program
-/// contains it. That of a library serves the library.
+/// Whether the program's own calls use this allocator although it does not serve `malloc`, as in Rust. It does if the
+/// program contains it or passed it. An allocator inside a library serves only that library.
 fn serves_program_beside_malloc(each: &Arc<Backend>) -> bool {
     let identity = each.identity();
     !identity.owns_malloc
@@ -137,15 +136,16 @@ fn serves_program_beside_malloc(each: &Arc<Backend>) -> bool {
         && (identity.found_by == FoundBy::Host || is_program_code(identity.address))
 }
 
-/// Bytes that an allocator allocates for itself at its start, at most.
+/// Maximum number of bytes that an allocator allocates for its own use at its start.
 const MAX_UNUSED_BYTES: u64 = 1 << 20;
 
-/// Whether an allocator cannot be profiled, and would show nothing if it could: a library's jemalloc that is not used.
+/// Whether a profile of an allocator is neither possible nor needed: it cannot be profiled, does not serve `malloc`,
+/// and holds nothing, like the unused jemalloc of a library.
 fn is_unused(each: &Arc<Backend>) -> bool {
     !each.identity().owns_malloc && each.unprofilable_reason().is_some() && is_small(each)
 }
 
-/// Whether an allocator holds no more than it needs for itself; false if it keeps no count.
+/// Whether an allocator holds no more memory than for its own use. False if it keeps no count.
 fn is_small(each: &Backend) -> bool {
     let allocated = match each.allocator.heap_usage() {
         Ok(Some(HeapUsage::Detailed(totals))) => totals.allocated,

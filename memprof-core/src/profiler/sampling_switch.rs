@@ -1,5 +1,4 @@
-//! The sampling switch: the state of sampling, behind a lock that is held while sampling is started or
-//! stopped.
+//! The sampling switch: the state of sampling, behind a lock that is held while sampling is started or stopped.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
@@ -14,11 +13,11 @@ use crate::sampler::{self, Backend};
 use crate::unwinder::{PeriodicTask, Unwinder, UnwinderSettings, set_leased};
 use memprof_messages::{UnwinderChoice, UnwinderStatus};
 
-/// The switch of sampling, and what is installed while sampling is on.
+/// The switch of sampling, and the parts that are installed while sampling is on.
 #[derive(Debug)]
 pub(super) struct SamplingSwitch {
     active: Mutex<ActiveSampling>,
-    /// Set if an allocator was sampling before memprof.
+    /// Whether an allocator was sampling before memprof was loaded.
     was_active_before_memprof: bool,
     unwinder: Unwinder,
     ages: AgeClock,
@@ -32,27 +31,27 @@ struct ActiveSampling {
     /// Live bytes at `since`. `None` if unknown.
     live_bytes_before: Option<u64>,
     lease: Option<Lease>,
-    /// State to which the end of the lease returns. `None`: sampling was off.
+    /// Sampling to which the end of the lease returns. `None`: sampling was off.
     before_lease: Option<EarlierSampling>,
     periodic_task: Option<PeriodicTask>,
 }
 
-/// Sampling that was on when an activation with a time limit began, as by a host that always profiles itself.
+/// Sampling that was on when an activation with a time limit began, for example of a host that always profiles.
 #[derive(Clone, Debug)]
 pub(super) struct EarlierSampling {
     pub(super) since: SystemTime,
-    /// Backends that were sampled, each with its interval in bytes, and whether memprof's sampler sampled it.
+    /// Backends that were being sampled. Each has its interval in bytes, and whether memprof's sampler was in use.
     pub(super) backends: Vec<(Arc<Backend>, Option<u64>, bool)>,
 }
 
-/// Start of an activation, and its end if it has a time limit.
+/// Start of an activation, and its deadline if it has a time limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ActivationTimes {
     pub(super) since: Option<SystemTime>,
     pub(super) deadline: Option<SystemTime>,
 }
 
-/// Guard of the locked switch, through which installed parts are changed.
+/// Guard of the locked switch. Installed parts are changed through it.
 pub(super) struct SwitchGuard<'a> {
     active: MutexGuard<'a, ActiveSampling>,
     switch: &'a SamplingSwitch,
@@ -69,13 +68,13 @@ impl SamplingSwitch {
         }
     }
 
-    /// Records that an allocator was sampling before memprof. `now` counts as the start.
+    /// Records that an allocator was sampling before memprof was loaded. `now` counts as the start.
     pub(super) fn mark_active_before_memprof(&mut self, now: SystemTime) {
         self.was_active_before_memprof = true;
         lock(&self.active).since = Some(now);
     }
 
-    /// Whether an allocator was sampling before memprof.
+    /// Whether an allocator was sampling before memprof was loaded.
     pub(super) fn was_active_before_memprof(&self) -> bool {
         self.was_active_before_memprof
     }
@@ -88,7 +87,7 @@ impl SamplingSwitch {
         }
     }
 
-    /// Start and deadline of the current activation; the start is `None` while sampling is off, the deadline
+    /// Start and deadline of the current activation. The start is `None` while sampling is off, and the deadline
     /// without a time limit.
     pub(super) fn activation(&self) -> ActivationTimes {
         let active = lock(&self.active);
@@ -98,7 +97,7 @@ impl SamplingSwitch {
         }
     }
 
-    /// Live bytes when sampling began. `None` while it is off, or if they are unknown.
+    /// Live bytes when sampling began. `None` while it is off, or if unknown.
     pub(super) fn live_bytes_before(&self) -> Option<u64> {
         lock(&self.active).live_bytes_before
     }
@@ -110,12 +109,12 @@ impl SamplingSwitch {
         self.unwinder.has_own_walker()
     }
 
-    /// Clears outdated unwind rules, and uninstalls walkers that disagree.
+    /// Clears outdated unwind rules, and uninstalls walkers whose stacks differ from the allocator's.
     pub(super) fn maintain_unwinder(&self) {
         self.unwinder.maintain();
     }
 
-    /// State of the walkers, as `status` reports it.
+    /// State of the walkers, for `status`.
     pub(super) fn unwinder_status(&self) -> UnwinderStatus {
         self.unwinder.status()
     }
@@ -140,14 +139,14 @@ impl SamplingSwitch {
         self.ages.header_line()
     }
 
-    /// Keys of the labels that are recorded now.
+    /// Keys of the labels that are being recorded.
     pub(super) fn label_keys(&self) -> Vec<String> {
         self.labels.active_keys()
     }
 }
 
 impl SwitchGuard<'_> {
-    /// Installs walkers, and returns warnings; see [`Unwinder::install`].
+    /// Installs walkers and returns warnings; see [`Unwinder::install`].
     pub(super) fn install(
         &mut self,
         jemallocs: &[&Jemalloc],
@@ -156,7 +155,7 @@ impl SwitchGuard<'_> {
         self.switch.unwinder.install(jemallocs, choice)
     }
 
-    /// Starts or stops recording allocation times; see [`AgeClock::set_width`].
+    /// Starts or stops the recording of allocation times; see [`AgeClock::set_width`].
     pub(super) fn set_ages(&mut self, width: Option<AgeBucketWidth>) {
         self.switch.ages.set_width(width);
     }
@@ -169,13 +168,13 @@ impl SwitchGuard<'_> {
         self.switch.labels.set_keys(keys)
     }
 
-    /// Sets the task that maintains the installed parts; dropping the previous one stops it.
+    /// Sets the task that maintains the installed parts. The previous task is dropped, which stops it.
     pub(super) fn set_periodic_task(&mut self, periodic_task: Option<PeriodicTask>) {
         self.active.periodic_task = periodic_task;
     }
 
-    /// Sets the time limit of the activation; `None` means no limit. With a limit, forked children stop
-    /// sampling. Drops the previous lease, which cancels it.
+    /// Sets the time limit of the activation; `None` means no limit. With a limit, forked children stop sampling. The
+    /// previous lease is dropped, which cancels it.
     pub(super) fn set_lease(&mut self, lease: Option<Lease>) {
         set_leased(lease.is_some());
         if lease.is_some() {
@@ -184,7 +183,7 @@ impl SwitchGuard<'_> {
         self.active.lease = lease;
     }
 
-    /// Records that sampling begins now with `live` bytes in use, unless it was already on.
+    /// Records that sampling begins now with `live` bytes in use. Does nothing if it was already on.
     pub(super) fn mark_active(&mut self, live: Option<u64>) {
         if self.active.since.is_none() {
             self.active.since = Some(SystemTime::now());
@@ -192,19 +191,20 @@ impl SwitchGuard<'_> {
         }
     }
 
-    /// Records to which state the end of the next lease returns. A running lease keeps the state before it.
+    /// Stores the sampling to which the end of the next lease returns. If a lease is running, the state before that
+    /// lease stays stored.
     pub(super) fn set_state_before_lease(&mut self, earlier: Option<EarlierSampling>) {
         if self.active.lease.is_none() {
             self.active.before_lease = earlier;
         }
     }
 
-    /// Removes the state to which the end of the lease returns.
+    /// Removes and returns the sampling to which the end of the lease returns.
     pub(super) fn take_state_before_lease(&mut self) -> Option<EarlierSampling> {
         self.active.before_lease.take()
     }
 
-    /// Records that sampling, which began at `since`, continues.
+    /// Records that sampling continues, with `since` as its start.
     pub(super) fn mark_active_since(&mut self, since: SystemTime) {
         self.active.since = Some(since);
     }
@@ -215,7 +215,7 @@ impl SwitchGuard<'_> {
         self.active.periodic_task = None;
     }
 
-    /// Records that sampling is off, and removes all parts.
+    /// Records that sampling is off, and removes all installed parts.
     ///
     /// # Errors
     /// As for [`ActiveLabels::set_keys`].

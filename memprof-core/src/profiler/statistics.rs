@@ -24,16 +24,16 @@ use memprof_messages::{
     OpenEnum, PurgeResult, Severity, Stats,
 };
 
-/// Age up to which an earlier ledger is the base of comparison.
+/// Maximum age of the earlier ledger with which a ledger is compared.
 const COMPARISON_WINDOW: Duration = Duration::from_secs(60 * 60);
 
 impl Profiler {
-    /// Reads the allocators' statistics and their printouts. `options` are jemalloc's, so they exclude other
-    /// allocators; `allocator` selects one kind. If an allocator cannot report, its element contains the error.
+    /// Reads the allocators' statistics and their printouts. `allocator` selects one kind. `options` apply to jemalloc
+    /// only, so they exclude other allocators. If an allocator cannot report, its element contains the error.
     ///
     /// # Errors
-    /// `Busy` while a dump runs, because jemalloc's statistics would wait for its lock; `Unsupported` if no
-    /// allocator is left.
+    /// `Busy` while a dump runs, because jemalloc's statistics would wait for its lock. `Unsupported`: no allocator is
+    /// left.
     pub fn stats(
         &self,
         allocator: Option<AllocatorKind>,
@@ -64,8 +64,8 @@ impl Profiler {
         Ok(stats.collect())
     }
 
-    /// Divides the resident memory into parts. Does not wait: while a dump runs, or shortly after an expensive read
-    /// of the allocators' totals, it uses the totals that were read last.
+    /// Divides the resident memory into parts. Does not wait: while a dump runs, or shortly after an expensive read of
+    /// the allocators' totals, it uses the most recent totals.
     ///
     /// # Errors
     /// `Io`: `/proc/thread-self/status` cannot be read, or lacks a field.
@@ -81,11 +81,11 @@ impl Profiler {
             });
             let before = resident.anonymous;
             resident = self.read_resident()?;
-            // Pages that came or went during the reading are not untouched ones.
+            // Pages that appeared or disappeared during the read must not count as untouched.
             let most = before.max(resident.anonymous);
             let untouched = ledger::untouched_bytes(most, &heaps.heaps);
             *lock(&self.ledger_history.usage) = heaps;
-            // Other anonymous memory can hide untouched pages, so the largest value counts.
+            // Other anonymous memory can hide untouched pages, so the largest value is used.
             self.ledger_history
                 .max_untouched
                 .fetch_max(untouched, Ordering::Relaxed);
@@ -100,10 +100,10 @@ impl Profiler {
         ))
     }
 
-    /// The ledger with the kernel's account of all mappings, for which the kernel walks every page.
+    /// Returns the ledger with the kernel's sums over all mappings, for which the kernel walks every page.
     ///
     /// # Errors
-    /// As for [`ledger`](Self::ledger); `Io`: `/proc/thread-self/smaps_rollup` cannot be read.
+    /// As for [`ledger`](Self::ledger). `Io`: `/proc/thread-self/smaps_rollup` cannot be read.
     pub fn ledger_with_smaps(&self) -> Result<Ledger> {
         Ok(Ledger {
             smaps: Some(smaps::read_current_smaps()?),
@@ -111,15 +111,15 @@ impl Profiler {
         })
     }
 
-    /// Live bytes of the program in these allocators. `None` if they keep no statistics, or while a dump
-    /// runs, because statistics would wait for its lock.
+    /// Live bytes of the program in these allocators. `None` if they keep no statistics. Also `None` while a dump runs,
+    /// because statistics would wait for the dump's lock.
     pub(super) fn live_bytes_of(&self, backends: &[Arc<Backend>]) -> Option<u64> {
         let _running = self.dump_slot.acquire().ok()?;
         live_bytes(backends)
     }
 
-    /// The live heap of an earlier ledger to compare with, `None` at the first call. Stores `allocated`, the
-    /// current one, for later calls if there is none or it is older than [`COMPARISON_WINDOW`].
+    /// Returns the live heap of an earlier ledger for comparison; `None` at the first call. If there is none, or it is
+    /// older than [`COMPARISON_WINDOW`], stores `allocated`, the current one, for later calls.
     fn earlier_ledger(&self, allocated: u64) -> Option<EarlierLedger> {
         let now = Instant::now();
         let mut base = lock(&self.ledger_history.base);
@@ -146,8 +146,8 @@ impl Profiler {
             .ok_or_else(|| Error::new(ErrorKind::Io, format!("{STATUS} has no RssAnon")))
     }
 
-    /// Diagnoses why profiling cannot work in this process, errors first. Returns at once: while a dump runs,
-    /// it omits checks that need an allocator's statistics.
+    /// Diagnoses why profiling cannot work in this process. Returns errors first. Does not wait: while a dump runs, it
+    /// omits checks that need an allocator's statistics.
     pub fn doctor(&self) -> Vec<Finding> {
         self.allocators.refresh(&self.settings);
         let backends = self.allocators.all();
@@ -156,7 +156,7 @@ impl Profiler {
             if running.is_err() {
                 return None;
             }
-            // An error of its statistics is reported by `stats`.
+            // `stats` reports an error of the statistics.
             match jemalloc.heap_usage() {
                 Ok(Some(HeapUsage::Detailed(figures))) => Some(figures.allocated),
                 _ => None,
@@ -178,12 +178,12 @@ impl Profiler {
         findings
     }
 
-    /// Gives all free pages back to the kernel, of the allocators of the kind `allocator` or the default ones.
-    /// Returns the resident bytes before and after.
+    /// Releases all free pages to the kernel: those of the allocators of the kind `allocator`, or of the default ones
+    /// if it is `None`. Returns the resident bytes before and after.
     ///
     /// # Errors
-    /// `Busy` while a dump runs; `Unsupported`: there is no such allocator, or none of them can purge; an
-    /// allocator refused; `Io`: the resident memory cannot be read.
+    /// `Busy` while a dump runs. `Unsupported`: there is no such allocator, or none can purge. `Io`: the resident
+    /// memory cannot be read. Otherwise the error of an allocator that refused.
     pub fn purge(&self, allocator: Option<AllocatorKind>) -> Result<PurgeResult> {
         let _running = self.dump_slot.acquire()?;
         let backends = self.allocators.backends_for(allocator)?;
@@ -202,11 +202,11 @@ impl Profiler {
         })
     }
 
-    /// Turns jemalloc's background threads on or off if `on` is given, limited to `max`, in every jemalloc
-    /// that supports them. Returns their state.
+    /// Turns background threads on or off if `on` is given, and limits them to `max` if given, in every jemalloc that
+    /// supports them. Returns their state.
     ///
     /// # Errors
-    /// `Busy` while a dump runs; no jemalloc supports them; `max` is out of range; jemalloc refused.
+    /// `Busy` while a dump runs. Otherwise: no jemalloc supports them, `max` is out of range, or jemalloc refused.
     pub fn background_threads(
         &self,
         on: Option<bool>,
@@ -225,7 +225,7 @@ impl Profiler {
             background_threads::require_background_threads(first)?;
         }
         if let Some(max) = max {
-            // All are checked before the first one is changed.
+            // All are checked first, so that an invalid `max` changes none.
             let mut allocators = with_threads.iter();
             allocators
                 .try_for_each(|jemalloc| background_threads::check_max_threads(jemalloc, max))?;
@@ -236,7 +236,7 @@ impl Profiler {
     }
 }
 
-/// Statistics of one allocator. An error takes the place of what could not be read.
+/// Statistics of one allocator. A part that cannot be read is replaced by its error.
 fn allocator_stats(backend: &Backend, options: Option<&PrintOptions>) -> Stats {
     let error_text = |error: Error| error_text_with_remedy(&error) + "\n";
     let AllocatorHeap {
@@ -264,8 +264,8 @@ pub(super) fn live_bytes(backends: &[Arc<Backend>]) -> Option<u64> {
     Some(ledger::live_bytes(&heaps)).filter(|live| *live > 0)
 }
 
-/// Bytes of the free pages that these allocators count and a purge gives back. `None` if one of them does not count
-/// them: glibc's statistics do not tell whole free pages, mimalloc's nothing.
+/// Bytes of the free pages that a purge would release. `None` if one of these allocators does not count them: glibc
+/// does not report which free pages are whole, and mimalloc reports none.
 fn purgeable_bytes(backends: &[Arc<Backend>]) -> Option<u64> {
     let each = backends
         .iter()
@@ -285,7 +285,7 @@ fn purgeable_bytes(backends: &[Arc<Backend>]) -> Option<u64> {
     each.sum()
 }
 
-/// Reads the totals of one allocator, and its sampled objects. An error is stored in place of the totals.
+/// Reads the totals of one allocator, and its sampled objects. If that fails, stores the error instead of totals.
 fn allocator_heap(backend: &Backend) -> AllocatorHeap {
     let identity = backend.identity();
     let totals = backend.allocator.heap_usage();
@@ -302,7 +302,8 @@ fn allocator_heap(backend: &Backend) -> AllocatorHeap {
     }
 }
 
-/// Heaps of allocators that are known by patched functions alone, because the program contains nothing to ask them by.
+/// Heaps of allocators that memprof knows only by their patched functions, because the program lacks the functions that
+/// would report totals.
 fn uncounted_heaps(backends: &[Arc<Backend>]) -> impl Iterator<Item = AllocatorHeap> {
     let addresses = backends.iter().map(|each| each.identity().address);
     let names = patched_allocators_beside(&addresses.collect::<Vec<_>>());

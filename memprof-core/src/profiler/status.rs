@@ -4,7 +4,7 @@ use memprof_messages::{AllocatorStatus, JemallocOptions, ProfileKind, Provider};
 
 use crate::sampler::Backend;
 
-/// Builds the status of one allocator, as `status` reports it.
+/// Builds the status of one allocator, for the message `status`.
 pub(crate) fn allocator_status(backend: &Backend) -> AllocatorStatus {
     let identity = backend.identity();
     let unavailable = backend.require_profiling().err();

@@ -1,5 +1,5 @@
-//! Takes a dump: the host never waits for a disk, no partial dump is ever visible, and every failure is
-//! reported with its true cause.
+//! Takes a dump. The host never waits for a disk, no partial dump ever becomes visible, and every failure is reported
+//! with its true cause.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -25,7 +25,7 @@ use memprof_messages::{Dump, UnseenFrees};
 /// Separator between the stacks and the mappings.
 const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
 
-/// Origin of a dump, written in comment lines that jeprof skips.
+/// Origin of a dump, for comment lines that jeprof skips.
 #[derive(Clone, Debug)]
 pub(crate) struct DumpOrigin {
     pub program: String,
@@ -41,14 +41,14 @@ pub(crate) struct DumpOrigin {
 /// Summary of the profile in a scratch file, and the text that completes the dump.
 struct WrittenProfile {
     summary: ProfileSummary,
-    /// Text after the profile; the checksum line goes between the two parts.
+    /// Text after the profile, in two parts. The checksum line goes between them.
     tail: [String; 2],
 }
 
-/// A dump in memory that is not stored.
+/// A dump that exists only in memory.
 #[derive(Debug)]
 pub struct InMemoryDump {
-    /// File open for reading only, positioned at its start. Its content does not change any more.
+    /// File opened for reading only, positioned at its start. Its content is final.
     pub file: File,
     /// Length in bytes.
     pub bytes: u64,
@@ -59,7 +59,7 @@ pub struct InMemoryDump {
 /// Takes a dump of `backend` through `scratch`, and stores it.
 ///
 /// # Errors
-/// Names what failed and why; nothing is left behind.
+/// Action that failed, and the cause. Nothing is left behind.
 pub(crate) fn take_and_store_dump(
     backend: &Backend,
     store: &Store,
@@ -94,7 +94,8 @@ pub(crate) fn take_and_store_dump(
     })
 }
 
-/// Takes a dump of `backend` in `scratch`, without storing it. Unlike [`take_and_store_dump`], ignores the store.
+/// Takes a dump of `backend` in `scratch` without storing it. The unused store gives it the type of
+/// [`take_and_store_dump`].
 ///
 /// # Errors
 /// As for [`take_and_store_dump`].
@@ -116,7 +117,7 @@ pub(crate) fn take_in_memory(
     })
 }
 
-/// Lets `backend` write its profile to `scratch`, checks it, and builds the text that completes the dump.
+/// Makes `backend` write its profile to `scratch`, checks it, and builds the text that completes the dump.
 ///
 /// # Errors
 /// The allocator or the kernel refused, the profile is damaged, or memory ran short.
@@ -130,16 +131,16 @@ fn write_profile(
     // Checked on this thread, because seccomp filters are per thread.
     seccomp::require_allowed_calls()?;
     let written = backend.write_profile(name.kind, scratch);
-    // Checked before the result: an abandoned profile is incomplete, which is not the allocator's fault.
+    // Before the result is checked, because an abandoned profile is incomplete through no fault of the allocator.
     scratch.finish_writing()?;
     let summary = written?;
     let objects = loaded_objects::list_loaded_objects();
     let maps = render_maps(&objects)?;
-    // After the mappings: what is unloaded in between is in both.
+    // Written after the mappings, so that code unloaded in between is in both lists.
     let changed_code = join_comments(&unwinder::comment_lines(summary.own_sampler.is_some()));
     let languages = join_comments(&languages::comment_lines());
     let comments = comment_text(backend.identity(), name, origin, &objects, &maps);
-    // A reader that counts other values knows that the dump is damaged.
+    // A reader that counts other values recognizes a damaged dump.
     let sums = format!(
         "# stacks: {}\n# estimated-inuse-bytes: {}\n",
         summary.stacks, summary.estimated_inuse_bytes
@@ -159,8 +160,8 @@ fn write_profile(
     })
 }
 
-/// Text of the process's mappings. Allocators also append /proc/self/maps, but report success if they could not
-/// read it.
+/// Text of the process's mappings. Allocators append /proc/self/maps too, but report success even if they cannot read
+/// it.
 ///
 /// # Errors
 /// `Io`: /proc/thread-self/maps exists, but cannot be read completely.
@@ -178,8 +179,8 @@ fn render_maps(objects: &[LoadedObject]) -> Result<String> {
     }
 }
 
-/// Comment lines about the dump's origin, its labels and the loaded objects. `maps` is the text of the mappings,
-/// from which the objects' paths are taken.
+/// Comment lines about the dump's origin, its labels and the loaded objects. `maps` is the text of the mappings, which
+/// gives the paths of the objects.
 fn comment_text(
     allocator: &AllocatorIdentity,
     name: &DumpName,
@@ -209,15 +210,15 @@ fn comment_text(
             .map(|since| format!("# active-since: {}", time(since))),
     );
     let paths = mapped_paths(maps);
-    // Also where the program was started through the loader, or other files are mapped below it.
+    // Taken from the mappings: also correct if the program was started through the loader or mapped other files first.
     let program = objects.first().and_then(LoadedObject::start_address);
     let program = program.and_then(|start| paths.get(&start));
     lines.extend(program.map(|path| format!("# program: {path}")));
     let own_code = comment_text as *const () as usize;
     lines.extend(objects.iter().filter_map(|object| {
         let path = paths.get(&object.start_address()?)?;
-        // The file contains memprof's own code: a reader recognizes memprof's stacks by it, if the allocator
-        // cannot exclude them.
+        // This file contains memprof's own code. If the allocator cannot exclude memprof's stacks, a reader recognizes
+        // them by it.
         let image = object.contains(own_code);
         image.then(|| format!("# memprof-image: {path}"))
     }));
@@ -230,7 +231,8 @@ fn comment_text(
     join_comments(&lines)
 }
 
-/// Joins comment lines. A path may contain any byte but NUL; a comment must stay on one line.
+/// Joins comment lines. A path may contain any byte except NUL, so line breaks are replaced to keep each comment on one
+/// line.
 fn join_comments(lines: &[String]) -> String {
     lines
         .iter()
@@ -238,7 +240,7 @@ fn join_comments(lines: &[String]) -> String {
         .collect()
 }
 
-/// Comment lines about memprof's sampler: its counts and, if all allocations are tallied, their totals.
+/// Comment lines about memprof's sampler: its counts and, with a tally, the totals of all allocations.
 fn sampler_comments(summary: &SamplerSummary) -> String {
     let SamplerSummary {
         samples,
@@ -278,8 +280,8 @@ fn sampler_comments(summary: &SamplerSummary) -> String {
     )
 }
 
-/// Paths of the mapped files by the start address of each mapping, as in the mappings: with links resolved,
-/// unlike the loader's paths. Built once for all objects, of which there may be thousands.
+/// Paths of the mapped files, by the start address of each mapping. Unlike the loader's paths, they have symbolic links
+/// resolved. Built once for all objects, because there may be thousands.
 fn mapped_paths(maps: &str) -> HashMap<usize, &str> {
     let mapped = maps.lines().filter_map(|line| {
         let (start, remaining) = line.split_once('-')?;

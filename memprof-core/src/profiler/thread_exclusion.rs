@@ -1,4 +1,4 @@
-//! Exclusion of memprof's own threads and calls from the profile.
+//! Excludes memprof's own threads and calls from the profile.
 
 use super::Profiler;
 use super::allocators::BackendList;
@@ -6,14 +6,14 @@ use crate::allocators::profiler_exclusion::ProfilerExclusion;
 use crate::sampler;
 
 impl Profiler {
-    /// Excludes the calling thread, one of memprof's, from sampling wherever that is possible. Allocates
-    /// nothing. Call it before each piece of work, because an allocator may have been found since.
+    /// Excludes the calling thread, one of memprof's, from sampling by all samplers that allow it. Allocates nothing.
+    /// Must be called before each piece of work, because an allocator may have been found since.
     pub fn exclude_this_thread(&self) {
         exclude_this_thread(&self.allocators.all());
     }
 
-    /// Excludes the calling thread, one of the program's, from sampling by memprof and by jemallocs, until the
-    /// guard is dropped.
+    /// Excludes the calling thread, one of the program's, from sampling by memprof and by jemallocs until the guard is
+    /// dropped.
     pub fn pause_on_this_thread(&self) -> ProfilerExclusion {
         let backends = self.allocators.all();
         let jemallocs = backends.iter().filter_map(|each| each.allocator.jemalloc());

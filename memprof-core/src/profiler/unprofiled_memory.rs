@@ -1,4 +1,4 @@
-//! Explains which live memory a dump lacks, as far as the figures prove it.
+//! Explains which live memory a dump lacks, as far as the numbers prove it.
 
 use std::sync::Arc;
 
@@ -9,39 +9,40 @@ use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::tcmalloc;
 use crate::sampler::Backend;
 
-/// Live bytes outside of the dumps below which no warning is given.
+/// Number of live bytes missing in the dumps from which a warning is given.
 const NOTABLE_UNSEEN_BYTES: u64 = 16 << 20;
 
-/// [`NOTABLE_UNSEEN_BYTES`] of tcmalloc, whose first samples come late.
+/// Like [`NOTABLE_UNSEEN_BYTES`], for tcmalloc, whose first samples come late.
 const NOTABLE_TCMALLOC_BYTES: u64 = 4 << 20;
-/// Share of the live bytes that tcmalloc adds by rounding sizes up to its classes, as a divisor.
+/// tcmalloc adds at most one part in this many to the live bytes, by rounding sizes up to its classes.
 const TCMALLOC_ROUNDING: u64 = 8;
 
-/// Live memory, and how much of it the dumps show.
+/// Live memory, and the part of it that the dumps show.
 #[derive(Clone, Debug)]
 pub(super) struct UnprofiledMemory {
     /// Live bytes of the dumped allocators.
     pub(super) live: u64,
     /// Estimated bytes in the dumps.
     pub(super) shown: u64,
-    /// Live bytes when sampling began. `None` if that was before memprof, or the allocator did not report it.
+    /// Live bytes when sampling began. `None` if sampling began before memprof was loaded, or if unknown.
     pub(super) before: Option<u64>,
-    /// Samplers of the allocators' own; memprof's reports by itself what it does not see.
+    /// Samplers of the allocators. memprof's own sampler is not among them, because it reports the calls that it
+    /// misses.
     pub(super) samplers: Vec<BuiltinSampler>,
 }
 
-/// Sampler of an allocator.
+/// Built-in sampler of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct BuiltinSampler {
     kind: AllocatorKind,
-    /// Whether a jemalloc does not sample some threads.
+    /// Whether the sampler is a jemalloc's and does not sample some threads.
     leaves_threads_out: bool,
-    /// Bytes that its allocator counts as live beside the sampled objects, for each live byte: tcmalloc gives each a
-    /// page of its own, of 8 KiB.
+    /// Bytes that the allocator wastes on sampled objects, and counts as live, per live byte. tcmalloc gives each
+    /// sampled object a page of 8 KiB.
     overhead: f64,
 }
 
-/// The allocators that sample by themselves.
+/// The built-in samplers of the backends that memprof's sampler does not sample.
 pub(super) fn builtin_samplers(backends: &[Arc<Backend>]) -> Vec<BuiltinSampler> {
     let builtin = backends
         .iter()
@@ -60,8 +61,10 @@ pub(super) fn builtin_samplers(backends: &[Arc<Backend>]) -> Vec<BuiltinSampler>
     builtin.map(sampler).collect()
 }
 
-/// Warnings if the dumps show less than half of the live bytes, and miss a notable number of them: how many can have
-/// been allocated before sampling began, and how many cannot. For tcmalloc, also if they miss less than that.
+/// Warnings about live bytes that are missing in the dumps. They are given if the dumps show less than half of the live
+/// bytes, and lack a notable number of them. The missing bytes are divided into those that may have been allocated
+/// before sampling began and those that were allocated later. For tcmalloc, a smaller missing part also leads to a
+/// warning.
 pub(super) fn unprofiled_warnings(memory: &UnprofiledMemory) -> Vec<String> {
     let unseen = memory.live.saturating_sub(memory.shown);
     let tcmalloc = memory
@@ -123,7 +126,7 @@ pub(super) fn unprofiled_warnings(memory: &UnprofiledMemory) -> Vec<String> {
 }
 
 impl BuiltinSampler {
-    /// Reason why this sampler misses allocations for a while, with the remedy. `None` for an allocator without one.
+    /// Reason why this sampler misses some allocations, with the remedy. `None` for an allocator without a sampler.
     fn reason(self) -> Option<&'static str> {
         match (self.kind, self.leaves_threads_out) {
             (AllocatorKind::Jemalloc, true) => Some(

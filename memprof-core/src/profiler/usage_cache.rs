@@ -1,4 +1,4 @@
-//! A cache of the allocators' statistics, and the decision when to read them again.
+//! A cache of the allocators' statistics, which decides when to read them again.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
@@ -6,32 +6,32 @@ use std::time::{Duration, Instant};
 
 use memprof_messages::AllocatorHeap;
 
-/// Least pause after a slow read, as a multiple of its duration: reading takes at most a tenth of the time.
-/// jemalloc sums up its arenas under the locks that `malloc` needs, 9 µs for each.
+/// Minimum pause after a slow read, as a multiple of its duration, so that reading takes at most a tenth of the time.
+/// jemalloc sums its arenas under the locks that `malloc` needs: about 9 µs per arena.
 const REST_FACTOR: u32 = 9;
 
-/// Duration up to which a read counts as cheap and is repeated each time; more than fifty arenas take longer.
+/// Maximum duration of a cheap read, which is repeated each time. With more than fifty arenas, a read takes longer.
 const CHEAP_READ: Duration = Duration::from_micros(500);
 
-/// Values that ledgers keep for later ones.
+/// Values that one ledger stores for later ones.
 #[derive(Debug, Default)]
 pub(super) struct LedgerHistory {
-    /// Statistics that were read last.
+    /// The statistics that were read last.
     pub(super) usage: Mutex<CachedUsage>,
-    /// Time and live bytes of the ledger to compare with.
+    /// Time and live bytes of the ledger with which later ones are compared.
     pub(super) base: Mutex<Option<(Instant, u64)>>,
-    /// Largest number of bytes that allocators counted without having touched them.
+    /// Maximum number of untouched bytes that the allocators counted so far.
     pub(super) max_untouched: AtomicU64,
 }
 
-/// Statistics that were read last, and the cost of reading them.
+/// The statistics that were read last, and the cost of that read.
 #[derive(Debug, Default)]
 pub(super) struct CachedUsage {
     pub heaps: Vec<AllocatorHeap>,
     cost: Option<ReadCost>,
 }
 
-/// End of a read, and its duration.
+/// End time of a read, and its duration.
 #[derive(Clone, Copy, Debug)]
 struct ReadCost {
     end: Instant,
@@ -53,7 +53,7 @@ impl CachedUsage {
         }
     }
 
-    /// Whether the statistics were read so recently that reading them again would cost too much of the time.
+    /// Whether the statistics are so recent that reading them again would take too large a part of the time.
     pub(super) fn is_fresh(&self) -> bool {
         self.cost
             .is_some_and(|cost| cost.is_fresh(cost.end.elapsed()))
@@ -66,8 +66,7 @@ impl CachedUsage {
 }
 
 impl ReadCost {
-    /// Whether a read of this cost, `age` ago, was too expensive to be repeated yet. Cheap reads may be repeated
-    /// at once.
+    /// Whether a read of this cost, `age` ago, is too expensive to be repeated yet. Always false for a cheap read.
     fn is_fresh(self, age: Duration) -> bool {
         self.elapsed >= CHEAP_READ && age < self.elapsed * REST_FACTOR
     }

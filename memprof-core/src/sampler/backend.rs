@@ -1,4 +1,4 @@
-//! One allocator as messages use it, sampled by its own profiler or by memprof's sampler in front of it.
+//! One allocator as messages see it, sampled by its own profiler or by memprof's sampler.
 
 use memprof_messages::{ProfileKind, SamplerStatus};
 
@@ -12,20 +12,20 @@ use crate::dumps::scratch::Scratch;
 use crate::error::Result;
 use crate::identity::AllocatorIdentity;
 
-/// An allocator with the sampler that samples it.
+/// An allocator with its sampler.
 #[derive(Debug)]
 pub(crate) struct Backend {
     /// The allocator itself, for statistics and purging, which do not depend on the sampler.
     pub allocator: Allocator,
-    /// memprof's sampler, for the allocator that serves `malloc`, for jemallocs with hooks, and for allocators whose
-    /// functions `memprof attach` has patched.
+    /// memprof's sampler. `None` unless the allocator serves `malloc`, is a jemalloc with hooks, or has functions that
+    /// `memprof attach` patched.
     own_sampler: Option<OwnSampler>,
-    /// Sample interval of the configuration.
+    /// Sample interval from the configuration.
     interval: Option<SampleInterval>,
 }
 
 impl Backend {
-    /// Creates a backend that samples at `interval` unless an activation or the allocator sets another one.
+    /// Creates a backend. It samples at `interval` unless an activation or the allocator sets another one.
     pub(crate) fn new(allocator: Allocator, interval: Option<SampleInterval>) -> Self {
         Self {
             own_sampler: OwnSampler::for_allocator(&allocator, interval),
@@ -50,7 +50,7 @@ impl Backend {
             .is_some_and(OwnSampler::uses_jemalloc_hooks)
     }
 
-    /// Whether memprof's sampler could now intercept calls by another method than it found first.
+    /// Whether memprof's sampler could now intercept calls by a method other than the one found first.
     pub(crate) fn has_new_interception(&self) -> bool {
         match &self.own_sampler {
             Some(sampler) => sampler.has_new_interception(&self.allocator),
@@ -58,15 +58,15 @@ impl Backend {
         }
     }
 
-    /// memprof's sampler, locked, if it is selected. `None` while the allocator samples.
+    /// memprof's sampler, locked, if it is selected. `None` if the allocator's own sampler is.
     fn selected_sampler(&self) -> Option<SelectedSampler<'_>> {
         self.own_sampler.as_ref()?.lock_if_selected()
     }
 
-    /// Selects which sampler the next activation uses. Does nothing if only the allocator can sample.
+    /// Selects the sampler for the next activation. Does nothing if only the allocator can sample.
     ///
     /// # Errors
-    /// Reason why memprof's sampler cannot be used; or the allocator or memprof's sampler refused to be stopped.
+    /// Reason why memprof's sampler cannot be used, or the error of the sampler that refused to stop.
     pub(crate) fn select(&self, selection: SamplerSelection) -> Result<()> {
         match &self.own_sampler {
             Some(sampler) => sampler.select(selection, &self.allocator),
@@ -74,10 +74,10 @@ impl Backend {
         }
     }
 
-    /// Drops all samples of memprof's sampler and ends its interception.
+    /// Drops all samples of memprof's sampler, and removes its interception.
     ///
     /// # Errors
-    /// `Busy`: a thread stays inside the sampler; or the loader does not let memprof restore the slots.
+    /// `Busy`: a thread stays inside the sampler. `Unavailable`: the loader does not let memprof restore the slots.
     pub(crate) fn clear_and_uninstall(&self) -> Result<()> {
         match &self.own_sampler {
             Some(sampler) => sampler.clear_and_uninstall(),
@@ -90,15 +90,14 @@ impl Backend {
         self.selected_sampler().map(SelectedSampler::status)
     }
 
-    /// Reason why the allocator cannot be profiled, while memprof samples in its place. `None` if memprof does
-    /// not, or if the allocator could be profiled.
+    /// Reason why the allocator cannot be profiled, if memprof's sampler replaces its profiler. `None` if it does not,
+    /// or if the allocator could be profiled.
     pub(crate) fn fallback_reason(&self) -> Option<Unprofilable> {
         self.selected_sampler()?;
         self.allocator.unprofilable_reason()
     }
 
-    /// Reason why neither the allocator nor memprof's sampler can take a profile in this process as they are
-    /// selected. `None` if one can.
+    /// Reason why no profile can be taken in this process with the selected sampler. `None` if one can be taken.
     pub(crate) fn unprofilable_reason(&self) -> Option<Unprofilable> {
         if self.selected_sampler().is_some() {
             return None;
@@ -112,14 +111,13 @@ impl Backend {
         )
     }
 
-    /// Whether sampling costs so much that an activation must have an end.
+    /// Whether sampling is so expensive that an activation needs a time limit.
     pub(crate) fn needs_time_limit(&self) -> bool {
         self.selected_sampler()
             .is_some_and(|sampler| sampler.needs_time_limit())
     }
 
-    /// Lets memprof's sampler intercept libraries that were loaded since the last call. Returns false while it
-    /// does not sample.
+    /// Makes memprof's sampler intercept libraries loaded since the last call. Returns false while it does not sample.
     pub(crate) fn maintain(&self) -> bool {
         self.selected_sampler()
             .is_some_and(SelectedSampler::maintain)
@@ -167,7 +165,7 @@ impl Backend {
     /// Starts sampling, at `interval` if given. Returns warnings for the operator.
     ///
     /// # Errors
-    /// As for [`Allocator::activate`]; or memprof's sampler cannot be used.
+    /// As for [`Allocator::activate`], or memprof's sampler cannot be used.
     pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         match self.selected_sampler() {
             Some(sampler) => sampler.activate(interval, &self.allocator),
@@ -190,7 +188,7 @@ impl Backend {
     /// Discards all samples, and sets the interval if given.
     ///
     /// # Errors
-    /// As for [`Allocator::reset`]; `Busy`: a thread stays inside memprof's sampler.
+    /// As for [`Allocator::reset`]. `Busy`: a thread stays inside memprof's sampler.
     pub(crate) fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
         match self.selected_sampler() {
             Some(sampler) => sampler.reset(interval),
@@ -198,8 +196,8 @@ impl Backend {
         }
     }
 
-    /// Estimated memory in bytes that a profile needs while it is written. `None` if there is no estimate, as
-    /// for memprof's sampler.
+    /// Estimated memory in bytes for writing a profile. `None` if there is no estimate; there is none for memprof's
+    /// sampler.
     pub(crate) fn profile_memory_estimate(&self, kind: ProfileKind) -> Option<u64> {
         match (kind, self.selected_sampler()) {
             (ProfileKind::Heap | ProfileKind::Pinned, Some(_)) => None,
@@ -207,7 +205,7 @@ impl Backend {
         }
     }
 
-    /// Memory of the stored samples, in bytes. `None` if unknown.
+    /// Memory that the samples occupy, in bytes. `None` if unknown.
     pub(crate) fn metadata_bytes(&self) -> Option<u64> {
         match self.selected_sampler() {
             Some(sampler) => Some(sampler.status().table_bytes),
@@ -215,7 +213,7 @@ impl Backend {
         }
     }
 
-    /// Writes a profile to `scratch` and checks it. Must run on the dumper's thread.
+    /// Writes a profile to `scratch` and checks it. Must be called on the dumper's thread.
     ///
     /// # Errors
     /// As for [`Allocator::write_profile`].

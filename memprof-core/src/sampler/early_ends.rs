@@ -1,4 +1,4 @@
-//! Samples whose stacks end early, with the files in which they end.
+//! Counts of the samples whose stacks end early, with the files in which they end.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use memprof_messages::{EarlyEndReason, EarlyEnds};
 
 use crate::allocators::loaded_objects::{self, EXECUTABLE, LoadedObject};
 
-/// Returns the counts of memprof's sampler since samples were last dropped, most first.
+/// Returns the counts of memprof's sampler since samples were last dropped, largest first.
 pub(super) fn early_ends() -> Vec<EarlyEnds> {
     let counted: Vec<_> = memprof_sampler::early_ends().collect();
     if counted.is_empty() {
@@ -27,7 +27,7 @@ pub(super) fn early_ends() -> Vec<EarlyEnds> {
     ends
 }
 
-/// File of the object that contains an address. `None` if it was unloaded meanwhile.
+/// File of the object that contains an address. `None` if the object was unloaded meanwhile.
 fn path_of_object(objects: &[LoadedObject], address: usize) -> Option<PathBuf> {
     let object = objects.iter().find(|object| {
         let start = object.start_address();

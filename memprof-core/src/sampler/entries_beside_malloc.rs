@@ -1,16 +1,16 @@
-//! Entry patches of allocators that do not serve `malloc`, such as that of a Rust program. They are sampled together with
-//! `malloc`.
+//! Entry patches of allocators that do not serve `malloc`, such as a Rust program's own allocator. These allocators are
+//! sampled together with `malloc`.
 
 use memprof_sampler::{PatchedEntries, Role};
 
 use crate::allocators::loaded_objects;
 use crate::identity::AllocatorIdentity;
 
-/// The tables of these entry patches that an interception uses.
+/// The tables of such entry patches that an interception uses.
 #[derive(Debug)]
 pub(super) struct EntriesBesideMalloc {
     used: Vec<PatchedEntries>,
-    /// First function of each table that the process had when these were found.
+    /// Address of the first function in each table of the process, at the time of the search.
     known: Vec<usize>,
 }
 
@@ -23,7 +23,7 @@ impl EntriesBesideMalloc {
         }
     }
 
-    /// Uses none of the process's tables.
+    /// Creates a list that uses none of the process's tables.
     pub(super) fn unused() -> Self {
         Self {
             used: Vec::new(),
@@ -31,22 +31,22 @@ impl EntriesBesideMalloc {
         }
     }
 
-    /// Removes one of the tables, which another method then enables. `None` if there is none.
+    /// Removes one table and returns it for use as the main interception. `None` if there is none.
     pub(super) fn take_one(&mut self) -> Option<PatchedEntries> {
         self.used.pop()
     }
 
-    /// Whether there are tables.
+    /// Whether any table is in use.
     pub(super) fn is_used(&self) -> bool {
         !self.used.is_empty()
     }
 
-    /// Whether some hooks are enabled.
+    /// Whether any hooks are enabled.
     pub(super) fn is_enabled(&self) -> bool {
         self.used.iter().any(|entries| entries.enabled_count() > 0)
     }
 
-    /// Whether `memprof attach` has written or restored entry patches since these were found.
+    /// Whether `memprof attach` has written or restored entry patches since the search.
     pub(super) fn is_outdated(&self) -> bool {
         self.known != first_function_addresses()
     }
@@ -57,7 +57,7 @@ impl EntriesBesideMalloc {
         used.try_for_each(|entries| entries.enable().map(drop))
     }
 
-    /// Disables the hooks of functions with `role`, or all.
+    /// Disables the hooks of functions with `role`, or all hooks if it is `None`.
     pub(super) fn disable(&self, role: Option<Role>) {
         for entries in &self.used {
             entries.disable(role);
@@ -65,14 +65,14 @@ impl EntriesBesideMalloc {
     }
 }
 
-/// Address of the first patched function of each complete table, by which a table is recognized.
+/// Address of the first patched function of each complete table; it identifies the table.
 fn first_function_addresses() -> Vec<usize> {
     let tables = PatchedEntries::beside_malloc();
     tables.map(|entries| entries.first_function()).collect()
 }
 
-/// Whether `memprof attach` has patched the functions of an allocator that does not serve `malloc`: those of the object
-/// that contains it.
+/// Whether `memprof attach` has patched the functions of an allocator that does not serve `malloc`. It has if patched
+/// functions are in the object that contains the allocator.
 pub(super) fn is_patched_beside_malloc(allocator: &AllocatorIdentity) -> bool {
     let functions = first_function_addresses();
     !allocator.owns_malloc
@@ -83,8 +83,8 @@ pub(super) fn is_patched_beside_malloc(allocator: &AllocatorIdentity) -> bool {
         })
 }
 
-/// Names of the allocators that do not serve `malloc` and have patched functions, of objects that contain none of the
-/// `known` addresses.
+/// Names of the allocators that do not serve `malloc` and have patched functions. Omits those in an object that
+/// contains one of the `known` addresses.
 pub(crate) fn patched_allocators_beside(known: &[usize]) -> Vec<&'static str> {
     let objects = loaded_objects::list_loaded_objects();
     let is_known = |entries: &PatchedEntries| {

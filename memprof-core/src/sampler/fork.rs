@@ -1,4 +1,4 @@
-//! memprof's sampler in forked children.
+//! Stops or continues memprof's sampler in forked children.
 #![expect(unsafe_code, reason = "a handler of fork")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,30 +7,30 @@ use memprof_own::ProcessOnce;
 
 use super::jemalloc_hooks::remove_hooks_in_child;
 
-/// Whether forked children keep sampling, because sampling began with the program and has no end.
+/// Whether forked children keep sampling: true if sampling began with the program and has no time limit.
 static SAMPLES_IN_CHILDREN: AtomicBool = AtomicBool::new(false);
 
-/// Lets forked children keep sampling, because it has no end.
+/// Makes forked children keep sampling, because it has no time limit.
 pub(super) fn keep_sampling_in_children() {
     SAMPLES_IN_CHILDREN.store(true, Ordering::Relaxed);
 }
 
-/// Whether sampling began with the program, in this process or in those that forked it.
+/// Whether sampling is on and began with the program, in this process or in an ancestor that forked it.
 pub(super) fn samples_from_program_start() -> bool {
     memprof_sampler::interval() > 0 && SAMPLES_IN_CHILDREN.load(Ordering::Relaxed)
 }
 
-/// Makes forked children stop sampling, because the activation has an end.
+/// Makes forked children stop sampling, because the activation has a time limit.
 pub(crate) fn stop_sampling_in_children() {
     SAMPLES_IN_CHILDREN.store(false, Ordering::Relaxed);
 }
 
-/// Registers the fork handler that stops sampling in a child: the child has the patched slots but not the
-/// thread that ends the activation. Idempotent.
+/// Registers the fork handler that stops sampling in a child: the child has the patched slots, but not the thread that
+/// ends the activation. Idempotent.
 pub(super) fn register_fork_handler() {
     static REGISTERED: ProcessOnce = ProcessOnce::new();
     REGISTERED.call(|| {
-        // SAFETY: pthread_atfork(3): the handler is a function of this library, which is never unloaded; it
+        // SAFETY: pthread_atfork(3): the handler is a function of this library, which is never unloaded. The handler
         // only stores to atomics.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(reset_in_child)) };
         if failed != 0 {
@@ -39,7 +39,7 @@ pub(super) fn register_fork_handler() {
     });
 }
 
-/// Fork handler: stops sampling unless it has no end, and removes jemalloc's hooks.
+/// Fork handler: stops sampling if it has a time limit, and removes jemalloc's hooks.
 extern "C" fn reset_in_child() {
     if !SAMPLES_IN_CHILDREN.load(Ordering::Relaxed) {
         memprof_sampler::stop();

@@ -1,6 +1,6 @@
-//! Interception of the program's `malloc` calls: entry patches, if `memprof attach` wrote them; otherwise GOT slots, or,
-//! if the allocator is reached through none, the hooks of a jemalloc. Beside it, entry patches of allocators with other
-//! names, such as that of a Rust program.
+//! Interception of the program's `malloc` calls. It uses entry patches if `memprof attach` wrote them, and GOT slots
+//! otherwise; if no slot leads to the allocator, it uses the hooks of a jemalloc. Entry patches of allocators with
+//! other names, such as a Rust program's own, are used in addition.
 
 use std::time::SystemTime;
 
@@ -18,11 +18,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 use crate::unwinder::{notice_code_changes, prepare_walks};
 
-/// Most attempts to restore slots while threads of the program patch those of libraries that they load. Each waits for
-/// 200 ms at most.
+/// Maximum number of attempts to restore slots. An attempt fails after 200 ms if threads of the program patch the slots
+/// of libraries that they load.
 const RESTORE_ATTEMPTS: u32 = 10;
 
-/// Method by which calls of the allocator reach the sampler.
+/// Method by which allocator calls reach the sampler.
 #[derive(Debug)]
 pub(super) enum InterceptionMethod {
     Slots(Box<memprof_sampler::GotSlots>),
@@ -41,16 +41,16 @@ pub(super) struct Interception {
     provider: MallocProvider,
     pub(super) selection: SamplerSelection,
     pub(super) slots: SlotCounts,
-    /// Numbers of libraries loaded and unloaded when the slots were last patched.
+    /// Number of libraries loaded and unloaded at the time when the slots were last patched.
     loaded: (u64, u64),
-    /// Start of sampling, since samples were last dropped. `None` if none were taken.
+    /// Start of sampling since samples were last dropped. `None` if none were taken.
     pub(super) since: Option<SystemTime>,
-    /// Bytes that the allocator had given out at that time. `None` if unknown.
+    /// Bytes that the allocator had allocated at the start of sampling. `None` if unknown.
     pub(super) allocated_at_start: Option<u64>,
 }
 
 impl Interception {
-    /// Finds a method to intercept the allocator's calls, and those of `malloc`.
+    /// Finds a method to intercept the allocator's calls and those of `malloc`.
     ///
     /// # Errors
     /// `Unsupported`: the reason why it is impossible.
@@ -66,11 +66,11 @@ impl Interception {
         let provider = slots.provider();
         let mut beside = EntriesBesideMalloc::find();
         let entries = match provider.is_program {
-            // Without all jumps, activation fails with the remedy.
+            // If only some jumps are in place, activation fails with the remedy.
             true => PatchedEntries::find(provider.malloc),
             false => slots.patched_entries().cloned(),
         };
-        // The calls of another malloc are not needed.
+        // For an allocator beside the program's malloc, the calls of malloc are not needed.
         let is_beside = provider.is_program && !allocator.owns_malloc;
         let entries = entries.or_else(|| is_beside.then(|| beside.take_one())?);
         let method = match (entries, provider.is_program) {
@@ -101,7 +101,7 @@ impl Interception {
         Ok(Self::new(method, beside, slots.provider(), allocator))
     }
 
-    /// Creates an interception with the state that sampling had before, since the program's start or a fork.
+    /// Creates an interception. Takes over the state of sampling that began at the program's start, or before a fork.
     fn new(
         method: InterceptionMethod,
         beside: EntriesBesideMalloc,
@@ -146,8 +146,7 @@ impl Interception {
         Ok(slots)
     }
 
-    /// Sets the allocator to sample, and drops the samples of another one, because a profile is of one
-    /// allocator.
+    /// Sets the allocator to sample. Drops the samples of another allocator, because a profile covers one allocator.
     ///
     /// # Errors
     /// `Busy`: a thread stays inside the sampler.
@@ -163,7 +162,7 @@ impl Interception {
         Ok(())
     }
 
-    /// Intercepts the calls of all objects that are loaded now.
+    /// Intercepts the calls of all objects that are loaded at the moment.
     ///
     /// # Errors
     /// `Unavailable`: the slots cannot be patched, or entry points are not patched. `Allocator`: jemalloc
@@ -181,8 +180,8 @@ impl Interception {
         self.beside.enable().ok_or_else(missing_patches_error)
     }
 
-    /// Intercepts libraries that were loaded since the last call, and clears the unwind rules, which may be of
-    /// unloaded ones. Does nothing if none was loaded or unloaded.
+    /// Intercepts libraries loaded since the last call, and clears the unwind rules, which may belong to unloaded
+    /// libraries. Does nothing if no library was loaded or unloaded.
     ///
     /// # Errors
     /// `Unavailable`: the slots cannot be patched.
@@ -199,7 +198,7 @@ impl Interception {
         }
     }
 
-    /// Patches the GOT slots of all objects that are loaded now. Does nothing for another method.
+    /// Patches the GOT slots of all loaded objects. Does nothing if another method is in use.
     ///
     /// # Errors
     /// `Unavailable`: the loader cannot be locked, or the kernel refuses every slot.
@@ -228,8 +227,8 @@ impl Interception {
         Ok(())
     }
 
-    /// Restores what only allocations need, or everything if no sampled block is live. Hooks are removed,
-    /// because they cost as much for a free as for an allocation.
+    /// Uninstalls the interception of functions that only allocate, or of all functions if no sampled block is live.
+    /// Hooks of jemalloc are removed in any case, because they cost as much for a free as for an allocation.
     ///
     /// # Errors
     /// `Unavailable`: the loader cannot be locked. `Allocator`: jemalloc refused.
@@ -245,7 +244,7 @@ impl Interception {
             InterceptionMethod::Hooks(hooks) => return hooks.remove(),
         };
         let role = removable_role();
-        // Forks of the program go on between the attempts.
+        // Released between the attempts, so that the program's forks can continue.
         let mut attempts = (0..RESTORE_ATTEMPTS).map(|_| {
             let _reading = ForkGuard::acquire();
             slots.restore(role)
@@ -256,10 +255,10 @@ impl Interception {
         Ok(())
     }
 
-    /// Stops sampling and uninstalls the interception. Samples are kept.
+    /// Stops sampling and uninstalls the interception. Existing samples are kept.
     ///
     /// # Errors
-    /// As for [`uninstall`](Self::uninstall); sampling is off nevertheless.
+    /// As for [`uninstall`](Self::uninstall). Sampling is off even then.
     pub(super) fn stop(&mut self) -> Result<()> {
         memprof_sampler::stop();
         self.uninstall()
@@ -276,12 +275,12 @@ impl Interception {
         memprof_sampler::clear().map_err(sampler_error)
     }
 
-    /// Whether the samples are of several allocators.
+    /// Whether the samples may belong to several allocators.
     pub(super) fn samples_several(&self) -> bool {
         self.beside.is_used()
     }
 
-    /// Method of the interception of the allocator's calls.
+    /// Method by which the allocator's calls are intercepted.
     pub(super) fn kind(&self) -> InterceptionKind {
         match self.method {
             InterceptionMethod::Slots(_) if self.serves_malloc => InterceptionKind::Slots,
@@ -292,8 +291,7 @@ impl Interception {
         }
     }
 
-    /// Whether slots or entries are patched already, by `sample_from_start` or in the parent of a forked
-    /// child.
+    /// Whether slots or entries are patched, possibly by `sample_from_start` or in the parent of a forked child.
     pub(super) fn has_patched(&self) -> bool {
         let is_patched = match &self.method {
             InterceptionMethod::Slots(slots) => slots.patched_count() > 0,
@@ -303,14 +301,14 @@ impl Interception {
         is_patched || self.beside.is_enabled()
     }
 
-    /// Whether there are live samples whose frees nothing has watched: `memprof attach` has written entry patches since
-    /// they were taken, or restored them.
+    /// Whether there are live samples whose frees may have been missed, because `memprof attach` wrote or restored
+    /// entry patches after they were taken.
     pub(super) fn has_unwatched_samples(&self) -> bool {
         !self.is_hooked() && !self.has_patched() && memprof_sampler::counts().live_samples > 0
     }
 
-    /// Whether `memprof attach` has written or restored entry patches since the search for a method, so that another one
-    /// is possible now. False while sampling is on, which replacing the method would end.
+    /// Whether another method is possible now, because `memprof attach` wrote or restored entry patches since the
+    /// search. False while sampling is on, because replacing the method would stop it.
     pub(super) fn is_outdated(&self) -> bool {
         let MallocProvider { malloc, is_program } = self.provider;
         let is_patched = || PatchedEntries::find(malloc).is_some_and(|each| each.is_complete());
@@ -357,8 +355,8 @@ impl Drop for Interception {
     }
 }
 
-/// Functions whose interception can be removed while sampling is off: only those that allocate, as long as a
-/// sampled block is live, because its free must be recorded; otherwise all (`None`).
+/// Functions whose interception can be removed while sampling is off. While a sampled block is live, only those that
+/// allocate, because the block's free must be recorded. Otherwise all (`None`).
 fn removable_role() -> Option<Role> {
     (memprof_sampler::counts().live_samples > 0).then_some(Role::Allocates)
 }
@@ -381,7 +379,7 @@ fn missing_patches_error() -> Error {
     Error::new(ErrorKind::Unavailable, message).remedy(remedy)
 }
 
-/// `Unavailable` error for slots that cannot be patched because the loader's lock cannot be taken.
+/// `Unavailable` error for slots that cannot be patched because the loader's lock is not available.
 pub(super) fn loader_lock_error() -> Error {
     let message = "the calls of malloc cannot be patched: the loader does not let memprof";
     Error::new(ErrorKind::Unavailable, message)

@@ -1,5 +1,4 @@
-//! memprof's sampler in the allocation hooks of a jemalloc, for one that is statically linked: its calls go
-//! through no GOT slot.
+//! Installs memprof's sampler in the allocation hooks of a statically linked jemalloc, whose callers use no GOT slot.
 #![expect(unsafe_code, reason = "the allocator calls")]
 
 use std::ffi::{CStr, c_void};
@@ -17,9 +16,9 @@ use crate::error::{Error, Result};
 /// Mallctl that removes hooks by their handle.
 const REMOVE: &CStr = c"experimental.hooks.remove";
 
-/// `mallctl` of the jemalloc with installed hooks, for the fork handler; with jemalloc's handle of the hooks,
-/// 0 while none are installed.
+/// `mallctl` of the jemalloc with installed hooks, for the fork handler.
 static MALLCTL: AtomicUsize = AtomicUsize::new(0);
+/// jemalloc's handle of the hooks; 0 while none are installed.
 static HANDLE: AtomicUsize = AtomicUsize::new(0);
 
 /// A jemalloc that supports allocation hooks.
@@ -37,16 +36,16 @@ impl JemallocHookInstaller {
             .then_some(Self { mallctl })
     }
 
-    /// Installs the hooks, so that jemalloc calls the sampler for each allocation. Does nothing if they are
-    /// installed.
+    /// Installs the hooks, through which jemalloc calls the sampler for each allocation. Does nothing if they are
+    /// already installed.
     ///
     /// # Errors
-    /// jemalloc refused, for example because four other hooks are installed.
+    /// jemalloc refused, for example because it already has four other hooks.
     pub(super) fn install(&self) -> Result<()> {
         if HANDLE.load(Ordering::Acquire) != 0 {
             return Ok(());
         }
-        // A child that is forked while jemalloc holds the lock of its hooks could not remove them.
+        // A child forked while jemalloc holds the lock of its hooks could not remove them.
         let _no_fork = ForkGuard::acquire();
         let handle = self
             .mallctl
@@ -73,8 +72,8 @@ impl JemallocHookInstaller {
     }
 }
 
-/// Removes the hooks in a forked child, which does not have the thread that ends the activation. Allocates
-/// nothing, and takes none of memprof's locks.
+/// Removes the hooks in a forked child, which lacks the thread that ends the activation. Allocates nothing, and takes
+/// none of memprof's locks.
 pub(super) fn remove_hooks_in_child() {
     let mut handle = HANDLE.swap(0, Ordering::AcqRel);
     let address = MALLCTL.load(Ordering::Acquire);
@@ -85,8 +84,8 @@ pub(super) fn remove_hooks_in_child() {
     let mallctl = unsafe {
         mem::transmute::<*const c_void, MallctlFn>(ptr::with_exposed_provenance(address))
     };
-    // SAFETY: jemalloc(3): a NUL-terminated name, and a value of the mallctl's own size. If jemalloc refuses,
-    // the hooks stay and find that sampling is off.
+    // SAFETY: jemalloc(3): a NUL-terminated name, and a value of the mallctl's size. If jemalloc refuses, the hooks
+    // stay, and find that sampling is off.
     unsafe {
         mallctl(
             REMOVE.as_ptr(),

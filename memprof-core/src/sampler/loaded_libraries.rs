@@ -1,5 +1,5 @@
-//! Patches libraries, and records which code is loaded, when the program calls the loader, in the program's own thread:
-//! the periodic task comes up to 100 ms later, when a library may have filled its tables, or be gone.
+//! Patches libraries and records the loaded code when the program calls the loader, in the thread of that call. The
+//! periodic task would come up to 100 ms later, when a library may have copied function addresses, or may be unloaded.
 #![expect(unsafe_code, reason = "the signal mask of the program's thread")]
 
 use std::mem::MaybeUninit;
@@ -12,15 +12,15 @@ use memprof_sampler::GotSlots;
 use crate::allocators::loaded_objects::{self, ForkGuard};
 use crate::unwinder::update_code_history;
 
-/// Number of libraries ever loaded when slots were last patched.
+/// Number of libraries ever loaded at the time when slots were last patched.
 static PATCHED_LOAD_COUNT: AtomicU64 = AtomicU64::new(0);
-/// The slots to patch. No thread waits for it.
+/// The slots to patch. Threads only try the lock; none waits for it.
 static SLOTS: Mutex<Option<GotSlots>> = Mutex::new(None);
 
-/// Lets `slots` be patched in libraries that are loaded from now on. Those that are loaded now must be patched
-/// already.
+/// Makes `slots` be patched in libraries that are loaded from now on. The slots of libraries already loaded must be
+/// patched before.
 pub(super) fn start_patching(slots: &GotSlots, reading: &ForkGuard) {
-    // A child that was forked by clone(2) may have inherited it locked.
+    // A child created by clone(2) may have inherited a locked mutex, so this must not wait.
     if let Ok(mut shared) = SLOTS.try_lock() {
         shared.get_or_insert_with(|| slots.clone());
     }
@@ -28,20 +28,20 @@ pub(super) fn start_patching(slots: &GotSlots, reading: &ForkGuard) {
     memprof_sampler::set_before_loader_call(notice_loaded_libraries);
 }
 
-/// Patches no libraries any more, because the calls are intercepted by another method.
+/// Stops patching libraries, because another method intercepts the calls.
 pub(super) fn stop_patching() {
-    // A child that was forked by clone(2) may have inherited it locked.
+    // A child created by clone(2) may have inherited a locked mutex, so this must not wait.
     if let Ok(mut shared) = SLOTS.try_lock() {
         *shared = None;
     }
 }
 
-/// Records the loaded code, and patches the slots of libraries that were loaded since, before a call of the program
-/// to the loader. Does nothing while a fork is under way or another thread runs it: the periodic task then does the
-/// work. Allocates nothing.
+/// Records the loaded code, and patches the slots of newly loaded libraries. Runs before each call that the program
+/// makes to the loader. Does nothing during a fork or while another thread runs it; the periodic task does the work
+/// then. Allocates nothing.
 extern "C" fn notice_loaded_libraries() {
-    // A runtime that stops its threads by signals, to scan the loaded objects meanwhile, must not stop this one while
-    // it holds the loader's lock.
+    // A runtime may stop its threads by signals and then scan the loaded objects. It must not stop this thread while it
+    // holds the loader's lock.
     let Some(_blocked) = BlockedSignals::block_all() else {
         return;
     };
@@ -62,7 +62,7 @@ extern "C" fn notice_loaded_libraries() {
     }
 }
 
-/// Signal mask of the calling thread, restored when dropped.
+/// Original signal mask of the calling thread, restored on drop.
 struct BlockedSignals(libc::sigset_t);
 
 impl BlockedSignals {

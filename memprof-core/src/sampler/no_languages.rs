@@ -1,4 +1,4 @@
-//! Stub of the naming of programs' functions for processors without memprof's sampler.
+//! Stub for processors without memprof's sampler: names no functions of interpreted programs.
 
 use memprof_messages::{LanguageStatus, LanguagesChoice};
 

@@ -1,4 +1,4 @@
-//! memprof's sampler in place of an allocator's profiler.
+//! memprof's sampler as a replacement for an allocator's profiler.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
@@ -27,12 +27,12 @@ use crate::allocators::tcmalloc::sample_first_thread;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 
-/// Default sample interval in bytes, equal to jemalloc's and tcmalloc's.
+/// Default sample interval in bytes, as in jemalloc and tcmalloc.
 const DEFAULT_INTERVAL: u64 = 512 << 10;
 
-/// Starts sampling before a profiler exists, so that a program is sampled from its first moments. The
-/// profiler later takes over, or stops it if the allocator samples. With `is_tallied`, all allocations are
-/// also counted, and a dump contains what was live at the peak.
+/// Starts sampling before a profiler exists, so that a program is sampled from its first allocations. The profiler
+/// later takes over, or stops this sampling if the allocator samples. If `is_tallied`, all allocations are also
+/// counted, and a dump contains the blocks that were live at the peak.
 ///
 /// # Errors
 /// Reason why memprof's sampler cannot be used in this process.
@@ -56,7 +56,7 @@ pub fn sample_from_start(interval: Option<SampleInterval>, is_tallied: bool) -> 
     Ok(())
 }
 
-/// memprof's sampler in front of one allocator.
+/// memprof's sampler for one allocator.
 #[derive(Debug)]
 pub(crate) struct OwnSampler {
     /// Interception of the calls, or the reason why it is impossible.
@@ -66,8 +66,8 @@ pub(crate) struct OwnSampler {
 }
 
 impl OwnSampler {
-    /// Creates the sampler for an allocator, with `interval` as the default. An error that keeps it from being
-    /// used is stored. `None` if the allocator neither serves `malloc` nor has hooks, and its functions are not patched.
+    /// Creates the sampler for an allocator, with `interval` as the default. If it cannot be used, the reason is
+    /// stored. `None` if the allocator does not serve `malloc`, has no hooks, and has no patched functions.
     pub(crate) fn for_allocator(
         allocator: &Allocator,
         interval: Option<SampleInterval>,
@@ -95,8 +95,8 @@ impl OwnSampler {
         sampler.is_ok_and(|sampler| lock(sampler).is_hooked())
     }
 
-    /// Whether entry points of the allocator were patched or restored since the last search, so that sampling is now
-    /// possible by another method.
+    /// Whether another method of sampling is possible now, because entry points of the allocator were patched or
+    /// restored since the last search.
     pub(crate) fn has_new_interception(&self, allocator: &Allocator) -> bool {
         match &self.sampler {
             Ok(sampler) => lock(sampler).is_outdated(),
@@ -107,7 +107,7 @@ impl OwnSampler {
         }
     }
 
-    /// Whether a sampler can now be created for an allocator that had none: its functions were patched.
+    /// Whether a sampler can now be created for an allocator that had none, because its functions were patched.
     pub(crate) fn is_possible_for(allocator: &Allocator) -> bool {
         is_patched_beside_malloc(allocator.identity())
     }
@@ -117,10 +117,10 @@ impl OwnSampler {
         self.sampler.as_ref().err()
     }
 
-    /// Selects which sampler the next activation uses, and stops the other one.
+    /// Selects the sampler for the next activation, and stops the other one.
     ///
     /// # Errors
-    /// Reason why memprof's sampler cannot be used; or `allocator` or memprof's sampler refused to be stopped.
+    /// Reason why memprof's sampler cannot be used, or the error of the sampler that refused to stop.
     pub(crate) fn select(&self, selection: SamplerSelection, allocator: &Allocator) -> Result<()> {
         let sampler = match (&self.sampler, selection) {
             (Ok(sampler), _) => sampler,
@@ -137,7 +137,7 @@ impl OwnSampler {
                 SamplerSelection::OwnFallback | SamplerSelection::OwnRequested,
                 SamplerSelection::Allocator,
             ) => lock(sampler).stop(),
-            // `sample_from_start` did not know that the allocator samples.
+            // `sample_from_start` samples without knowing whether the allocator does.
             (SamplerSelection::Allocator, SamplerSelection::Allocator)
                 if may_have_sampled(allocator.identity()) && lock(sampler).has_patched() =>
             {
@@ -153,11 +153,11 @@ impl OwnSampler {
         }
     }
 
-    /// Drops all samples and ends the interception of every call, also those that the parent of a forked child
+    /// Drops all samples and removes the interception of all calls, including slots that the parent of a forked child
     /// patched.
     ///
     /// # Errors
-    /// `Busy`: a thread stays inside the sampler; or the loader cannot be locked.
+    /// `Busy`: a thread stays inside the sampler. `Unavailable`: the loader cannot be locked.
     pub(crate) fn clear_and_uninstall(&self) -> Result<()> {
         let Ok(sampler) = &self.sampler else {
             return Ok(());
@@ -167,7 +167,7 @@ impl OwnSampler {
         sampler.uninstall()
     }
 
-    /// The sampler, locked, if it is selected. `None` while the allocator samples.
+    /// The sampler, locked, if it is selected. `None` if the allocator's own sampler is.
     pub(crate) fn lock_if_selected(&self) -> Option<SelectedSampler<'_>> {
         let sampler = lock(self.sampler.as_ref().ok()?);
         (sampler.selection != SamplerSelection::Allocator).then_some(SelectedSampler {

@@ -1,9 +1,9 @@
-//! The pinned profile: which stacks keep free memory from being released, because a jemalloc slab stays as
-//! long as one object in it is live.
+//! The pinned profile: shows which stacks keep free memory from being released. A jemalloc slab stays as long as one
+//! object in it is live.
 //!
-//! jemalloc counts how much is free in the slabs of a size class. A sample stands for objects, and each
-//! object pins its part of the free memory of its slab. So the count of a class is divided among its samples,
-//! and all shares sum to the count.
+//! jemalloc counts the free memory in the slabs of a size class. Each live object pins its part of the free memory in
+//! its slab, and a sample represents several objects. So the free memory of a class is divided among its samples, and
+//! the shares add up to the total.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -14,18 +14,18 @@ use rustix::io::Errno;
 use super::slabs::{Slab, free_bytes, query_slabs, read_current_bins};
 use crate::allocators::jemalloc::{Bin, Jemalloc};
 
-/// Least effective number of samples from which the holders of a size class are estimated.
+/// Minimum effective number of samples for an estimate of the holders of a size class.
 const MIN_EFFECTIVE_SAMPLES: f64 = 20.0;
 
-/// Samples per query of jemalloc.
+/// Number of samples per query to jemalloc.
 const BATCH_SIZE: usize = 128;
 
-/// Free bytes in slabs that live objects pin.
+/// Free bytes in slabs that live objects keep from being released.
 #[derive(Debug)]
 pub(super) struct PinnedProfile<K> {
     /// Free bytes of all size classes, as jemalloc counts them.
     pub(super) total: u64,
-    /// Shares by holder. The rest of the total has unknown holders.
+    /// Shares by holder. The holders of the rest are unknown.
     pub(super) shares: HashMap<K, PinnedShare>,
 }
 
@@ -41,9 +41,9 @@ pub(super) struct PinnedShare {
 #[derive(Clone, Copy, Debug, Default)]
 struct SampleWeight {
     samples: u64,
-    /// Bytes that the objects pin for which the samples stand.
+    /// Bytes pinned by the objects that the samples represent.
     bytes: f64,
-    /// Sum of the squared bytes of each sample.
+    /// Sum over the samples of their squared pinned bytes.
     squares: f64,
 }
 
@@ -51,8 +51,7 @@ struct SampleWeight {
 type Weights<K> = HashMap<(K, usize), SampleWeight>;
 
 impl PinnedProfile<StackRecordId> {
-    /// Estimates the profile from the live samples of memprof's sampler, which were taken at one per
-    /// `interval` bytes.
+    /// Estimates the profile from the live samples of memprof's sampler. `interval` is their sample interval in bytes.
     ///
     /// # Safety
     /// `jemalloc` allocated the block of each sample, and no thread clears them during the call.
@@ -89,7 +88,7 @@ impl PinnedProfile<StackRecordId> {
 }
 
 impl<K> PinnedProfile<K> {
-    /// Free bytes of slabs whose holders are unknown: those of size classes with too few samples.
+    /// Free bytes with unknown holders: those of size classes with too few samples.
     pub(super) fn unknown_bytes(&self) -> u64 {
         let known = self.shares.values().map(|share| share.bytes).sum();
         self.total.saturating_sub(known)
@@ -101,7 +100,7 @@ struct SlabQuery<'a> {
     jemalloc: &'a Jemalloc,
     bins: &'a [Bin],
     interval: u64,
-    /// Samples not yet queried; has capacity for [`BATCH_SIZE`].
+    /// Samples to query next. Has capacity for [`BATCH_SIZE`].
     batch: Vec<LiveSample>,
     weights: Weights<StackRecordId>,
 }
@@ -124,7 +123,7 @@ impl SlabQuery<'_> {
         }
     }
 
-    /// Queries jemalloc about the samples of the batch, and adds their weights.
+    /// Queries jemalloc about the samples in the batch, and adds their weights.
     ///
     /// # Safety
     /// jemalloc allocated the block of each sample in the batch.
@@ -156,7 +155,7 @@ impl SlabQuery<'_> {
     }
 }
 
-/// Number of objects for which a sampled one of `size` bytes stands.
+/// Number of objects that a sampled object of `size` bytes represents.
 fn objects_per_sample(size: u64, interval: u64) -> f64 {
     -1.0 / libm::expm1(-(size.max(1) as f64) / interval.max(1) as f64)
 }
@@ -171,26 +170,25 @@ fn add_weight<K: Eq + Hash>(weights: &mut Weights<K>, key: (K, usize), pinned: f
     Some(())
 }
 
-/// One size class while its free bytes are distributed.
+/// Distribution of the free bytes of one size class.
 #[derive(Clone, Copy, Debug, Default)]
 struct SizeClassShare {
     total: SampleWeight,
-    /// Sum of the weights that received their shares.
+    /// Sum of the weights that have received their shares.
     distributed_weight: f64,
     distributed_bytes: u64,
 }
 
 impl SizeClassShare {
-    /// Whether the samples suffice to name holders: as many samples of equal weight would be as certain as
-    /// these (Kish's effective sample size). Many that pin nothing beside a few that pin everything count as
-    /// few.
+    /// Whether the samples suffice to name holders, by Kish's effective sample size: the number of samples of equal
+    /// weight that would be as precise. Many samples that pin nothing and a few that pin everything count as few.
     fn is_attributable(&self) -> bool {
         let SampleWeight { bytes, squares, .. } = self.total;
         bytes > 0.0 && bytes * bytes >= MIN_EFFECTIVE_SAMPLES * squares
     }
 
-    /// Returns the next share of `free` bytes, by weight. Shares are rounded so that those of all weights sum to
-    /// `free`.
+    /// Returns the next share of `free` bytes, proportional to the weight. Rounding errors are carried over, so that
+    /// the shares add up to `free`.
     fn next_share(&mut self, weight: &SampleWeight, free: u64) -> u64 {
         self.distributed_weight += weight.bytes;
         let end = (self.distributed_weight / self.total.bytes * free as f64).round() as u64;
@@ -200,8 +198,8 @@ impl SizeClassShare {
     }
 }
 
-/// Distributes the free bytes of each size class over its samples' stacks by weight, if its samples suffice.
-/// `weights` has for each stack and index in `bins` the weight of its samples. `None` if memory runs out.
+/// Distributes the free bytes of each size class over the stacks of its samples, by weight, if there are enough
+/// samples. `weights` gives the weight for each stack and index in `bins`. `None` if memory runs out.
 fn distribute_free_bytes<K: Copy + Eq + Hash>(
     bins: &[Bin],
     weights: &Weights<K>,

@@ -1,14 +1,14 @@
-//! The sampler's profile as text, in tcmalloc's legacy format, which jeprof, google-pprof, `go tool pprof`
-//! and memprof read.
+//! Writes the sampler's profile as text, in tcmalloc's legacy format, which jeprof, google-pprof, `go tool pprof` and
+//! memprof read.
 //!
 //! ```text
 //! heap profile:      2:     1000 [     5:     2000] @ heap_v2/524288
 //!      1:      500 [     1:      500] @ 0x4005d0 0x4004f1
 //! ```
 //!
-//! A stack has one line per size class, because readers unsample a line by its mean size.
+//! A stack has one line per size class, because readers scale a line by its mean size.
 //!
-//! If all allocations are tallied, the live values are those at the peak of live bytes.
+//! With a tally, the live values are those at the peak of live bytes.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -20,11 +20,11 @@ use super::unseen_calls::SampledBytes;
 use crate::dumps::heap::{ProfileSummary, estimate_unsampled_bytes};
 use crate::unwinder::ChangedCode;
 
-/// Characters per number of the header, so that it can be written before the totals are known.
+/// Characters per number in the header. Fixed, so that the header can be rewritten when the totals are known.
 const NUMBER_WIDTH: usize = 20;
 
-/// Writes a heap profile of all samples, live and freed, to `file`. The header is written twice, because its
-/// totals are known only at the end. `interval` is the sample interval in bytes.
+/// Writes a heap profile of all samples, live and freed, to `file`. Writes the header twice, because its totals are
+/// known only at the end. `interval` is the sample interval in bytes.
 pub(super) fn write_samples(
     interval: u64,
     file: &File,
@@ -57,7 +57,7 @@ pub(super) fn write_samples(
     Ok((lines.summary, lines.sampled))
 }
 
-/// Returns the bytes in use that all samples stand for now, as [`write_samples`] does.
+/// Returns the bytes in use that all samples represent, estimated as in [`write_samples`].
 pub(super) fn sum_samples(interval: u64) -> SampledBytes {
     let mut sampled = SampledBytes::default();
     // SAFETY: `DumpSlot::acquire` keeps samples from being cleared during a dump.
@@ -93,22 +93,22 @@ impl<W: Write> ProfileWriter<W> {
         )
     }
 
-    /// Writes a record, unless an earlier one failed; an error is stored in `outcome`.
+    /// Writes a record unless an earlier one failed. Stores an error in `outcome`.
     fn add_record(&mut self, record: &StackRecord<'_>) {
         if self.outcome.is_ok() {
             self.outcome = self.write_record(record);
         }
     }
 
-    /// Writes the line of a record, and adds it to the totals. With a tally, the live values are those at the
-    /// peak. Skips a record without samples.
+    /// Writes the line of a record, and adds it to the totals. With a tally, the live values are those at the peak.
+    /// Skips a record without samples.
     fn write_record(&mut self, record: &StackRecord<'_>) -> io::Result<()> {
         let [objects, bytes] = match self.is_tallied {
             true => record.at_peak,
             false => [record.objects, record.bytes],
         };
         let counts = [objects, bytes, record.total_objects, record.total_bytes];
-        // The counters of a record change concurrently; without samples it is not written.
+        // Counters change concurrently: a new record may have no samples yet.
         if record.total_objects == 0 {
             return Ok(());
         }
@@ -126,11 +126,11 @@ impl<W: Write> ProfileWriter<W> {
     }
 }
 
-/// Frame of bytes whose holder is unknown: an address that is never mapped.
+/// Frame for bytes with unknown holders: an address that is never mapped.
 const UNKNOWN_HOLDER: u64 = 0x100;
 
-/// Writes a pinned profile as a growth profile, whose values readers take without unsampling. The objects of
-/// a line are the samples from which its bytes are estimated.
+/// Writes a pinned profile in the format of a growth profile, because readers do not unsample that format. The objects
+/// of a line are the samples from which its bytes are estimated.
 pub(super) fn write_pinned(
     pinned: &PinnedProfile<StackRecordId>,
     file: &File,
@@ -162,7 +162,7 @@ pub(super) fn write_pinned(
     outcome?;
     let unknown = pinned.unknown_bytes();
     if unknown > 0 {
-        // Other readers refuse bytes without objects, and omit lines without a stack.
+        // Other readers reject bytes without objects, and omit lines without a stack.
         write_stack(&mut text, [1, unknown, 1, unknown], &[UNKNOWN_HOLDER])?;
         stacks += 1;
     }
@@ -175,7 +175,7 @@ pub(super) fn write_pinned(
     })
 }
 
-/// Writes one line: live objects and bytes, all objects and bytes, and the frames.
+/// Writes one line: live objects and bytes, all objects and bytes, then the frames.
 fn write_stack(text: &mut impl Write, counts: [u64; 4], frames: &[u64]) -> io::Result<()> {
     let [objects, bytes, total_objects, total_bytes] = counts;
     write!(

@@ -1,17 +1,18 @@
-//! The allocator whose blocks memprof's sampler samples.
+//! Records which allocator's blocks memprof's sampler samples.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::identity::AllocatorIdentity;
 
-/// Address of the sampled allocator ([`AllocatorIdentity::address`]); 0 for the one of `malloc`, before the
-/// allocators were searched.
+/// Address of the sampled allocator ([`AllocatorIdentity::address`]). 0 until the search for allocators: the one of
+/// `malloc`.
 static SAMPLED_ALLOCATOR: AtomicUsize = AtomicUsize::new(0);
-/// Set once a second allocator was sampled: a thread may still be about to store a sample of the first one.
+/// Set when a second allocator is sampled, and never cleared: a thread may still be about to store a sample of the
+/// first one.
 static SAMPLED_SEVERAL: AtomicBool = AtomicBool::new(false);
 
-/// Whether all samples of memprof's sampler certainly belong to this allocator: no other one was sampled since
-/// the program's start.
+/// Whether all samples of memprof's sampler certainly belong to this allocator, because no other allocator was sampled
+/// since the program's start.
 pub(super) fn is_only_sampled(allocator: &AllocatorIdentity) -> bool {
     let is_current = match SAMPLED_ALLOCATOR.load(Ordering::Acquire) {
         0 => allocator.owns_malloc,
@@ -25,12 +26,12 @@ fn has_samples() -> bool {
     memprof_sampler::interval() > 0 || memprof_sampler::counts().samples > 0
 }
 
-/// Whether slots and entries, if patched, are those of this allocator's sampling: no other one was sampled since.
+/// Whether patched slots and entries, if any, may have sampled this allocator: no other allocator was sampled since.
 pub(super) fn may_have_sampled(allocator: &AllocatorIdentity) -> bool {
     [0, allocator.address].contains(&SAMPLED_ALLOCATOR.load(Ordering::Acquire))
 }
 
-/// Whether the samples, if there are any, are of another allocator.
+/// Whether the samples, if any, belong to another allocator.
 pub(super) fn is_another(allocator: &AllocatorIdentity) -> bool {
     match SAMPLED_ALLOCATOR.load(Ordering::Acquire) {
         0 => has_samples() && !allocator.owns_malloc,
@@ -38,12 +39,12 @@ pub(super) fn is_another(allocator: &AllocatorIdentity) -> bool {
     }
 }
 
-/// Records that samples are not of one allocator only.
+/// Records that samples may belong to several allocators.
 pub(super) fn mark_several_allocators() {
     SAMPLED_SEVERAL.store(true, Ordering::Release);
 }
 
-/// Records the allocator that is sampled from now on.
+/// Sets the allocator that is sampled from now on.
 pub(super) fn set(allocator: &AllocatorIdentity) {
     SAMPLED_ALLOCATOR.store(allocator.address, Ordering::Release);
 }

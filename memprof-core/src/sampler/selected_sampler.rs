@@ -25,14 +25,14 @@ use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 
-/// The selected sampler, locked.
+/// memprof's sampler, selected for an allocator and locked.
 pub(crate) struct SelectedSampler<'a> {
     pub(super) sampler: MutexGuard<'a, Interception>,
     pub(super) interval: &'a AtomicU64,
 }
 
 impl SelectedSampler<'_> {
-    /// Counts of the sampler since the process began.
+    /// Counts of the sampler since samples were last dropped.
     pub(crate) fn status(self) -> SamplerStatus {
         let counts = memprof_sampler::counts();
         SamplerStatus {
@@ -46,8 +46,7 @@ impl SelectedSampler<'_> {
         }
     }
 
-    /// Intercepts libraries that were loaded since the last call; a failure is only logged. Returns false while
-    /// it does not sample.
+    /// Intercepts libraries loaded since the last call. A failure is only logged. Returns false while sampling is off.
     pub(crate) fn maintain(mut self) -> bool {
         let is_active = self.is_active();
         if is_active && let Err(error) = self.sampler.refresh() {
@@ -56,7 +55,7 @@ impl SelectedSampler<'_> {
         is_active
     }
 
-    /// Whether sampling costs so much that an activation must have an end.
+    /// Whether sampling is so expensive that an activation needs a time limit.
     pub(crate) fn needs_time_limit(&self) -> bool {
         self.sampler.is_hooked()
     }
@@ -71,11 +70,11 @@ impl SelectedSampler<'_> {
         self.interval.load(Ordering::Relaxed)
     }
 
-    /// Starts sampling for `allocator`, at `interval` if given. A new interval or allocator drops all samples.
-    /// Returns warnings for the operator.
+    /// Starts sampling for `allocator`, at `interval` if given. A new interval or allocator drops all samples. Returns
+    /// warnings for the operator.
     ///
     /// # Errors
-    /// `Io`: no memory for the tables. `Busy`: samples must be dropped, and a thread stays inside the sampler.
+    /// `Io`: no memory for the tables. `Busy`: samples must be dropped, but a thread stays inside the sampler.
     /// `Unavailable`: the calls cannot be patched. `Allocator`: jemalloc refused the hooks.
     pub(crate) fn activate(
         mut self,
@@ -94,7 +93,7 @@ impl SelectedSampler<'_> {
             }
             self.sampler.drop_samples()?;
         } else if self.needs_time_limit() && !self.is_active() {
-            // Frees that happened while it was off are unknown.
+            // jemalloc's hooks were removed while sampling was off, so frees in that time are unknown.
             self.sampler.drop_samples()?;
         } else if self.sampler.has_unwatched_samples() {
             warnings.push(
@@ -175,7 +174,7 @@ impl SelectedSampler<'_> {
         warnings.map(|(_, text)| text).collect()
     }
 
-    /// Stops sampling. Samples taken so far are kept.
+    /// Stops sampling. Existing samples are kept.
     ///
     /// # Errors
     /// `Unavailable`: the loader cannot be locked. `Allocator`: jemalloc refused to remove the hooks.
@@ -186,7 +185,7 @@ impl SelectedSampler<'_> {
     /// Drops all samples, and sets the interval if given.
     ///
     /// # Errors
-    /// `Busy`: a thread stays inside the sampler; otherwise as for [`stop`](Self::stop), or `Io` as for
+    /// `Busy`: a thread stays inside the sampler. Otherwise as for [`stop`](Self::stop), or `Io` as for
     /// [`activate`](Self::activate).
     pub(crate) fn reset(mut self, interval: Option<SampleInterval>) -> Result<()> {
         let was_active = self.is_active();
@@ -201,7 +200,7 @@ impl SelectedSampler<'_> {
         self.sampler.uninstall()
     }
 
-    /// Writes a heap profile to `scratch`, and compares it with the total of `allocator`.
+    /// Writes a heap profile to `scratch`, and compares its bytes with the total of `allocator`.
     ///
     /// # Errors
     /// `Io`: the file cannot be written.
@@ -224,15 +223,17 @@ impl SelectedSampler<'_> {
         })
     }
 
-    /// Compares the samples of a profile with what `allocator` holds now and `before` it was written. If it holds
-    /// less, compares anew until that is no coincidence: the program may have freed much meanwhile.
+    /// Compares the samples of a profile with the bytes that `allocator` holds now and that it held `before` the
+    /// profile was written. If it holds less, repeats the comparison to exclude a coincidence: the program may have
+    /// freed much memory in between.
     fn compare(
         &self,
         allocator: &Allocator,
         before: AllocatedBytes,
         sampled: SampledBytes,
     ) -> UnseenBytes {
-        // With a tally, the profile is of an earlier moment; no total is of all allocators that are sampled.
+        // With a tally, the profile shows an earlier moment. If several allocators are sampled, no total covers them
+        // all.
         if memprof_sampler::tally().is_some() || self.sampler.samples_several() {
             return UnseenBytes::default();
         }
@@ -259,11 +260,11 @@ impl SelectedSampler<'_> {
         unseen
     }
 
-    /// The allocator as a jemalloc that reports how full its slabs are.
+    /// Returns the allocator as a jemalloc that reports the occupancy of its slabs.
     ///
     /// # Errors
-    /// `Unsupported`: the allocator does not. `Unavailable`: the samples may belong to another allocator, or to
-    /// freed memory.
+    /// `Unsupported`: the allocator does not report it. `Unavailable`: the samples may belong to another allocator, or
+    /// to freed memory.
     pub(crate) fn require_slabs<'a>(&self, allocator: &'a Allocator) -> Result<&'a Jemalloc> {
         let identity = allocator.identity();
         let Some(jemalloc) = allocator
@@ -287,10 +288,10 @@ impl SelectedSampler<'_> {
         Ok(jemalloc)
     }
 
-    /// Writes a profile of the stacks whose objects pin the slabs of `allocator` to `scratch`.
+    /// Writes a profile to `scratch` that shows which stacks' objects pin the slabs of `allocator`.
     ///
     /// # Errors
-    /// As for [`Self::require_slabs`]; there are no samples; jemalloc or the kernel refused.
+    /// As for [`Self::require_slabs`]. Otherwise: there are no samples, or jemalloc or the kernel refused.
     pub(crate) fn write_pinned(
         &self,
         allocator: &Allocator,
@@ -302,8 +303,8 @@ impl SelectedSampler<'_> {
             let remedy = "`activate sampler=memprof sample_interval=64KiB`, then let the program allocate, then try again";
             return Err(Error::new(ErrorKind::Unavailable, message).remedy(remedy));
         }
-        // SAFETY: `require_slabs` checked that all samples are of this jemalloc; `DumpSlot::acquire` keeps
-        // samples from being cleared during a dump.
+        // SAFETY: `require_slabs` checked that all samples belong to this jemalloc. `DumpSlot::acquire` keeps samples
+        // from being cleared during a dump.
         #[expect(unsafe_code, reason = "the sampler's tables")]
         let pinned = unsafe { PinnedProfile::measure(jemalloc, self.interval()) };
         let pinned = pinned.map_err(|errno| match errno {
@@ -342,20 +343,20 @@ impl SelectedSampler<'_> {
     }
 }
 
-/// Comparisons that must confirm that the allocator holds less than the samples stand for.
+/// Number of repeated comparisons that must confirm that the allocator holds less than the samples represent.
 const REPEATED_COMPARISONS: u32 = 3;
 /// Time between two comparisons.
 const COMPARISON_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Bytes that an allocator has given out.
+/// Bytes in blocks that the program got from an allocator.
 #[derive(Clone, Copy, Debug)]
 struct AllocatedBytes {
     bytes: u64,
-    /// Whether free blocks are not among them.
+    /// Whether free blocks are excluded. If not, `bytes` is an upper bound.
     is_exact: bool,
 }
 
-/// Returns the bytes that an allocator has given out, or at most has. `None` if it keeps no count, or refuses.
+/// Returns the allocated bytes, or their upper bound. `None` if the allocator keeps no count, or refuses.
 fn allocated_bytes(allocator: &Allocator) -> Option<AllocatedBytes> {
     let totals = allocator.heap_usage();
     match totals.inspect_err(|error| log::debug!("{error}")).ok()?? {
@@ -370,13 +371,13 @@ fn allocated_bytes(allocator: &Allocator) -> Option<AllocatedBytes> {
     }
 }
 
-/// Returns the bytes that an allocator has given out. `None` if it does not distinguish them from free ones.
+/// Returns the allocated bytes. `None` if the allocator does not distinguish allocated from free blocks.
 fn exact_allocated_bytes(allocator: &Allocator) -> Option<u64> {
     let allocated = allocated_bytes(allocator).filter(|allocated| allocated.is_exact);
     allocated.map(|allocated| allocated.bytes)
 }
 
-/// Formats a count with the singular or plural text.
+/// Formats a count with the text for one or for several.
 fn format_count(count: usize, one: &str, many: &str) -> String {
     match count {
         1 => format!("1 {one}"),

@@ -1,12 +1,12 @@
-//! Which sampler takes the samples: the allocator's built-in one, or memprof's, which works with any.
+//! The selected sampler: the allocator's built-in one, or memprof's, which works with any allocator.
 
-/// The sampler that an activation uses, and why.
+/// The sampler for an activation, with the reason for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SamplerSelection {
-    /// The allocator's; none if it has none.
+    /// The allocator's sampler, even if it has none.
     Allocator,
-    /// memprof's, because the allocator cannot sample.
+    /// memprof's sampler, because the allocator cannot sample.
     OwnFallback,
-    /// memprof's, because it was requested.
+    /// memprof's sampler, because it was requested.
     OwnRequested,
 }

@@ -1,4 +1,4 @@
-//! Queries how full the jemalloc slabs are that contain given objects.
+//! Queries the occupancy of the jemalloc slabs that contain given objects.
 #![expect(unsafe_code, reason = "jemalloc follows pointers")]
 
 use std::ffi::CStr;
@@ -7,23 +7,24 @@ use rustix::io::Errno;
 
 use crate::allocators::jemalloc::{Bin, Jemalloc};
 
-/// mallctl since jemalloc 5.2, which takes no lock.
+/// Mallctl that reports on slabs, since jemalloc 5.2. It takes no lock.
 const BATCH_QUERY: &CStr = c"experimental.utilization.batch_query";
 
-/// Slab around an object (`inspect_extent_util_stats_t`).
+/// Slab that contains an object (`inspect_extent_util_stats_t`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Slab {
     /// Number of free objects.
     pub(super) free: usize,
-    /// Number of objects in all; 1 for an extent that is no slab, 0 if jemalloc knows nothing.
+    /// Number of objects, allocated or free; 1 for an extent that is not a slab, 0 if jemalloc does not know the
+    /// address.
     pub(super) regions: usize,
     /// Length in bytes.
     pub(super) bytes: usize,
 }
 
 impl Slab {
-    /// Whether this can be a slab of size class `bin` with an object of `size` bytes in it.
+    /// Whether this can be a slab of size class `bin` that contains an object of `size` bytes.
     fn is_in_bin(&self, bin: &Bin, size: u64) -> bool {
         let regions = bin.slab_size.checked_div(bin.size);
         let has_same_layout =
@@ -31,13 +32,13 @@ impl Slab {
         has_same_layout && size <= bin.size
     }
 
-    /// Index of the size class of an object of `size` bytes in it. `None` if it is no slab, or if the object
-    /// was freed and its memory reused for another class.
+    /// Index of the size class, for an object of `size` bytes in this slab. `None` if it is not a slab, or if the
+    /// object was freed and its memory is used for another class.
     pub(super) fn find_bin(&self, bins: &[Bin], size: u64) -> Option<usize> {
         bins.iter().position(|bin| self.is_in_bin(bin, size))
     }
 
-    /// Free bytes of the slab divided by the number of its allocated objects; 0 if it has none.
+    /// Free bytes of the slab divided by the number of its allocated objects; 0 if it has no objects.
     pub(super) fn free_bytes_per_object(&self, bin: &Bin) -> f64 {
         match self.regions.saturating_sub(self.free) as u64 {
             0 => 0.0,
@@ -49,18 +50,18 @@ impl Slab {
     }
 }
 
-/// Bytes of a class's slabs that its objects do not use.
+/// Bytes in the slabs of a size class that no object uses.
 pub(super) fn free_bytes(bin: &Bin) -> u64 {
     let allocated = bin.regions.saturating_mul(bin.size);
     bin.slab_bytes().saturating_sub(allocated)
 }
 
-/// Whether this jemalloc reports how full its slabs are.
+/// Whether this jemalloc reports the occupancy of its slabs.
 pub(super) fn supports_slab_queries(jemalloc: &Jemalloc) -> bool {
     jemalloc.config_stats && jemalloc.mallctl.has_mallctl(BATCH_QUERY)
 }
 
-/// Reads the size classes and their current counts, which jemalloc refreshes first.
+/// Refreshes and reads the counts of the size classes.
 ///
 /// # Errors
 /// jemalloc refused.
@@ -69,8 +70,8 @@ pub(super) fn read_current_bins(jemalloc: &Jemalloc) -> Result<Vec<Bin>, Errno> 
     jemalloc.read_bins()
 }
 
-/// Queries the slab of each of the `objects`, which are addresses, and writes it to `slabs`, of the same length.
-/// If an object was freed meanwhile, the result describes what its address contains now.
+/// Queries the slabs that contain `objects`, which are addresses, and writes them to `slabs`, which must have the same
+/// length. If an object was freed meanwhile, its result describes what is at the address now.
 ///
 /// # Safety
 /// This jemalloc allocated each of `objects`.
@@ -82,9 +83,8 @@ pub(super) unsafe fn query_slabs(
     objects: &[usize],
     slabs: &mut [Slab],
 ) -> Result<(), Errno> {
-    // SAFETY: inspect.c: jemalloc looks the address up in its own tree, in which every address it ever
-    // allocated has a leaf, and writes three words per address. The caller guarantees that this jemalloc
-    // allocated each object.
+    // SAFETY: inspect.c: jemalloc looks the address up in its own tree, in which every address it ever allocated has a
+    // leaf, and writes three words per address. The caller guarantees that this jemalloc allocated each object.
     unsafe { jemalloc.mallctl.query_each(BATCH_QUERY, objects, slabs) }
 }
 

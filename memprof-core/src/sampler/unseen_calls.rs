@@ -1,58 +1,58 @@
-//! Comparison of the samples with the allocator's own total, which shows calls of `malloc` and `free` that no hook
-//! saw.
+//! Compares the samples with the allocator's own total, to detect calls of `malloc` and `free` that no hook saw.
 //!
-//! A sample whose block was freed unseen stays in the profile, where it looks like a leak. So a profile of more bytes
-//! than the allocator holds is never passed on without saying so.
+//! If no hook saw the free of a sampled block, the sample stays in the profile and looks like a leak. A profile with
+//! more bytes than the allocator holds therefore always comes with a warning.
 
 use std::ops::RangeInclusive;
 
 use crate::dumps::heap::estimate_unsampled_bytes;
 
-/// Standard errors by which an estimate must differ from the allocator's total.
+/// Number of standard errors by which an estimate must differ from the allocator's total.
 const SIGNIFICANT_ERRORS: f64 = 3.0;
-/// Bytes of missing allocations below which none are reported: caches of threads, memprof's own blocks.
+/// Minimum of missing bytes to report. Smaller amounts can be caches of threads and memprof's own blocks.
 const MIN_MISSING_BYTES: f64 = (4 << 20) as f64;
-/// Share of the allocator's total below which missing allocations are not reported.
+/// Minimum of missing bytes to report, as a share of the allocator's total.
 const MIN_MISSING_SHARE: f64 = 0.05;
 
-/// Bytes in use that the samples stand for.
+/// Bytes in use that the samples represent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SampledBytes {
     estimate: f64,
-    /// In square bytes.
+    /// Variance of the estimate, in square bytes.
     variance: f64,
-    /// Most bytes that an allocator may use for the estimated objects.
+    /// Upper bound of the bytes that an allocator uses for these objects after rounding up their sizes.
     rounded: f64,
 }
 
-/// Bytes in use that the hooks missed; 0 if the difference may be chance.
+/// Bytes in use that the hooks missed; 0 if the difference may be due to chance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UnseenBytes {
-    /// Bytes of the estimate that the allocator does not hold: they were freed unseen.
+    /// Bytes in the estimate that the allocator does not hold, because they were freed unseen.
     pub freed: u64,
-    /// Bytes that the allocator gave out since sampling began and that no sample stands for.
+    /// Bytes allocated since sampling began that no sample represents.
     pub allocated: u64,
 }
 
 impl SampledBytes {
-    /// Adds `objects` sampled objects of together `bytes`. Sizes differ little, because a record has one size class.
+    /// Adds `objects` sampled objects with `bytes` in total. Their sizes must be similar, as in a record of one size
+    /// class.
     ///
-    /// The variance is that of memprof-report's errors (Horvitz and Thompson).
+    /// The variance is the same as for memprof-report's errors (Horvitz and Thompson).
     pub(super) fn add(&mut self, objects: u64, bytes: u64, interval: u64) {
         if objects == 0 || bytes == 0 || interval == 0 {
             return;
         }
         let estimate = estimate_unsampled_bytes(objects, bytes, interval) as f64;
         let size = bytes as f64 / objects as f64;
-        // Not `f64::exp`, which a program may replace.
+        // Not `f64::exp`, which calls the C library's function: a program may replace that.
         let miss_probability = libm::exp(-size / interval as f64);
         self.estimate += estimate;
         self.variance += estimate * estimate * miss_probability / objects as f64;
         self.rounded += estimate * max_block_size(size) / size;
     }
 
-    /// Compares with `allocated`, the bytes that the allocator reported right before and after the samples were
-    /// counted. `at_start` are those when sampling began. If it is `None`, no missing allocations are reported,
+    /// Compares with the allocator's total. `allocated` has the totals before and after the samples were counted, in
+    /// ascending order. `at_start` is the total when sampling began; without it, missing allocations are not reported,
     /// because they may be older.
     pub(super) fn compare(
         self,
@@ -77,8 +77,8 @@ impl SampledBytes {
     }
 }
 
-/// Largest block that an allocator makes of a request for `size` bytes: size classes of jemalloc and tcmalloc are at
-/// most a quarter larger, and glibc's chunks (malloc.c, `MINSIZE`) have a header and at least 32 bytes.
+/// Maximum size of a block for a request of `size` bytes. Size classes of jemalloc and tcmalloc are at most a quarter
+/// larger. glibc's chunks (malloc.c, `MINSIZE`) have a header, and at least 32 bytes.
 fn max_block_size(size: f64) -> f64 {
     (size * 1.25 + 24.0).max(32.0)
 }

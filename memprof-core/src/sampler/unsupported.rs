@@ -1,4 +1,4 @@
-//! Stub of memprof's sampler for processors that it is not built for.
+//! Stub of memprof's sampler for the processors that it does not support.
 
 use std::marker::PhantomData;
 
@@ -27,7 +27,7 @@ pub(crate) fn patched_allocators_beside(_: &[usize]) -> Vec<&'static str> {
 
 pub(crate) fn exclude_this_thread() {}
 
-/// Has no value.
+/// Uninhabited, because there is no sampler.
 #[derive(Debug)]
 pub(crate) enum OwnSampler {}
 
@@ -65,7 +65,7 @@ impl OwnSampler {
     }
 }
 
-/// Has no value.
+/// Uninhabited, like [`OwnSampler`].
 pub(crate) struct SelectedSampler<'a>(OwnSampler, PhantomData<&'a ()>);
 
 impl SelectedSampler<'_> {

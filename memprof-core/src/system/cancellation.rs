@@ -3,11 +3,12 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Cancels the thread with the matching [`CancelToken`] when dropped. Does not wait for its end.
+/// Half of a cancellation: dropping it cancels the thread with the matching [`CancelToken`], without waiting for its
+/// end.
 #[derive(Debug)]
 pub(crate) struct CancelOnDrop(Arc<CancelState>);
 
-/// The thread's half of a [`CancelOnDrop`].
+/// The thread's half of a cancellation.
 #[derive(Debug)]
 pub(crate) struct CancelToken(Arc<CancelState>);
 
@@ -17,7 +18,7 @@ struct CancelState {
     changed: Condvar,
 }
 
-/// Creates both halves of a cancellation: dropping the first wakes the thread that sleeps with the second.
+/// Creates both halves of a cancellation: dropping the first one wakes the thread that sleeps with the second.
 pub(crate) fn cancel_pair() -> (CancelOnDrop, CancelToken) {
     let shared: Arc<CancelState> = Arc::default();
     (CancelOnDrop(Arc::clone(&shared)), CancelToken(shared))

@@ -1,18 +1,18 @@
-//! The memory cgroup of this process: its usage and its limit.
+//! The memory cgroup of this process: its usage and limit.
 
 use memprof_messages::Cgroup;
 
-/// File names of one version of the cgroup hierarchy, below /sys/fs/cgroup.
+/// File names in one version of the cgroup hierarchy, below /sys/fs/cgroup.
 #[derive(Clone, Copy, Debug)]
 struct CgroupHierarchy {
-    /// Text before the path in the hierarchy's line of /proc/self/cgroup.
+    /// Text before the cgroup's path, in the hierarchy's line of /proc/PID/cgroup.
     membership_prefix: &'static str,
     root: &'static str,
     usage: &'static str,
     limit: &'static str,
-    /// Start of the memory.stat line with the page cache that was not used recently.
+    /// Start of the line in memory.stat with the page cache that was not used recently.
     inactive_prefix: &'static str,
-    /// Starts of its lines with the page cache, which includes shared memory, and with the shared memory.
+    /// Starts of the lines in memory.stat with the page cache, including shared memory, and with shared memory alone.
     cache_prefixes: [&'static str; 2],
 }
 
@@ -33,31 +33,29 @@ const VERSION_1: CgroupHierarchy = CgroupHierarchy {
     cache_prefixes: ["total_cache ", "total_shmem "],
 };
 
-/// Version 1 says "no limit" with a number near `i64::MAX` (memory.c, `PAGE_COUNTER_MAX`).
+/// Version 1 represents "no limit" by a number near `i64::MAX` (memory.c, `PAGE_COUNTER_MAX`).
 const NO_LIMIT: u64 = 1 << 62;
 
-/// Usage and limit of the calling process's memory cgroup. `None` if it is in none or the files cannot be
-/// read.
+/// Usage and limit of the calling process's memory cgroup. `None` if it is in none, or if the files cannot be read.
 pub(crate) fn read_current_cgroup() -> Option<Cgroup> {
     find_cgroup(&read_membership()?, read_cgroup_file)
 }
 
-/// Usage and limit of the cgroup in `membership`, the text of `/proc/self/cgroup`. `read` reads a file below
-/// `/sys/fs/cgroup`. `None` if no hierarchy counts its memory.
+/// Usage and limit of the memory cgroup in `membership`, the text of /proc/PID/cgroup. `read` reads a file below
+/// /sys/fs/cgroup. `None` if no hierarchy reports the cgroup's memory.
 fn find_cgroup(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
     let (hierarchy, path) = find_hierarchy(membership, &read)?;
     hierarchy.read_cgroup(path, &read)
 }
 
-/// Path and remaining bytes of the cgroup with the least memory left, among the calling process's cgroup and
-/// its ancestors. `None` if none has a limit.
+/// Path and remaining bytes of the cgroup with the least memory left: the calling process's cgroup or one of its
+/// ancestors. `None` if none of them has a limit.
 pub(crate) fn current_headroom() -> Option<(String, u64)> {
     find_headroom(&read_membership()?, read_cgroup_file)
 }
 
-/// Path and remaining bytes of the cgroup with the least memory left, among that in `membership` and its
-/// ancestors. `None` if none has a limit. Usage includes the page cache; its inactive part counts as free,
-/// because the kernel drops it before it kills a process.
+/// Like [`current_headroom`], for the cgroup in `membership`. The usage includes the page cache. Its inactive part
+/// counts as free, because the kernel reclaims it before it kills a process.
 fn find_headroom(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<(String, u64)> {
     let (hierarchy, path) = find_hierarchy(membership, &read)?;
     let above = path.match_indices('/').map(|(end, _)| &path[..end]);
@@ -73,7 +71,7 @@ fn find_headroom(membership: &str, read: impl Fn(&str) -> Option<String>) -> Opt
     levels.min_by_key(|(_, bytes)| *bytes)
 }
 
-/// Text of the calling thread's /proc entry that names its cgroups. `None` if it cannot be read.
+/// Text of the calling thread's /proc file that lists its cgroups. `None` if it cannot be read.
 fn read_membership() -> Option<String> {
     std::fs::read_to_string("/proc/thread-self/cgroup").ok()
 }
@@ -83,8 +81,8 @@ fn read_cgroup_file(file: &str) -> Option<String> {
     std::fs::read_to_string(format!("/sys/fs/cgroup{file}")).ok()
 }
 
-/// Finds the hierarchy that counts the memory of the cgroup in `membership`, and the cgroup's path in it. `None`
-/// if none does.
+/// Finds the hierarchy that reports the memory of the cgroup in `membership`, and the cgroup's path in it. `None` if no
+/// hierarchy does.
 fn find_hierarchy<'a>(
     membership: &'a str,
     read: &impl Fn(&str) -> Option<String>,
@@ -98,7 +96,7 @@ fn find_hierarchy<'a>(
         |(hierarchy, path): &(CgroupHierarchy, &str)| hierarchy.read_usage(path, read).is_some();
     let version_2 = path(VERSION_2).map(|path| (VERSION_2, path));
     let version_1 = path(VERSION_1).map(|path| (VERSION_1, path));
-    // A container sees its own cgroup as the root, whatever path it has in the host system.
+    // In a container, the cgroup is mounted as the root, whatever its path in the host system is.
     let contained = version_1.map(|(hierarchy, _)| (hierarchy, ""));
     [version_2, version_1, contained]
         .into_iter()
@@ -122,8 +120,8 @@ impl CgroupHierarchy {
         self.read_file(path, self.usage, read)?.trim().parse().ok()
     }
 
-    /// Usage and limit of the cgroup at `path`. `None` if the usage cannot be read; a limit that cannot be read
-    /// counts as none.
+    /// Usage and limit of the cgroup at `path`. `None` if the usage cannot be read. If the limit cannot be read, there
+    /// is none.
     fn read_cgroup(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
         let limit = self.read_file(path, self.limit, read);
         let limit = limit.and_then(|limit| limit.trim().parse().ok());
@@ -140,7 +138,7 @@ impl CgroupHierarchy {
         })
     }
 
-    /// Number in the line of memory.stat that begins with `prefix`. `None` if there is none.
+    /// Number in the line of memory.stat that starts with `prefix`. `None` if there is no such line.
     fn read_stat(
         self,
         path: &str,

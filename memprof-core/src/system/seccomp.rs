@@ -1,8 +1,8 @@
-//! Whether a seccomp filter lets the process survive while it is profiled.
+//! Tests whether the process survives profiling under its seccomp filter.
 //!
-//! A filter may kill the process at a system call that it does not know, and its program cannot be read back
-//! without privileges. So a forked child, which has the same filter, makes the calls first, with arguments
-//! that do nothing; if the child is killed, the host is not.
+//! A filter may kill the process at a system call that it does not allow, and its rules cannot be read without
+//! privileges. So a forked child, which has the same filter, makes the calls first, with arguments that have no effect.
+//! If the filter kills the child, the host survives.
 #![expect(
     unsafe_code,
     reason = "clone without the C library's handlers, and its child"
@@ -23,8 +23,8 @@ use rustix::io::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// System calls of messages and dumps, beyond those of every program with threads and files, with arguments.
-/// No argument is valid, so each call only fails. The child itself needs the first two.
+/// System calls for messages and dumps that not every program with threads and files makes, with arguments. The
+/// arguments are invalid, so each call only fails. The first two calls are also needed for the child itself.
 const CALLS: &[(&str, c_long, [c_long; 5])] = &[
     (
         "wait4",
@@ -56,7 +56,7 @@ const CALLS: &[(&str, c_long, [c_long; 5])] = &[
     ("fsync", libc::SYS_fsync, [-1, 0, 0, 0, 0]),
 ];
 
-/// Longer than the fork of the largest program takes.
+/// Maximum time to wait for the child: longer than the fork of the largest program takes.
 const PROBE_TIMEOUT: Timespec = Timespec {
     tv_sec: 10,
     tv_nsec: 0,
@@ -65,8 +65,8 @@ const PROBE_TIMEOUT: Timespec = Timespec {
 /// Index of the call after which the child disables core dumps and the SIGSYS handler.
 const SILENCE_AFTER: usize = 1;
 
-/// Result of one probe: a process and its number of filters, with a link to the result before it. Leaked:
-/// there are few, and another thread may be reading one at any time.
+/// Result of one probe, for a process and its number of filters, with a link to the previous result. Never freed: there
+/// are few, and another thread may be reading one at any time.
 #[derive(Debug)]
 struct ProbedFilters {
     process: u32,
@@ -75,21 +75,21 @@ struct ProbedFilters {
     previous: Option<&'static Self>,
 }
 
-/// Most recent probe, or null. Not behind a lock: a forked child would wait for a thread that does not exist
-/// in it.
+/// Most recent probe, or null. Not protected by a lock, because in a forked child the thread that holds it would not
+/// exist.
 static LAST_PROBE: AtomicPtr<ProbedFilters> = AtomicPtr::new(ptr::null_mut());
 
-/// Most recent probe result, which links to the earlier ones. `None` before the first probe.
+/// Most recent probe, which links to the earlier ones. `None` before the first probe.
 fn cached_probe() -> Option<&'static ProbedFilters> {
-    // SAFETY: `require_allowed_calls` stores only leaked boxes, so a pointer that is not null is valid forever.
+    // SAFETY: `require_allowed_calls` stores only leaked boxes, so a pointer other than null stays valid.
     unsafe { LAST_PROBE.load(Ordering::Acquire).as_ref() }
 }
 
-/// Fails if a seccomp filter of the calling thread would kill the process at a system call that the profiler
-/// makes. Forks once per number of filters; later calls use the cached result.
+/// Fails if a seccomp filter of the calling thread would kill the process at a system call that the profiler makes.
+/// Forks a child once for each number of filters. Later calls use the stored result.
 ///
 /// # Errors
-/// `Io`: the filter would kill at a system call, which the message names; or it could not be tried out.
+/// `Io`: the filter would kill the process at a system call, which the message names; or the test failed.
 pub fn require_allowed_calls() -> Result<()> {
     let Some(filters) = filter_count() else {
         return Ok(());
@@ -102,7 +102,7 @@ pub fn require_allowed_calls() -> Result<()> {
     let outcome =
         probe_in_child().map_err(|error| Error::io("try out the seccomp filter", &error))?;
     let outcome = outcome.map_or(Ok(()), |call| Err(blocked_call_error(call)));
-    // The result of another thread at the same moment may be lost; its filter is then probed again.
+    // If two threads do this at the same time, one result may be lost. That filter is then tested again.
     let found = Box::leak(Box::new(ProbedFilters {
         process,
         filters,
@@ -123,9 +123,9 @@ fn blocked_call_error(call: &str) -> Error {
     ))
 }
 
-/// Number of the calling thread's seccomp filters. `None` if there are none, or no /proc.
+/// Number of the calling thread's seccomp filters. `None` if there are none, or if /proc is missing.
 pub(crate) fn filter_count() -> Option<u64> {
-    // Read without `std::fs::read`, which makes system calls beside these.
+    // Does not use `std::fs::read`, because it makes further system calls.
     let mut status = [const { MaybeUninit::uninit() }; 4096];
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = rustix::fs::open("/proc/thread-self/status", flags, Mode::empty()).ok()?;
@@ -133,7 +133,7 @@ pub(crate) fn filter_count() -> Option<u64> {
     parse_filter_count(&String::from_utf8_lossy(status))
 }
 
-/// Number of filters in the text of /proc/PID/status. `None` if seccomp does not filter.
+/// Number of filters, from the text of /proc/PID/status. `None` if no filter is installed.
 fn parse_filter_count(status: &str) -> Option<u64> {
     const FILTERED: u64 = 2;
     let number = |name: &str| -> Option<u64> {
@@ -144,8 +144,7 @@ fn parse_filter_count(status: &str) -> Option<u64> {
     (number("Seccomp:")? == FILTERED).then(|| number("Seccomp_filters:").unwrap_or(1))
 }
 
-/// Forks a child that makes all [`CALLS`]. Returns the name of the call at which it was killed, `None` if it
-/// survived.
+/// Forks a child that makes all [`CALLS`]. Returns the name of the call at which it was killed. `None` if it survived.
 ///
 /// # Errors
 /// The child could not be created, did nothing, or did not end within [`PROBE_TIMEOUT`].
@@ -162,11 +161,10 @@ fn probe_in_child() -> io::Result<Option<&'static str>> {
         }
     }
     let started = shared.progress().load(Ordering::Acquire);
-    // A child that has begun a second call has shown that wait4(2) is allowed. Otherwise it stays a zombie in
+    // Not called if the child was killed at its first call, which is wait4(2) itself. The child then stays a zombie in
     // the process table.
     if started > 1 {
-        // SAFETY: waitpid(2) of this process's own child; no other thread waits for it, because its exit
-        // signal is 0.
+        // SAFETY: waitpid(2) of this process's own child; no other thread waits for it, because its exit signal is 0.
         unsafe { libc::waitpid(child, ptr::null_mut(), libc::__WALL) };
     }
     match started.checked_sub(1) {
@@ -175,7 +173,7 @@ fn probe_in_child() -> io::Result<Option<&'static str>> {
     }
 }
 
-/// A page that a forked child shares with its parent.
+/// A page that the forked child shares with its parent.
 struct ProbePage(*mut AtomicUsize);
 
 impl ProbePage {
@@ -193,7 +191,7 @@ impl ProbePage {
         Ok(Self(page.cast()))
     }
 
-    /// Number of calls that the child has begun; one more than [`CALLS`] has once all returned.
+    /// Number of calls that the child has begun; the number of [`CALLS`] plus one after all have returned.
     fn progress(&self) -> &AtomicUsize {
         // SAFETY: the page stays mapped until `self` is dropped and is page-aligned; zeroed bytes are a valid
         // `AtomicUsize`.
@@ -208,7 +206,7 @@ impl Drop for ProbePage {
     }
 }
 
-/// `struct clone_args` of clone3(2), as of Linux 5.3.
+/// `struct clone_args` of clone3(2), as in Linux 5.3.
 #[repr(C)]
 #[derive(Default)]
 struct CloneArgs {
@@ -222,8 +220,8 @@ struct CloneArgs {
     tls: u64,
 }
 
-/// Forks a child that makes the calls, and returns its pid with a pidfd that becomes readable when it exits.
-/// Tries clone3 and then clone, as the C library does to create a thread: filters let that pass.
+/// Forks a child that makes the calls. Returns its pid, and a pidfd that becomes readable when it exits. Tries clone3
+/// and then clone, as the C library does to create a thread, because filters allow that.
 fn fork_probe_child(progress: &AtomicUsize) -> io::Result<(pid_t, OwnedFd)> {
     let mut descriptor: c_int = -1;
     let descriptor_address = &raw mut descriptor;
@@ -249,8 +247,8 @@ fn fork_probe_child(progress: &AtomicUsize) -> io::Result<(pid_t, OwnedFd)> {
     }
 }
 
-/// Body of the child: makes all [`CALLS`] and exits. Uses system calls only, because locks may be held by
-/// threads that the child does not have.
+/// Body of the child: makes all [`CALLS`] and exits. Uses only system calls, because threads that do not exist in the
+/// child may hold any lock.
 fn run_probe_child(progress: &AtomicUsize) -> ! {
     const NOTHING: [u64; 4] = [0; 4];
     for (index, (_, number, [a, b, c, d, e])) in CALLS.iter().enumerate() {
@@ -258,10 +256,10 @@ fn run_probe_child(progress: &AtomicUsize) -> ! {
         // SAFETY: no argument is a valid pointer or descriptor, so the kernel only reports errors.
         unsafe { libc::syscall(*number, *a, *b, *c, *d, *e) };
         if index == SILENCE_AFTER {
-            // SAFETY: prlimit(2) reads a limit of zeroes from `NOTHING`: the child writes no core dump of a
-            // large program.
+            // SAFETY: prlimit(2) reads a limit of zeros from `NOTHING`. Without it, a large program's child could write
+            // a large core dump.
             unsafe { libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_CORE, &NOTHING, 0_usize) };
-            // SAFETY: rt_sigaction(2) reads the kernel's struct from `NOTHING`; all zeroes is SIG_DFL, so no
+            // SAFETY: rt_sigaction(2) reads the kernel's struct from `NOTHING`. All zeros are SIG_DFL, so that no
             // handler of the program runs in the child.
             unsafe {
                 libc::syscall(
@@ -277,6 +275,7 @@ fn run_probe_child(progress: &AtomicUsize) -> ! {
     progress.store(CALLS.len() + 1, Ordering::Release);
     // SAFETY: exit_group(2) ends the child without running exit handlers.
     unsafe { libc::syscall(libc::SYS_exit_group, 0) };
+    // Reached only if a seccomp filter refuses exit_group(2).
     loop {
         std::hint::spin_loop();
     }

@@ -1,11 +1,12 @@
-//! History of the loaded code: which file lay at which addresses, in which generation.
+//! History of the loaded code: which file was at which addresses, by generation.
 //!
-//! A library may be unloaded, and another be loaded at its addresses, between a sample and the dump that holds its
-//! stack. A generation ends where an object is found to be gone, and the samples of later ones carry its number as a
-//! pseudo frame. So an address belongs to the file that lay there in the generation of its sample. Files that lay there
-//! in one generation, one after the other, are both listed for it: nothing looked in between.
+//! Between a sample and the dump with its stack, a library may be unloaded and another loaded at its addresses. A
+//! generation ends when an object is found to be unloaded. Samples of later generations carry its number as a pseudo
+//! frame, so an address belongs to the file that was there in the generation of its sample. If two files were at one
+//! address in the same generation, both are listed, because nothing distinguishes them.
 //!
-//! It is also updated in threads of the program that call the loader: [`update`] allocates nothing and does not wait.
+//! Threads of the program that call the loader also update the history, so [`update`] allocates nothing and does not
+//! wait.
 
 mod comments;
 
@@ -22,33 +23,34 @@ use crate::allocators::loaded_objects::{
 
 pub(crate) use self::comments::{ChangedCode, comment_lines};
 
-/// Most segments that are recorded.
+/// Maximum number of recorded segments.
 const MAX_SEGMENTS: usize = 1024;
-/// Most bytes of build ids and paths.
+/// Maximum total length of build ids and paths, in bytes.
 const TEXT_BYTES: usize = 128 << 10;
 
-/// Page size to which mappings of segments are rounded.
+/// Page size to which the addresses of segments are rounded.
 const PAGE: usize = 4096;
 
 static HISTORY: Mutex<CodeHistory> = Mutex::new(CodeHistory::new());
 
-/// Segment with code of an object that is loaded or was unloaded.
+/// Code segment of an object that is or was loaded.
 #[derive(Clone, Copy, Debug)]
 struct CodeSegment {
     start: usize,
     end: usize,
     /// Offset of `start` in the file.
     offset: u64,
-    /// Position in the history's texts: the build id, then the path as the loader has it.
+    /// Start and end in the history's texts.
     build_id: [u32; 2],
+    /// Start and end in the history's texts: the path as the loader has it.
     path: [u32; 2],
-    /// First and, once it is unloaded, last generation.
+    /// First generation, and last one if it is unloaded.
     first: u32,
     last: u32,
     is_loaded: bool,
-    /// Number of the update that found it loaded last.
+    /// Number of the last update that found it loaded.
     seen: u64,
-    /// Time of the update that found it first.
+    /// Time of the first update that found it, since the epoch.
     found_at: Duration,
 }
 
@@ -75,7 +77,8 @@ impl CodeSegment {
     }
 }
 
-/// The segments in the order in which they were found, and their texts, in tables of fixed size.
+/// The segments in the order in which they were found, and their texts. Tables have a fixed size, because nothing may
+/// be allocated.
 #[derive(Debug)]
 struct CodeHistory {
     /// Numbers of objects ever loaded and unloaded, at the last update.
@@ -84,16 +87,16 @@ struct CodeHistory {
     generation: u32,
     segments: [CodeSegment; MAX_SEGMENTS],
     count: usize,
-    /// Index of the segment that the next one of the loader's list is expected to be.
+    /// Index of the segment that should come next in the loader's list.
     expected: usize,
     texts: [u8; TEXT_BYTES],
     text_len: usize,
 }
 
-/// Records the code that is loaded now, and begins a generation if an object was unloaded since the last call. Does
-/// nothing while another thread runs it.
+/// Records the code that is loaded now. Begins a generation if an object was unloaded since the last call. Does nothing
+/// while another thread runs it.
 pub(crate) fn update(reading: &ForkGuard) {
-    // A child that was forked by clone(2) may have inherited it locked.
+    // A child created by clone(2) may have inherited a locked mutex, so this must not wait.
     if let Ok(mut history) = HISTORY.try_lock() {
         history.update(reading);
     }
@@ -113,8 +116,8 @@ impl CodeHistory {
         }
     }
 
-    /// Records the loaded code, and sets the generation of further samples, before another object can take the place of
-    /// one that is gone.
+    /// Records the loaded code and sets the generation of further samples. The list stays locked, so that no other
+    /// object can be loaded at the addresses of an unloaded one before.
     fn update(&mut self, reading: &ForkGuard) {
         with_list_locked(reading, &mut |counts| {
             if self.counts == counts {
@@ -133,7 +136,7 @@ impl CodeHistory {
         self.expected = 0;
     }
 
-    /// Ends an update with these counts of loaded and unloaded objects. Returns whether a generation begins.
+    /// Ends an update. `counts` are the numbers of loaded and unloaded objects. Returns whether a generation begins.
     fn end_update(&mut self, counts: (u64, u64)) -> bool {
         for segment in &mut self.segments[..self.count] {
             if segment.is_loaded && segment.seen != self.updates {
@@ -141,14 +144,14 @@ impl CodeHistory {
                 segment.last = self.generation;
             }
         }
-        // Also of an object that is not recorded.
+        // The count of unloaded objects also changes for an object that is not recorded.
         let is_changed = self.updates > 1 && self.counts.1 != counts.1;
         self.counts = counts;
         self.generation += u32::from(is_changed);
         is_changed
     }
 
-    /// Records the code of an object, except the program's, which is never unloaded.
+    /// Records the code of an object. Skips the program, because it is never unloaded.
     fn add_object(&mut self, object: &ListedObject<'_>) {
         if object.path.is_empty() {
             return;
@@ -170,7 +173,7 @@ impl CodeHistory {
         }
     }
 
-    /// Records a segment, or that it is still loaded, or is again.
+    /// Records that a segment is loaded: a new one, one that still is, or one that is loaded again.
     fn record_segment(&mut self, range: Range<usize>, offset: u64, build_id: &[u8], path: &[u8]) {
         let is_same = |index: &usize| {
             let segment = &self.segments[*index];
@@ -179,6 +182,7 @@ impl CodeHistory {
                 && self.text(segment.build_id) == build_id
                 && self.text(segment.path) == path
         };
+        // The loader's list rarely changes its order, so the expected segment is nearly always the right one.
         let expected = Some(self.expected).filter(|index| *index < self.count);
         let found = expected
             .filter(|index| self.segments[*index].is_loaded && is_same(index))
@@ -194,7 +198,7 @@ impl CodeHistory {
         }
     }
 
-    /// Whether no other code was found at the addresses of this unloaded segment since it was unloaded.
+    /// Whether no other code was found at the addresses of this segment since it was unloaded.
     fn is_place_unused_since(&self, index: usize) -> bool {
         let gone = &self.segments[index];
         let others = self.segments[..self.count].iter().enumerate();
@@ -203,7 +207,7 @@ impl CodeHistory {
             .all(|(_, segment)| !segment.is_loaded && segment.last <= gone.last)
     }
 
-    /// Appends a loaded segment, if there is room.
+    /// Appends a loaded segment. Does nothing if there is no room.
     fn append_segment(&mut self, range: Range<usize>, offset: u64, build_id: &[u8], path: &[u8]) {
         let text_len = self.text_len + build_id.len() + path.len();
         if self.count == MAX_SEGMENTS || text_len > TEXT_BYTES {
@@ -228,7 +232,7 @@ impl CodeHistory {
         self.expected = self.count;
     }
 
-    /// Appends a text, for which there is room.
+    /// Appends a text, for which there must be room. Returns its start and end.
     fn append_text(&mut self, text: &[u8]) -> [u32; 2] {
         let start = self.text_len;
         self.text_len += text.len();

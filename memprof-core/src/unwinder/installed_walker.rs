@@ -1,4 +1,4 @@
-//! memprof's stack walk, installed in one jemalloc.
+//! memprof's walker, installed in one jemalloc.
 #![expect(unsafe_code, reason = "the allocator calls, and the unwinder")]
 
 use std::ffi::{CStr, c_void};
@@ -23,17 +23,17 @@ pub(crate) use memprof_unwind::{
     set_alloc_time, set_labels,
 };
 
-/// mallctl of `prof_backtrace_hook_t`, since jemalloc 5.3.
+/// Mallctl of `prof_backtrace_hook_t`, since jemalloc 5.3.
 const BACKTRACE_HOOK: &CStr = c"experimental.hooks.prof_backtrace";
 
-/// Owner of each hook, by the address of its jemalloc's `mallctl`; 0 if free. Never reset, because a thread
-/// may still be in a hook that was removed.
+/// Owner of each hook: the address of its jemalloc's `mallctl`; 0 if the hook is free. Never reset, because a thread
+/// may still be running a hook that was removed.
 static OWNERS: [AtomicUsize; HOOKS.len()] = [const { AtomicUsize::new(0) }; HOOKS.len()];
 
-/// Installed walkers, for the fork handler: the jemalloc's `mallctl`, and the walker before memprof's.
+/// For the fork handler: the jemalloc's `mallctl`, and the walker that it had before memprof's.
 static INSTALLED: [SavedWalker; HOOKS.len()] = [const { SavedWalker::new() }; HOOKS.len()];
 
-/// Set if a thread ends the activation in time; a forked child does not have that thread.
+/// Set if a thread will end the activation when its time is over. A forked child lacks that thread.
 static IS_LEASED: AtomicBool = AtomicBool::new(false);
 
 struct SavedWalker {
@@ -51,14 +51,14 @@ impl SavedWalker {
     }
 }
 
-/// Sets whether a thread will end the activation in time, so that a forked child must stop sampling.
+/// Sets whether the activation has a time limit. If it has one, a forked child must stop sampling.
 pub(crate) fn set_leased(is_leased: bool) {
     IS_LEASED.store(is_leased, Ordering::Release);
 }
 
-/// Restores jemalloc's own walker in a forked child, and stops sampling if the activation has an end: the
-/// threads for both are missing. Allocates nothing and takes none of memprof's locks; jemalloc's own fork
-/// handler was registered earlier and has run.
+/// Fork handler: restores jemalloc's own walker in the child, and stops sampling if the activation has a time limit,
+/// because the child lacks the threads for both. Allocates nothing and takes none of memprof's locks. jemalloc's own
+/// fork handler was registered earlier, so it has already run.
 extern "C" fn reset_in_child() {
     clear_stack_cache();
     let is_leased = IS_LEASED.swap(false, Ordering::AcqRel);
@@ -73,8 +73,8 @@ extern "C" fn reset_in_child() {
         };
         let mut saved = installed.saved.load(Ordering::Acquire);
         let write = |name: &CStr, value: *mut c_void, size: usize| {
-            // SAFETY: jemalloc(3): a NUL-terminated name, and a value of the mallctl's own size. An error is
-            // ignored, because the child has no operator to report it to.
+            // SAFETY: jemalloc(3): a NUL-terminated name, and a value of the mallctl's size. An error is ignored,
+            // because nothing in the child could report it.
             unsafe { mallctl(name.as_ptr(), ptr::null_mut(), ptr::null_mut(), value, size) };
         };
         write(BACKTRACE_HOOK, (&raw mut saved).cast(), size_of::<usize>());
@@ -85,7 +85,7 @@ extern "C" fn reset_in_child() {
     }
 }
 
-/// Registers the fork handler once. If the C library refuses, a warning is logged.
+/// Registers the fork handler once. If the C library refuses, only logs a warning.
 fn register_fork_handler() {
     static REGISTERED: ProcessOnce = ProcessOnce::new();
     REGISTERED.call(|| {
@@ -100,16 +100,16 @@ fn register_fork_handler() {
 #[derive(Debug)]
 pub(super) struct InstalledWalker {
     hook: &'static BacktraceHook,
-    /// Walker of the jemalloc before.
+    /// Walker that the jemalloc had before.
     saved: usize,
 }
 
 impl InstalledWalker {
-    /// Installs memprof's walker; with `also_foreign` also in place of a walker that the program installed. The
-    /// first `compare` stacks, and some later ones, are also walked by the previous walker, for comparison.
+    /// Installs memprof's walker. If `also_foreign`, it may replace a walker that the program installed. The previous
+    /// walker also walks the first `compare` stacks and some later ones, for comparison.
     ///
     /// # Errors
-    /// Reason why the jemalloc keeps its walker.
+    /// Reason why the jemalloc keeps its walker, as text.
     pub(super) fn install(
         mallctl: &Mallctl,
         also_foreign: bool,
@@ -125,6 +125,7 @@ impl InstalledWalker {
                 errno => Error::mallctl("experimental.hooks.prof_backtrace", errno).message,
             })?;
         let loaded = loaded_objects::list_loaded_objects();
+        // jemalloc's own walker lies in the same object as its `mallctl`.
         let owner = loaded.iter().find(|object| object.is_code(saved));
         match owner {
             Some(owner) if owner.contains(mallctl.address()) || also_foreign => {}
@@ -137,7 +138,7 @@ impl InstalledWalker {
             mem::transmute::<*const c_void, memprof_unwind::Walker>(saved as *const c_void)
         };
         register_fork_handler();
-        // SAFETY: `saved` is the walker of this jemalloc, to which `claim_hook` gave the hook alone;
+        // SAFETY: `saved` is the walker of this jemalloc, and `claim_hook` gave the hook to this jemalloc alone.
         // `prepare_walks` has run.
         unsafe { hook.arm(walker, compare) };
         let installed = saved_walker(hook);
@@ -151,7 +152,7 @@ impl InstalledWalker {
         Ok(Self { hook, saved })
     }
 
-    /// Restores the previous walker, unless the program has replaced memprof's meanwhile.
+    /// Restores the previous walker, unless the program has replaced memprof's since.
     ///
     /// # Errors
     /// `Allocator`: jemalloc refused.
@@ -174,7 +175,7 @@ impl InstalledWalker {
 /// Prepares the data that all stack walks share. Idempotent.
 ///
 /// # Errors
-/// Reason why stacks cannot be walked in this process.
+/// Reason why stacks cannot be walked in this process, as text.
 pub(crate) fn prepare_walks() -> std::result::Result<(), String> {
     let find = find_object()
         .ok_or("this C library has no _dl_find_object (glibc 2.35 and newer have it)")?;
@@ -187,14 +188,14 @@ pub(crate) fn prepare_walks() -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// The entry of [`INSTALLED`] that belongs to the hook.
+/// Returns the hook's element of [`INSTALLED`].
 fn saved_walker(hook: &BacktraceHook) -> &'static SavedWalker {
     let index = HOOKS.iter().position(|each| ptr::eq(each, hook));
     &INSTALLED[index.expect("a hook of the list")]
 }
 
-/// Returns the hook of the jemalloc with this address; claims a free one the first time. `None` if all belong
-/// to others.
+/// Returns the hook of the jemalloc with this address. Claims a free hook at the first call. `None` if all hooks belong
+/// to other jemallocs.
 fn claim_hook(owner: usize) -> Option<&'static BacktraceHook> {
     let is_owned = |hook_owner: &AtomicUsize| {
         let claimed = hook_owner.compare_exchange(0, owner, Ordering::AcqRel, Ordering::Acquire);
@@ -211,8 +212,8 @@ fn find_object() -> Option<FindObject> {
     Some(unsafe { mem::transmute::<NonNull<c_void>, FindObject>(found) })
 }
 
-/// Whether memprof's test for readable memory works, which depends on the kernel's errors: a sandbox may return
-/// other ones.
+/// Whether memprof's test for readable memory works here. It relies on certain error numbers of the kernel, and a
+/// sandbox may return others.
 fn can_test_readability() -> bool {
     let local = 0_u8;
     is_readable(&raw const local as usize) && !is_readable(0) && !is_readable(usize::MAX)

@@ -1,13 +1,13 @@
-//! Key names of OpenTelemetry's thread context, which a process publishes in its process context: a mapping
-//! with a reserved name, whose header points to a protobuf message (OTEP 4719, and OTEP 4947 for
+//! Key names of OpenTelemetry's thread context. A process publishes them in its process context: a mapping with a
+//! reserved name, with a header that points to a protobuf message (OTEP 4719; OTEP 4947 for
 //! `threadlocal.attribute_key_map`).
 
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Names of the mapping: as named shared memory, as named anonymous memory, and without the kernel's naming
-/// of mappings.
+/// Names of the mapping: as named shared memory, as named anonymous memory, and as a memfd if the kernel cannot name
+/// mappings.
 const MAPPING_NAMES: [&str; 3] = [
     "[anon_shmem:OTEL_CTX]",
     "[anon:OTEL_CTX]",
@@ -17,22 +17,22 @@ const SIGNATURE: &[u8; 8] = b"OTEL_CTX";
 const VERSION: u32 = 2;
 /// Header length in bytes: signature, version, payload size, publication time and payload address.
 const HEADER_LEN: usize = 32;
-/// Largest payload to read, in bytes; more than 256 names need.
+/// Maximum size of a payload to read, in bytes: more than 256 names need.
 const MAX_PAYLOAD: usize = 1 << 20;
-/// Attempts to read a context that is being written.
+/// Maximum number of attempts to read a context that is being written.
 const MAX_ATTEMPTS: usize = 100;
 
-/// Reads the names of the keys in OpenTelemetry's thread contexts from the process context; the position of a
-/// name is the key's index. `None` if the process publishes no names.
+/// Reads the names of the keys in OpenTelemetry's thread contexts from the process context. The position of a name is
+/// the index of its key. `None` if the process publishes no names.
 pub(crate) fn attribute_keys() -> Option<Vec<String>> {
     let maps = fs::read("/proc/thread-self/maps").ok()?;
     let maps = String::from_utf8_lossy(&maps);
-    // Not /proc/self, because the main thread may have ended.
+    // Not /proc/self, because the main thread may have exited.
     let memory = File::open("/proc/thread-self/mem").ok()?;
     mapping_starts(&maps).find_map(|start| parse_key_map(&read_payload(&memory, start)?))
 }
 
-/// Start addresses of the mappings whose names begin with one of [`MAPPING_NAMES`], in the text of
+/// Start addresses of the mappings with names that begin with one of [`MAPPING_NAMES`]. `maps` is the text of
 /// /proc/PID/maps.
 fn mapping_starts(maps: &str) -> impl Iterator<Item = u64> {
     let lines = maps.lines().filter(|line| {
@@ -43,9 +43,9 @@ fn mapping_starts(maps: &str) -> impl Iterator<Item = u64> {
     lines.filter_map(|line| u64::from_str_radix(line.split_once('-')?.0, 16).ok())
 }
 
-/// Reads the payload of the context at `start` from the process's memory. Tries again if the header changed
-/// meanwhile. `None` if the context is of another version, is not published, is too large, cannot be read, or
-/// changed at each of [`MAX_ATTEMPTS`] attempts.
+/// Reads the payload of the context at `start` from the process's memory. Tries again if the header changed meanwhile.
+/// `None` if the context has another version, is not published, is too large, cannot be read, or changes during each of
+/// [`MAX_ATTEMPTS`] attempts.
 fn read_payload(memory: &File, start: u64) -> Option<Vec<u8>> {
     (0..MAX_ATTEMPTS).find_map(|_| {
         let before = read_header(memory, start).ok()?;
@@ -76,13 +76,14 @@ fn read_header(memory: &File, start: u64) -> io::Result<[u8; HEADER_LEN]> {
     Ok(header)
 }
 
-/// Start of the schema's name for records at the thread-local variable `otel_thread_ctx_v1`, the only ones that memprof
-/// reads. `tlsdesc_v1_dev` is the draft's name. Others, as `nodejs_v1_dev`, put their records elsewhere.
+/// Start of the schema's name for records at the thread-local variable `otel_thread_ctx_v1`, which are the only ones
+/// that memprof reads. The draft's name is `tlsdesc_v1_dev`. Other schemas, such as `nodejs_v1_dev`, store their
+/// records elsewhere.
 const SCHEMA: &[u8] = b"tlsdesc_v1";
 
-/// Extracts `threadlocal.attribute_key_map` of a `ProcessContext`, from its attributes or, in earlier versions,
-/// from those of its resource. Of several attributes with one key, the last counts. `None` if neither has it, or if
-/// `threadlocal.schema_version` names another schema than [`SCHEMA`].
+/// Extracts `threadlocal.attribute_key_map` from a `ProcessContext`: from its attributes or, in earlier versions, from
+/// those of its resource. If a key occurs several times, the last attribute counts. `None` if both lack the map, or if
+/// `threadlocal.schema_version` names a schema other than [`SCHEMA`].
 fn parse_key_map(context: &[u8]) -> Option<Vec<String>> {
     let resource = ProtobufFields(context)
         .with_number(1)
@@ -113,19 +114,19 @@ fn parse_key_map(context: &[u8]) -> Option<Vec<String>> {
     Some(names.collect())
 }
 
-/// Iterator over the length-delimited fields (strings and messages) of a protobuf message; ends at the first
-/// malformed byte (protobuf.dev/programming-guides/encoding).
+/// Iterator over the length-delimited fields (strings and messages) of a protobuf message
+/// (protobuf.dev/programming-guides/encoding). Ends at the first malformed byte.
 #[derive(Clone, Copy)]
 struct ProtobufFields<'a>(&'a [u8]);
 
 impl<'a> ProtobufFields<'a> {
-    /// Contents of the fields with this number.
+    /// Iterates over the contents of the fields with this number.
     fn with_number(self, number: u64) -> impl Iterator<Item = &'a [u8]> + Clone {
         self.filter(move |(found, _)| *found == number)
             .map(|(_, bytes)| bytes)
     }
 
-    /// Reads a varint. `None` at the end or beyond 64 bits.
+    /// Reads a varint. `None` at the end, or for more than 64 bits.
     fn read_varint(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..u64::BITS).step_by(7) {
@@ -142,8 +143,8 @@ impl<'a> ProtobufFields<'a> {
 impl<'a> Iterator for ProtobufFields<'a> {
     type Item = (u64, &'a [u8]);
 
-    /// Reads the next length-delimited field, as its number and content; skips those of other types. `None` at
-    /// the end or for malformed bytes.
+    /// Reads the next length-delimited field: its number and content. Skips fields of other types. `None` at the end,
+    /// or for malformed bytes.
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             let tag = self.read_varint()?;

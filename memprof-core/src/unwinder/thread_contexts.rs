@@ -1,6 +1,5 @@
-//! Finds the thread-local variables through which threads publish their labels, by module and offset as the
-//! loader counts them. Programs that use memprof's label calls have one, and OpenTelemetry's thread context
-//! is one (OTEP 4947).
+//! Finds the thread-local variables through which threads publish their labels, by the loader's module ID and the
+//! offset. Programs that use memprof's label calls have one; another is OpenTelemetry's thread context (OTEP 4947).
 #![expect(
     unsafe_code,
     reason = "the loader's list and symbols, and functions of the program"
@@ -14,19 +13,19 @@ use memprof_plugin_abi::raw::{memprof_labels_t, memprof_str_t};
 use super::{LabelKeyNames, ThreadContext};
 use crate::allocators::loaded_objects::{self, ForkGuard};
 
-/// Finds the thread-local variables in which threads store labels, each once: those of programs with memprof's
-/// label calls, and that of OpenTelemetry.
+/// Finds the thread-local variables in which threads store labels: those of programs with memprof's label calls, and
+/// that of OpenTelemetry. Lists each variable once.
 pub(crate) fn thread_contexts() -> Vec<ThreadContext> {
-    // SAFETY: dlsym(3) gets a NUL-terminated name. For a thread-local variable it returns the address in the
-    // calling thread.
+    // SAFETY: dlsym(3) gets a NUL-terminated name. For a thread-local variable, it returns the address of the calling
+    // thread's instance.
     let variable = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"otel_thread_ctx_v1".as_ptr()) };
     let of_open_telemetry = thread_context_at(variable.addr(), LabelKeyNames::OpenTelemetry);
     let of_programs = loaded_objects::list_loaded_objects()
         .into_iter()
         .filter_map(|object| {
             let labels = ptr::with_exposed_provenance::<memprof_labels_t>(object.labels?);
-            // SAFETY: memprof.h: the note of an object points to this struct; `loaded_objects` checked that it is
-            // readable. memprof.h forbids to unload a library with such a note.
+            // SAFETY: memprof.h: the note of an object points to this struct, and a library with such a note must not
+            // be unloaded. `loaded_objects` checked that the struct is readable.
             let labels = unsafe { labels.read() };
             if labels.struct_size < size_of::<memprof_labels_t>() {
                 return None;
@@ -55,16 +54,16 @@ pub(crate) fn thread_contexts() -> Vec<ThreadContext> {
 pub(crate) struct LabelKeyRegistry(unsafe extern "C" fn(memprof_str_t) -> i32);
 
 impl LabelKeyRegistry {
-    /// Number of a key, newly assigned if necessary. `None` if the program has no number left.
+    /// Number of a key, assigned at its first use. `None` if the program has no number left.
     pub(crate) fn assign_key_number(self, key: &str) -> Option<u8> {
-        // SAFETY: memprof.h, `memprof_labels_t.key`: the function is thread-safe and borrows the text for the
-        // call only.
+        // SAFETY: memprof.h, `memprof_labels_t.key`: the function is thread-safe, and borrows the text only during the
+        // call.
         let number = unsafe { (self.0)(memprof_str_t::new(key)) };
         u8::try_from(number).ok().filter(|number| *number < u8::MAX)
     }
 }
 
-/// Module and offset of the thread-local variable at this address of the calling thread. `None` for null and
+/// Module and offset of the thread-local variable that is at this address in the calling thread. `None` for null and
 /// for other addresses.
 fn thread_context_at(variable: usize, keys: LabelKeyNames) -> Option<ThreadContext> {
     let mut search = TlsSearch {
@@ -73,8 +72,7 @@ fn thread_context_at(variable: usize, keys: LabelKeyNames) -> Option<ThreadConte
     };
     if variable != 0 {
         let _reading = ForkGuard::acquire();
-        // SAFETY: dl_iterate_phdr(3) passes `search` to `visit_object`, which calls no function of the
-        // loader.
+        // SAFETY: dl_iterate_phdr(3) passes `search` to `visit_object`, which calls no function of the loader.
         unsafe { libc::dl_iterate_phdr(Some(visit_object), ptr::from_mut(&mut search).cast()) };
     }
     let (module, offset) = search.found?;
@@ -85,14 +83,14 @@ fn thread_context_at(variable: usize, keys: LabelKeyNames) -> Option<ThreadConte
     })
 }
 
-/// A search for the module of a thread-local variable; the result is module ID and offset.
+/// A search for the module of a thread-local variable. `found` is the module ID and the offset.
 struct TlsSearch {
     variable: usize,
     found: Option<(usize, usize)>,
 }
 
-/// Callback that stores the variable's module and offset if it lies in this object's thread-local block. Returns
-/// 0, so that the iteration goes on.
+/// Callback that stores the variable's module and offset if this object's thread-local block contains it. Returns 0 to
+/// continue the iteration.
 unsafe extern "C" fn visit_object(
     info: *mut libc::dl_phdr_info,
     _: usize,

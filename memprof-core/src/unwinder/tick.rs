@@ -10,12 +10,12 @@ use memprof_messages::Operation;
 use crate::error::{Error, Result};
 use crate::system::cancellation::{CancelOnDrop, cancel_pair};
 
-/// Period for memprof's walker: after it, rules of unloaded code are no longer used.
+/// Period for memprof's walker: the maximum time for which rules of unloaded code are used.
 const WALKER_PERIOD: Duration = Duration::from_secs(1);
-/// Period for memprof's sampler: after it, allocations of newly loaded libraries are sampled.
+/// Period for memprof's sampler: the maximum time until allocations of newly loaded libraries are sampled.
 const SAMPLER_PERIOD: Duration = Duration::from_millis(100);
 
-/// Numbers of libraries loaded and unloaded when the rules were last cleared.
+/// Number of libraries loaded and unloaded when the rules were last cleared; `None` before.
 #[derive(Debug, Default)]
 pub(super) struct LoadCounts(Option<(u64, u64)>);
 
@@ -28,8 +28,8 @@ impl LoadCounts {
     }
 }
 
-/// Clears the unwind rules, which may be of unloaded code, and records the loaded code. Returns the numbers of libraries
-/// loaded and unloaded until then.
+/// Clears the unwind rules, because they may belong to unloaded code, and records the loaded code. Returns the numbers
+/// of libraries loaded and unloaded before.
 pub(crate) fn notice_code_changes() -> (u64, u64) {
     let counts = loaded_objects::load_and_unload_count();
     code_history::update(&ForkGuard::acquire());
@@ -37,15 +37,15 @@ pub(crate) fn notice_code_changes() -> (u64, u64) {
     counts
 }
 
-/// Guard of a thread that runs work periodically; dropping it cancels the thread.
+/// Guard of a thread that runs work periodically. Dropping it cancels the thread.
 #[derive(Debug)]
 pub(crate) struct PeriodicTask {
     _cancel: CancelOnDrop,
 }
 
 impl PeriodicTask {
-    /// Starts a thread that runs `work` until it returns false, more often for the sampler than for the
-    /// walker.
+    /// Starts a thread that runs `work` periodically until it returns false. The period is shorter for the sampler than
+    /// for the walker.
     ///
     /// # Errors
     /// `Io`: the thread cannot be started.

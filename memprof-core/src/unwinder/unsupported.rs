@@ -1,11 +1,11 @@
-//! Stub of memprof's stack walk for processors that it is not built for.
+//! Stub of memprof's walker for the processors that it does not support.
 
 use std::iter;
 
 use crate::allocators::mallctl::Mallctl;
 use crate::error::Result;
 
-/// Counters; always 0.
+/// Counts; always 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HookStats {
     pub(super) samples: u64,
@@ -16,7 +16,7 @@ pub(super) struct HookStats {
     pub(super) given_up: bool,
 }
 
-/// Has no value, because it can never be installed.
+/// Uninhabited, because the walker can never be installed.
 #[derive(Debug)]
 pub(super) enum InstalledWalker {}
 
@@ -24,7 +24,6 @@ impl InstalledWalker {
     /// Always fails.
     ///
     /// # Errors
-    /// Always.
     /// Always.
     pub(super) fn install(_: &Mallctl, _: bool, _: u64) -> std::result::Result<Self, String> {
         Err("memprof's stack walk is built for x86-64 only".to_owned())
@@ -70,7 +69,7 @@ pub(crate) struct LabelContext {
     pub(crate) keys: [Option<u8>; MAX_KEYS],
 }
 
-/// Has no value.
+/// Uninhabited.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LabelKeyRegistry {}
 
@@ -86,7 +85,7 @@ pub(crate) fn thread_contexts() -> Vec<super::ThreadContext> {
 
 pub(crate) fn set_labels(_: &[LabelContext], _: Option<u8>) {}
 
-/// Counters; always 0.
+/// Counts; always 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LabelSetCounts {
     pub(crate) seen: usize,

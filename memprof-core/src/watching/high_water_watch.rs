@@ -1,23 +1,23 @@
 //! Dumps at each new high-water mark of the resident memory, for a limited time.
 //!
-//! jemalloc's own `prof.gdump` writes from inside an allocation, under its locks and to a named file: a
-//! blocking disk would freeze every thread that allocates, and 40 MB of growth left 9,810 files. So memprof
-//! polls the high water and takes its own dumps.
+//! jemalloc's own `prof.gdump` writes to a named file from inside an allocation, under its locks. A blocking disk would
+//! freeze every thread that allocates, and the number of files has no bound: a growth by 40 MB left 9,810 of them. So
+//! memprof polls the high water and takes its own dumps.
 
 use memprof_messages::GdumpStatus;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Least distance of a new mark above the last one, in bytes.
+/// Minimum distance between a new mark and the last one, in bytes.
 const MIN_STEP: u64 = 1 << 20;
-/// Least distance as a share of the last mark (1/100).
+/// Minimum distance between a new mark and the last one, as a divisor of the last one.
 const STEP_DIVISOR: u64 = 100;
 
-/// Limits of the watch; the first one that is reached ends it.
+/// Limits of the watch. It ends when the first one is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GdumpLimits {
-    /// Number of dumps.
+    /// Maximum number of dumps.
     pub files: u32,
-    /// Duration.
+    /// Maximum duration.
     pub duration: Duration,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct HighWaterWatch {
 }
 
 impl HighWaterWatch {
-    /// Starts a watch at `now`; `clock` is the same time of the system clock.
+    /// Starts a watch at `now`; `clock` is the system clock's time at that moment.
     pub(crate) fn new(limits: GdumpLimits, now: Instant, clock: SystemTime) -> Self {
         Self {
             limits,
@@ -43,25 +43,25 @@ impl HighWaterWatch {
         }
     }
 
-    /// Whether the time or the number of dumps is used up.
+    /// Whether the time is over or the number of dumps is reached.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         now >= self.deadline || self.dump_count >= self.limits.files
     }
 
-    /// Whether `rss` is notably above the high-water mark; stays true until [`record_dump`](Self::record_dump).
-    /// The first value becomes the mark.
+    /// Whether `rss` is notably above the high-water mark. Stays true until [`record_dump`](Self::record_dump). The
+    /// first value becomes the mark.
     pub(crate) fn is_new_high(&mut self, rss: u64) -> bool {
         let mark = *self.high_water.get_or_insert(rss);
         rss >= mark.saturating_add(MIN_STEP.max(mark / STEP_DIVISOR))
     }
 
-    /// Records that a dump was taken at `rss` bytes, which becomes the high-water mark.
+    /// Records that a dump was taken at `rss` bytes, which becomes the new mark.
     pub(crate) fn record_dump(&mut self, rss: u64) {
         self.dump_count += 1;
         self.high_water = Some(rss);
     }
 
-    /// Progress of the watch, as messages report it.
+    /// Progress of the watch, for messages.
     pub(crate) fn status(&self) -> GdumpStatus {
         GdumpStatus {
             taken: self.dump_count,

@@ -1,4 +1,4 @@
-//! The memory values that watch rules evaluate; reading them takes a few microseconds.
+//! The memory values that watch rules evaluate. Reading them takes a few microseconds.
 
 use memprof_messages::Cgroup;
 
@@ -10,15 +10,14 @@ use crate::system::cgroup;
 pub(crate) struct MemoryReading {
     /// Resident memory.
     pub rss: u64,
-    /// Available memory: the limit of the process's cgroup, or else the machine's memory.
+    /// Available memory: the limit of the process's cgroup or the machine's memory, whichever is smaller.
     pub available: u64,
     /// Usage and limit of the process's cgroup. `None` if it cannot be read.
     pub cgroup: Option<Cgroup>,
 }
 
 impl MemoryReading {
-    /// Reads the resident bytes, the cgroup, and the available bytes: the cgroup's limit or the machine's
-    /// memory, whichever is less.
+    /// Reads all values of this moment.
     ///
     /// # Errors
     /// `Io`: `/proc/thread-self/statm` cannot be read.

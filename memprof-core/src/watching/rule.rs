@@ -1,24 +1,24 @@
-//! Watch rules: given a memory reading and a time, a rule decides whether a dump is due.
+//! Watch rules. Given a memory reading and a time, a rule decides whether a dump is due.
 //!
-//! Rules are edge-triggered: a crossed threshold fires once, and again only after the value fell clearly
-//! below it. Reads no clock and no memory; [`watcher`](crate::watching::watcher) does.
+//! Rules are edge-triggered: a rule fires once when its threshold is crossed, and again only after the value fell
+//! clearly below it. This module reads neither the clock nor the memory; [`watcher`](crate::watching::watcher) does.
 
 use std::time::{Duration, Instant};
 
 use crate::dumps::trigger::Condition;
 use crate::watching::memory_reading::MemoryReading;
 
-/// Divisor of the hysteresis: a threshold fires again once the value fell 1/20 below it.
+/// Divisor of the hysteresis: a threshold can fire again after the value fell 1/20 below it.
 const HYSTERESIS_DIVISOR: u64 = 20;
 
-/// A watch rule of the configuration.
+/// A watch rule from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchRule {
     /// Condition under which a dump is taken.
     pub condition: Condition,
-    /// Least time between two dumps of this rule.
+    /// Minimum time between two dumps of this rule.
     pub min_interval: Duration,
-    /// Whether the rule turns sampling on, instead of its first dump, if it is off.
+    /// Whether the rule activates sampling if it is off. The activation replaces the rule's first dump.
     pub activate: bool,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct RuleState {
 }
 
 impl RuleState {
-    /// State of a rule that is set at `now` and has not fired.
+    /// State of a rule that is set at `now`.
     pub(crate) fn new(rule: WatchRule, now: Instant) -> Self {
         Self {
             rule,
@@ -47,8 +47,8 @@ impl RuleState {
         }
     }
 
-    /// Bytes at which the rule fires at this reading. `None` if it does not fire. The same reading fires again
-    /// until a dump or an activation is recorded.
+    /// Bytes at which the rule fires for this reading. `None` if it does not fire. The same reading fires again until a
+    /// dump or an activation is recorded.
     pub(crate) fn evaluate(&mut self, reading: &MemoryReading, now: Instant) -> Option<u64> {
         let fired_at = match self.rule.condition {
             Condition::Every(_) => Some(reading.rss),
@@ -65,7 +65,7 @@ impl RuleState {
         fired_at.filter(|_| self.next_time().is_some_and(|next| now >= next))
     }
 
-    /// Earliest time at which the rule may fire. `None` for a rule that fires at the exit only.
+    /// Earliest time at which the rule may fire. `None` if it fires only at the exit.
     pub(crate) fn next_time(&self) -> Option<Instant> {
         let after_interval = |last: Instant| last + self.rule.min_interval;
         match self.rule.condition {
@@ -83,16 +83,15 @@ impl RuleState {
         self.is_armed = false;
     }
 
-    /// Records that sampling was turned on. The rule stays armed, so that the dump follows after the least
-    /// interval.
+    /// Records that sampling was activated. The rule stays armed, so the dump follows after the minimum interval.
     pub(crate) fn record_activation(&mut self, reading: &MemoryReading, now: Instant) {
         self.fired += 1;
         self.last_fired = Some(now);
         self.baseline = Some(reading.rss);
     }
 
-    /// Returns `value` if it is at or above `threshold`, and was clearly below it since the last dump, if there
-    /// was one; otherwise `None`.
+    /// Returns `value` if it is at or above `threshold` and the rule is armed. Otherwise `None`. A rule is armed before
+    /// its first dump, and again after the value fell clearly below the threshold.
     fn value_if_crossed(&mut self, value: u64, threshold: u64) -> Option<u64> {
         if value < threshold - threshold / HYSTERESIS_DIVISOR {
             self.is_armed = true;
@@ -100,11 +99,11 @@ impl RuleState {
         (self.is_armed && value >= threshold).then_some(value)
     }
 
-    /// Returns `rss` if it is at least `step` bytes above the baseline; otherwise `None`. The baseline is the
-    /// first value, or that at the last dump or activation, and follows a fall by a whole step.
+    /// Returns `rss` if it is at least `step` bytes above the baseline. Otherwise `None`. The baseline is the first
+    /// value, or the value at the last dump or activation.
     fn rss_if_grown(&mut self, rss: u64, step: u64) -> Option<u64> {
         let baseline = self.baseline.get_or_insert(rss);
-        // Only a fall by a whole step lowers the baseline, so that values that swing around it do not fire.
+        // The baseline also follows a fall, but only by a whole step, so that values that swing around it do not fire.
         if rss.saturating_add(step) <= *baseline {
             *baseline = rss;
         }
@@ -122,8 +121,7 @@ mod tests {
     /// Second of the test's clock, resident bytes, and the expected outcome.
     type Step = (u64, u64, &'static str);
 
-    /// Evaluates the rule at each of `steps`. 1000 bytes are available, and the cgroup's usage is ten times
-    /// RSS.
+    /// Evaluates the rule at each of `steps`. 1000 bytes are available, and the cgroup's usage is ten times RSS.
     fn check(condition: Condition, min_interval: u64, steps: &[Step]) {
         let start = Instant::now();
         let rule = WatchRule {

@@ -1,4 +1,4 @@
-//! The thread that polls the memory, while a rule needs it.
+//! The thread that polls the memory while a rule needs it.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::process;
@@ -12,21 +12,21 @@ use crate::watching::memory_reading::MemoryReading;
 use crate::watching::rule::{RuleState, WatchRule};
 use memprof_messages::{GdumpStatus, Operation, WatchStatus};
 
-/// Time between two readings of the memory; `every` rules alone need none.
+/// Time between two readings of the memory. Rules with `every` alone need no readings.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Delay before the next attempt of a dump that was refused for lack of memory.
+/// Time until the next attempt after lack of memory prevented a dump.
 const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// Outcome of a due dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DumpOutcome {
-    /// A dump was taken, or failed for a reason that another attempt does not change.
+    /// A dump was taken, or failed for a reason that will not change.
     Done,
-    /// Sampling was turned on instead.
+    /// Sampling was activated instead.
     Activated,
-    /// Another dump was running: the next poll tries again.
+    /// Another dump was running. The next poll tries again.
     Busy,
-    /// Too little memory was left, so that a dump could have killed the process: a later poll tries again.
+    /// Too little memory was left: a dump could have killed the process. A later poll tries again.
     Refused,
 }
 
@@ -34,11 +34,11 @@ pub(crate) enum DumpOutcome {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DueDump {
     pub trigger: Trigger,
-    /// Whether sampling may be turned on for it.
+    /// Whether sampling may be activated for it.
     pub activate: bool,
 }
 
-/// Rules of one process, and the state of their thread. A forked child has its own, without rules.
+/// Rules of one process, and the state of their thread. A forked child gets a new watcher, without rules.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     pub owner: u32,
@@ -55,7 +55,7 @@ struct WatchState {
 }
 
 impl Watcher {
-    /// Creates a watcher of this process, without a thread.
+    /// Creates a watcher for this process, without a thread.
     pub(crate) fn new(rules: &[WatchRule]) -> Arc<Self> {
         let now = Instant::now();
         let rules = rules
@@ -72,8 +72,8 @@ impl Watcher {
         })
     }
 
-    /// Starts the polling thread, unless it runs or no rule needs it. The thread calls `enter` before each
-    /// reading, and `act` for each due dump.
+    /// Starts the polling thread. Does nothing if it is running, or if no rule needs it. The thread calls `enter`
+    /// before each reading, and `act` for each due dump.
     ///
     /// # Errors
     /// `Io`: the thread cannot be started.
@@ -105,7 +105,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Starts a `gdump`, replacing a running one.
+    /// Starts a `gdump`. Replaces a running one.
     pub(crate) fn set_gdump(&self, limits: GdumpLimits) {
         self.lock().gdump = Some(HighWaterWatch::new(
             limits,
@@ -115,25 +115,25 @@ impl Watcher {
         self.changed.notify_all();
     }
 
-    /// Ends the `gdump`. Returns its last status, `None` if none was running.
+    /// Ends the `gdump` and returns its last status. `None` if none was running.
     pub(crate) fn stop_gdump(&self) -> Option<GdumpStatus> {
         let ended = self.lock().gdump.take();
         self.changed.notify_all();
         ended.map(|gdump| gdump.status())
     }
 
-    /// Ends the polling thread, without waiting for it.
+    /// Stops the polling thread without waiting for its end.
     pub(crate) fn stop(&self) {
         self.lock().is_over = true;
         self.changed.notify_all();
     }
 
-    /// State of the high-water watch. `None` while there is none.
+    /// State of the watch for high-water marks. `None` if there is none.
     pub(crate) fn gdump_status(&self) -> Option<GdumpStatus> {
         self.lock().gdump.as_ref().map(HighWaterWatch::status)
     }
 
-    /// State of each rule, with times of the system clock.
+    /// State of each rule. Times are those of the system clock.
     pub(crate) fn status(&self) -> Vec<WatchStatus> {
         let (now, clock) = (Instant::now(), SystemTime::now());
         let time_text = |instant: Instant| {
@@ -141,7 +141,7 @@ impl Watcher {
                 Some(ahead) => clock.checked_add(ahead),
                 None => clock.checked_sub(now.duration_since(instant)),
             };
-            // The system clock may have been set to any value.
+            // The system clock may be set to any value.
             let time = time
                 .unwrap_or(SystemTime::UNIX_EPOCH)
                 .max(SystemTime::UNIX_EPOCH);
@@ -156,9 +156,9 @@ impl Watcher {
         self.lock().rules.iter().map(status).collect()
     }
 
-    /// Body of the polling thread: reads the memory when it is due and takes the dump of the first rule that
-    /// fires, until nothing needs to be polled. Logs once that the memory cannot be read. After a refused dump,
-    /// waits [`RETRY_DELAY`] before the next.
+    /// Body of the polling thread. Reads the memory when a reading is due, and takes the dump of the first rule that
+    /// fires, until nothing needs to be polled. If the memory cannot be read, logs that once. Waits [`RETRY_DELAY`]
+    /// after a refused dump.
     fn run_poll_loop(&self, mut enter: impl FnMut(), act: &impl Fn(DueDump) -> DumpOutcome) {
         let mut is_unreadable = false;
         let mut is_busy = false;
@@ -177,7 +177,7 @@ impl Watcher {
             };
             is_unreadable = false;
             let now = Instant::now();
-            // No foreign code, not even the log, runs while the lock is held.
+            // The lock is not held while foreign code runs, not even for the log.
             let finished = self.lock().take_finished_gdump(now);
             if let Some(GdumpStatus { taken, .. }) = finished {
                 log::info!("gdump is over: it took {taken} dumps");
@@ -195,8 +195,8 @@ impl Watcher {
         }
     }
 
-    /// Sleeps until the next reading is due; with `has_failed`, for a whole poll interval. Returns false if
-    /// nothing needs to be polled any more.
+    /// Sleeps until the next reading is due, or for a whole poll interval if `has_failed`. Returns false if nothing
+    /// needs to be polled any more.
     fn sleep_until_due(&self, has_failed: bool) -> bool {
         let mut watch = self.lock();
         match watch.time_until_due(Instant::now()) {
@@ -213,17 +213,17 @@ impl Watcher {
         }
     }
 
-    /// Locks the state, also after a panic in the polling thread.
+    /// Locks the state, even after a panic in the polling thread.
     fn lock(&self) -> MutexGuard<'_, WatchState> {
         self.watch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Runs `act`; a panic, which the panic hook has logged, counts as done, so it ends neither the thread nor
-/// the rule.
+/// Runs `act`. A panic, which the panic hook has logged, counts as `Done`, so that it ends neither the thread nor the
+/// rule.
 fn catch_panic(act: impl FnOnce() -> DumpOutcome) -> DumpOutcome {
     panic::catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|payload| {
-        // Forgotten: dropping a payload runs foreign code, which may panic again.
+        // The payload is leaked, because dropping it runs foreign code, which may panic again.
         std::mem::forget(payload);
         DumpOutcome::Done
     })
@@ -245,8 +245,8 @@ impl WatchState {
         }
     }
 
-    /// The dump that is due at this reading, for the first rule that fires, or else for a new high-water mark.
-    /// It first turns sampling on if any of the rules that fire requests it. `None` if nothing fires.
+    /// The dump that is due at this reading: that of the first rule that fires, or else one for a new high-water mark.
+    /// If any rule that fires requests it, sampling is activated first. `None` if nothing fires.
     fn find_due_dump(&mut self, reading: &MemoryReading, now: Instant) -> Option<DueDump> {
         let mut due = None;
         for watched in &mut self.rules {
@@ -267,7 +267,7 @@ impl WatchState {
         due
     }
 
-    /// Ends a `gdump` that reached a limit, and returns its last status. `None` if there is no such.
+    /// Ends a `gdump` that reached a limit, and returns its last status. `None` if there is none.
     fn take_finished_gdump(&mut self, now: Instant) -> Option<GdumpStatus> {
         let finished = self.gdump.take_if(|gdump| gdump.is_over(now))?;
         Some(finished.status())

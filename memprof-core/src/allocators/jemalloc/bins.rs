@@ -7,12 +7,12 @@ use rustix::io::Errno;
 use super::Jemalloc;
 use crate::allocators::mallctl::Value;
 
-/// One size class, merged over all arenas.
+/// Statistics of one size class, merged over all arenas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bin {
     /// Object size in bytes.
     pub size: u64,
-    /// Allocated objects, including those in thread caches.
+    /// Number of allocated objects, including those in thread caches.
     pub regions: u64,
     pub slabs: u64,
     pub slab_size: u64,
@@ -26,8 +26,8 @@ impl Bin {
 }
 
 impl Jemalloc {
-    /// Reads all size classes of small objects, over all arenas, as of the last `epoch`. Fails with the errno of
-    /// the first mallctl that jemalloc refused.
+    /// Reads all size classes of small objects, merged over all arenas, as of the last refresh (`epoch`). Fails with
+    /// the errno of the first mallctl that jemalloc refuses.
     pub(crate) fn read_bins(&self) -> Result<Vec<Bin>, Errno> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         let size = |name: &str| Ok(self.read_by_name::<usize>(name)? as u64);
@@ -44,7 +44,7 @@ impl Jemalloc {
             .collect()
     }
 
-    /// Reads the mallctl `name`, which may contain an index. EINVAL if it contains a NUL.
+    /// Reads the mallctl `name`, which may contain an index. Fails with EINVAL if it contains a NUL.
     pub(super) fn read_by_name<T: Value>(&self, name: &str) -> Result<T, Errno> {
         let name = CString::new(name).map_err(|_| Errno::INVAL)?;
         self.mallctl.read(&name)

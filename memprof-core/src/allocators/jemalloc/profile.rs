@@ -1,4 +1,4 @@
-//! Writes jemalloc's heap profile, and reports each failure with its true cause.
+//! Writes jemalloc's heap profile, and reports the true cause of a failure.
 
 use std::io::{self, BufReader};
 
@@ -16,8 +16,8 @@ impl Jemalloc {
     /// jemalloc or the kernel refused, or the written profile is damaged.
     pub(crate) fn write_profile(&self, scratch: &Scratch) -> Result<ProfileSummary> {
         self.exclude_this_thread();
-        // jemalloc opens the path and writes to that descriptor while the program's threads run, so the
-        // descriptor must not be 0 to 2.
+        // jemalloc opens the path while the program's threads run. Its descriptor must not be 0, 1 or 2, because these
+        // threads write to those numbers.
         let _guard = StdioGuard::acquire()
             .map_err(|errno| Error::io("open a descriptor for the dump", &errno.into()))?;
         let path = scratch.path()?;
@@ -29,7 +29,7 @@ impl Jemalloc {
     }
 }
 
-/// `Io` error with the kernel's reason why jemalloc cannot write. `None` if it could.
+/// `Io` error with the kernel's reason why jemalloc cannot write. `None` if writing works.
 fn write_error(scratch: &Scratch) -> Option<Error> {
     let errno = scratch.probe_write_errno()?;
     Some(Error::new(ErrorKind::Io, "jemalloc failed to write the dump").errno(errno))
@@ -38,13 +38,13 @@ fn write_error(scratch: &Scratch) -> Option<Error> {
 /// Reads the profile back and summarizes it.
 ///
 /// # Errors
-/// `Io`: it cannot be read, or the kernel refused to write it, which jemalloc did not report. `Allocator`: it is
-/// malformed.
+/// `Io`: the profile cannot be read, or the kernel refused a write and jemalloc did not report it. `Allocator`: the
+/// profile is malformed.
 fn check_profile(scratch: &Scratch) -> Result<ProfileSummary> {
     let read_error = |error: io::Error| Error::io("read the dump back", &error);
     let file = scratch.rewind().map_err(read_error)?;
     let summary = summarize(BufReader::with_capacity(1 << 16, file));
-    // jemalloc takes a short write for a complete one, and that may end after any line.
+    // jemalloc ignores short writes, so the profile may end after any line.
     let write_failure = match &summary {
         Ok(summary) if !summary.has_mappings => write_error(scratch),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => write_error(scratch),

@@ -1,5 +1,5 @@
-//! The memory cost of sampling: jemalloc puts each sampled small object on separate pages, so that `free` can
-//! recognize it. Its statistics count that as fragmentation, or as the program's.
+//! The memory cost of sampling. jemalloc puts each sampled small object on separate pages, so that `free` can recognize
+//! it. Its statistics count these pages as fragmentation, or as the program's memory.
 
 use std::ffi::CStr;
 
@@ -14,8 +14,8 @@ use memprof_messages::{HeapTotals, SampledObjects};
 struct HeapCounts {
     /// Page size in bytes.
     page: u64,
-    /// Padding of each large object: jemalloc shifts its start within one more page, against cache
-    /// collisions.
+    /// Padding of each large object in bytes: jemalloc randomizes the object's start within one extra page, against
+    /// cache collisions.
     pad: u64,
     interval: u64,
     bins: Vec<Bin>,
@@ -27,8 +27,8 @@ struct HeapCounts {
 }
 
 impl Jemalloc {
-    /// Estimates the sampled objects and their memory. `None` if nothing can have been sampled or the
-    /// statistics are missing. `totals` were just read, so all counts are of one moment.
+    /// Estimates the sampled objects and their memory. `None` if nothing can have been sampled, or statistics are
+    /// missing. `totals` must have been read just before, so that all counts are of one moment.
     pub(crate) fn sampled_objects(&self, totals: &HeapTotals) -> Option<SampledObjects> {
         if !self.opt_prof {
             return None;
@@ -37,15 +37,15 @@ impl Jemalloc {
         Some(estimate_sampled(&counts, totals.active))
     }
 
-    /// Reads the counts that the estimate needs, as of the last `epoch`. Fails with the errno of the first
-    /// mallctl that jemalloc refused.
+    /// Reads the counts for the estimate, as of the last refresh (`epoch`). Fails with the errno of the first mallctl
+    /// that jemalloc refuses.
     fn heap_counts(&self) -> Result<HeapCounts, Errno> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         let size = |name: &str| Ok(self.read_by_name::<usize>(name)? as u64);
         let bins = self.read_bins();
         let page = size("arenas.page")?;
         let is_on = |name: &CStr| self.mallctl.read_bool(name);
-        // Since 5.3 an option at the start; before, a build option.
+        // A start option since 5.3; a build option before.
         let is_padded = is_on(c"opt.cache_oblivious").or_else(|_| is_on(c"config.cache_oblivious"));
         let allocated = self.read_by_name::<u64>("stats.arenas.4096.large.nmalloc")?;
         let freed = self.read_by_name::<u64>("stats.arenas.4096.large.ndalloc")?;
@@ -64,16 +64,17 @@ impl Jemalloc {
     }
 }
 
-/// Bound of size/interval in the estimate: beyond it nearly every object of a class is sampled, and the
-/// others say nothing about their number.
+/// Upper bound of size/interval in the estimate. Beyond it nearly every object of a class is sampled, and the unsampled
+/// ones say nothing about the number of sampled ones.
 const MAX_INTERVALS: f64 = 5.0;
 
-/// Estimates the sampled objects from what jemalloc counts and its `active` bytes.
+/// Estimates the sampled objects from jemalloc's counts and its `active` bytes.
 fn estimate_sampled(counts: &HeapCounts, active: u64) -> SampledObjects {
     let in_pages = |size: u64| size.next_multiple_of(counts.page.max(1));
     let (mut objects, mut bytes, mut pages) = (0.0, 0.0, 0.0);
     for bin in &counts.bins {
-        // An object stays unsampled with probability e^-(size/interval) (prof.c).
+        // An object stays unsampled with probability e^-(size/interval) (prof.c), so the number of unsampled objects
+        // gives that of the sampled ones.
         let intervals = bin.size as f64 / counts.interval.max(1) as f64;
         let sampled = bin.regions as f64 * libm::expm1(intervals.min(MAX_INTERVALS));
         objects += sampled;
@@ -88,11 +89,12 @@ fn estimate_sampled(counts: &HeapCounts, active: u64) -> SampledObjects {
     let large = counts
         .large_bytes
         .saturating_add(counts.large_objects.saturating_mul(counts.pad));
-    // Since 5.3.1 sampled objects are neither in slabs nor among the large ones, so the difference is their
-    // exact size.
+    // Since 5.3.1, sampled objects are neither in slabs nor among the large objects, so they are the rest of the active
+    // bytes.
     let unaccounted = active.saturating_sub(slabs).saturating_sub(large) as f64;
     let laid_out = pages + objects * counts.pad as f64;
     let share = unaccounted / laid_out;
+    // In releases before 5.3.1, the share is near 0.
     if share > 0.25 {
         return SampledObjects {
             objects: (objects * share) as u64,
@@ -102,7 +104,7 @@ fn estimate_sampled(counts: &HeapCounts, active: u64) -> SampledObjects {
             pages: (pages * share) as u64,
         };
     }
-    // Before 5.3.1 they are among the large objects of the smallest class.
+    // Before 5.3.1, sampled objects are among the large objects of the smallest class.
     let share = (counts.smallest_large_objects as f64 / objects).min(1.0);
     let count = (objects * share) as u64;
     SampledObjects {

@@ -1,4 +1,4 @@
-//! Sampling by jemalloc's own profiler.
+//! Sampling by jemalloc's built-in profiler.
 
 use std::ffi::CStr;
 
@@ -13,7 +13,7 @@ use crate::identity::{AllocatorIdentity, FoundBy};
 impl Jemalloc {
     /// Whether sampling is on (`prof.active`).
     pub(crate) fn is_active(&self) -> bool {
-        // Without `opt.prof`, `prof.active` reads as 0 and means nothing.
+        // Without `opt.prof`, the value of `prof.active` has no meaning.
         self.opt_prof && self.mallctl.read_bool(c"prof.active").unwrap_or(false)
     }
 
@@ -23,8 +23,8 @@ impl Jemalloc {
         1u64.checked_shl(lg_sample as u32)
     }
 
-    /// Starts sampling. A new `interval` drops all samples, because jemalloc sets it by `prof.reset`; a warning
-    /// for the operator is then returned.
+    /// Starts sampling. A new `interval` drops all samples, because jemalloc only changes it through `prof.reset`.
+    /// Returns warnings for the operator about this and about threads that adopt the interval late.
     pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         self.require_profiling()?;
         let mut warnings = Vec::new();
@@ -42,7 +42,7 @@ impl Jemalloc {
         Ok(warnings)
     }
 
-    /// Whether the program's own threads allocate from it, rather than a library's or none.
+    /// Whether the program's own threads allocate from this jemalloc, and not only those of a library.
     fn serves_program(&self) -> bool {
         let identity = &self.identity;
         identity.owns_malloc
@@ -50,7 +50,7 @@ impl Jemalloc {
             || is_program_code(identity.address)
     }
 
-    /// Stops sampling. Does nothing in a jemalloc without profiling.
+    /// Stops sampling. Does nothing if jemalloc was started without profiling.
     pub(crate) fn deactivate(&self) -> Result<()> {
         if !self.opt_prof {
             return Ok(());
@@ -58,7 +58,7 @@ impl Jemalloc {
         self.set_active(false)
     }
 
-    /// Drops all samples, and sets the interval if given; otherwise jemalloc keeps its own.
+    /// Drops all samples, and sets the interval if given. Otherwise the interval stays.
     pub(crate) fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
         self.require_profiling()?;
         let lg_sample = match interval {
@@ -74,20 +74,19 @@ impl Jemalloc {
             .map_err(|errno| Error::mallctl("prof.reset", errno))
     }
 
-    /// Whether threads that start from now on are sampled (`prof.thread_active_init`); false without profiling.
+    /// Whether threads that start from now on are sampled (`prof.thread_active_init`). False without profiling.
     pub(crate) fn samples_new_threads(&self) -> bool {
         const INIT: &CStr = c"prof.thread_active_init";
         self.opt_prof && self.mallctl.read_bool(INIT).unwrap_or(true)
     }
 
-    /// Whether threads may run that it does not sample, because threads started while `prof.thread_active_init` was
-    /// false. Their own switch cannot be set from outside (jemalloc(3), `thread.prof.active`).
+    /// Whether some running threads may be unsampled, because they started while `prof.thread_active_init` was false.
+    /// No other thread can change their own switch (jemalloc(3), `thread.prof.active`).
     pub(crate) fn leaves_threads_out(&self) -> bool {
         self.opt_prof && !self.samples_new_threads()
     }
 
-    /// Switches sampling and verifies it: without `opt.prof`, jemalloc 5.2.1 returns success and does
-    /// nothing.
+    /// Switches sampling and verifies it. Without `opt.prof`, jemalloc 5.2.1 returns success and does nothing.
     fn set_active(&self, active: bool) -> Result<()> {
         self.mallctl
             .write_bool(c"prof.active", active)
@@ -100,11 +99,12 @@ impl Jemalloc {
     }
 }
 
-/// Factor between two sample intervals from which it matters that threads still wait by the longer one.
+/// Factor by which an interval must shrink for [`slow_threads_warning`].
 const NOTABLE_INTERVAL_FACTOR: u64 = 8;
 
-/// Warning that threads take their next sample by the interval of their last one (`prof_sample_new_event_wait`):
-/// after a much longer interval they seem not to be sampled. `None` if the interval shrinks to less than that.
+/// Warning that running threads take their next sample after the previous interval (`prof_sample_new_event_wait`). If
+/// that interval was much longer, they seem not to be sampled. `None` if it was less than [`NOTABLE_INTERVAL_FACTOR`]
+/// times as long.
 fn slow_threads_warning(identity: &AllocatorIdentity, before: u64, after: u64) -> Option<String> {
     (before / NOTABLE_INTERVAL_FACTOR >= after).then(|| {
         format!(

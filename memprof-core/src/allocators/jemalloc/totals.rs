@@ -8,14 +8,14 @@ use super::Jemalloc;
 use crate::error::Result;
 
 impl Jemalloc {
-    /// Heap totals. `None` if it was built without statistics. Objects in thread caches, which jemalloc counts as
-    /// allocated, are reported separately.
+    /// Heap totals. `None` if jemalloc was built without statistics. jemalloc counts objects in thread caches as
+    /// allocated; here they are separate.
     pub(crate) fn heap_usage(&self) -> Result<Option<HeapUsage>> {
         if !self.config_stats {
             return Ok(None);
         }
         let totals = (self.readers.totals)(&self.mallctl)?;
-        // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL). Older releases lack some of the counts.
+        // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL). A count that older releases lack is 0.
         let count = |name: &CStr| self.mallctl.read::<usize>(name).unwrap_or(0) as u64;
         let thread_caches = count(c"stats.arenas.4096.tcache_bytes")
             .saturating_add(count(c"stats.arenas.4096.tcache_stashed_bytes"))

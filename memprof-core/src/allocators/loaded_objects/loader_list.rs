@@ -1,7 +1,7 @@
-//! A copy of the loader's list of objects, made without an allocation while the loader holds its lock.
+//! A copy of the loader's list of objects, made without allocating while the loader's lock is held.
 //!
-//! A sampled allocation unwinds, and an unwinder with its own lock (libunwind, which gperftools uses) may
-//! hold that in another thread which waits for the loader's lock: an allocation here would deadlock both.
+//! An allocation under that lock could deadlock: a sampled allocation walks the stack, and the unwinder may need a lock
+//! (libunwind, which gperftools uses, does). Another thread may hold the unwinder's lock and wait for the loader's.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
@@ -25,7 +25,7 @@ pub(super) struct LoaderList {
     needed: ListCapacity,
 }
 
-/// Memory that a copy of the list needs, in elements.
+/// Capacity that a copy of the list needs, in elements.
 #[derive(Clone, Copy, Debug, Default)]
 struct ListCapacity {
     entries: usize,
@@ -46,20 +46,20 @@ struct ListEntry {
 #[derive(Debug)]
 pub(crate) struct ListedObject<'a> {
     pub bias: usize,
-    /// Path as the loader has it: empty for the program.
+    /// Path in the loader's list; empty for the program.
     pub path: &'a [u8],
     pub headers: &'a [Elf64_Phdr],
     pub build_id: Option<&'a [u8]>,
-    /// Address of a `memprof_labels_t`, if the object has a note of it.
+    /// Address of a `memprof_labels_t`, if a note of the object gives one.
     pub labels: Option<usize>,
 }
 
 impl LoaderList {
-    /// Copies the current list. Memory for it is reserved before each round, because nothing may be allocated
-    /// under the loader's lock; rounds are repeated until it suffices.
+    /// Copies the current list. Nothing may be allocated under the loader's lock, so memory is reserved before each
+    /// round. Rounds repeat until the memory suffices.
     pub(super) fn capture() -> Self {
         let mut listing = Self::default();
-        // The first round only measures; objects may be loaded before the next one.
+        // The first round only measures. Further rounds are needed if objects are loaded in between.
         while !listing.is_complete() || listing.entries.is_empty() {
             listing.reserve_needed();
             visit_objects(&ForkGuard::acquire(), &mut |object| {
@@ -69,7 +69,7 @@ impl LoaderList {
         listing
     }
 
-    /// The copied objects, in the loader's order.
+    /// Iterates over the copied objects, in the loader's order.
     pub(super) fn objects(&self) -> impl Iterator<Item = ListedObject<'_>> {
         self.entries.iter().map(|entry| ListedObject {
             bias: entry.bias,
@@ -85,7 +85,7 @@ impl LoaderList {
         self.entries.len() == self.needed.entries
     }
 
-    /// Clears the copy and reserves memory for what the last round counted.
+    /// Clears the copy, and reserves the memory that the last round needed.
     fn reserve_needed(&mut self) {
         let needed = std::mem::take(&mut self.needed);
         self.entries.clear();
@@ -127,13 +127,13 @@ fn append<T: Copy>(all: &mut Vec<T>, more: &[T]) -> Range<usize> {
     start..all.len()
 }
 
-/// Visits each object of the loader's list, the program first, under the list's lock: `visit` must not allocate.
+/// Visits each object of the loader's list, the program first, with the list's lock held. `visit` must not allocate.
 pub(crate) fn visit_objects(_: &ForkGuard, mut visit: &mut dyn FnMut(ListedObject<'_>)) {
     // SAFETY: dl_iterate_phdr(3) calls `visit_entry` synchronously with this pointer.
     unsafe { libc::dl_iterate_phdr(Some(visit_entry), (&raw mut visit).cast()) };
 }
 
-/// Callback for each object, with its build id and its labels. Returns 0, so that the iteration goes on.
+/// Callback for each object. Finds the object's build id and labels. Returns 0 to continue the iteration.
 unsafe extern "C" fn visit_entry(info: *mut dl_phdr_info, _: usize, visit: *mut c_void) -> c_int {
     // SAFETY: `visit_objects` passes a pointer to its function, which nothing else uses during the call.
     let visit = unsafe { &mut *visit.cast::<&mut dyn FnMut(ListedObject<'_>)>() };
@@ -156,8 +156,7 @@ unsafe extern "C" fn visit_entry(info: *mut dl_phdr_info, _: usize, visit: *mut 
             .filter_map(|header| memory_range(header, bias))
             .filter(|notes| is_readable(notes, headers, bias))
             .find_map(|notes| {
-                // SAFETY: the range is inside a readable segment that the loader keeps mapped during the
-                // callback.
+                // SAFETY: the range is inside a readable segment that the loader keeps mapped during the callback.
                 let notes = unsafe { slice::from_raw_parts(notes.start as *const u8, notes.len()) };
                 find_note(notes, wanted)
             })
@@ -176,8 +175,8 @@ unsafe extern "C" fn visit_entry(info: *mut dl_phdr_info, _: usize, visit: *mut 
     0
 }
 
-/// Address of the `memprof_labels_t`: the note contains the distance from itself. `None` if the note is not as
-/// long as a pointer, or the address is not aligned.
+/// Address of the `memprof_labels_t`: the address of the note plus the distance that the note contains. `None` if the
+/// note is not a pointer's size, or the address is not aligned.
 fn labels_address(note: &[u8]) -> Option<usize> {
     let distance = isize::from_ne_bytes(note.try_into().ok()?);
     let labels = note.as_ptr().addr().checked_add_signed(distance)?;

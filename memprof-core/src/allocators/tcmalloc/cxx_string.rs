@@ -1,4 +1,4 @@
-//! libstdc++'s `std::string`, which gperftools fills with a profile.
+//! libstdc++'s `std::string`, into which gperftools writes a profile.
 #![expect(unsafe_code, reason = "plays the C++ library's side of a type")]
 
 use std::ffi::{c_char, c_void};
@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 
 use crate::allocators::symbols::as_function;
 
-/// Capacity in bytes of a string without heap memory.
+/// Capacity in bytes of a string that uses no heap memory.
 const LOCAL_CAPACITY: usize = 15;
 
 type DeleteFn = unsafe extern "C" fn(*mut c_void);
@@ -20,7 +20,7 @@ impl OperatorDelete {
     pub(super) fn find() -> Option<Self> {
         // SAFETY: dlsym(3) gets a NUL-terminated name.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_ZdlPv".as_ptr()) } as usize;
-        // SAFETY: Itanium C++ ABI: this mangled name is of a function of this type.
+        // SAFETY: Itanium C++ ABI: only a function of this type has this mangled name.
         (address != 0).then(|| Self(unsafe { as_function(address) }))
     }
 }
@@ -31,11 +31,11 @@ impl OperatorDelete {
 struct Layout {
     start: *mut c_char,
     length: usize,
-    /// Local buffer; its first word is the capacity once `start` points to heap memory.
+    /// Local buffer. If `start` points to heap memory instead, the first word is the capacity of that memory.
     local: [usize; 2],
 }
 
-/// A string for C++ code to fill, empty at first.
+/// Empty string for C++ code to fill.
 #[derive(Debug)]
 pub(super) struct CxxString {
     layout: NonNull<Layout>,
@@ -43,14 +43,14 @@ pub(super) struct CxxString {
 }
 
 impl CxxString {
-    /// Creates an empty string, whose heap memory `delete` will free.
+    /// Creates an empty string. If C++ code lets it grow onto the heap, `delete` frees that memory.
     pub(super) fn new(delete: OperatorDelete) -> Self {
         let layout = Box::leak(Box::new(Layout {
             start: ptr::null_mut(),
             length: 0,
             local: [0; 2],
         }));
-        // An empty string of libstdc++ points into itself, so it must not move.
+        // An empty string of libstdc++ points into itself, so it must not move: it is leaked until `drop`.
         layout.start = (&raw mut layout.local).cast();
         Self {
             layout: NonNull::from(layout),
@@ -63,7 +63,7 @@ impl CxxString {
         self.layout.as_ptr().cast()
     }
 
-    /// Content of the string. `None` if its fields are not those of a valid string.
+    /// Content of the string. `None` if the fields are not those of a valid string.
     pub(super) fn bytes(&self) -> Option<&[u8]> {
         // SAFETY: the pointer is from `Box::leak`, and `&self` excludes C++ code that writes to it.
         let layout = unsafe { self.layout.as_ref() };

@@ -19,7 +19,8 @@ pub(super) const VERSION: &CStr = c"tc_version";
 /// `MallocExtension_kOwned` of `malloc_extension_c.h`.
 const OWNED: c_int = 1;
 
-/// Buffer for `MallocExtension_GetStats`, in bytes. From 10,000 bytes on the text also lists each size class.
+/// Size of the buffer for `MallocExtension_GetStats`, in bytes. With 10,000 bytes or more, the text would also list
+/// each size class.
 const STATS_CAPACITY: usize = 8 << 10;
 
 type GetFn = unsafe extern "C" fn(*const c_char, *mut usize) -> c_int;
@@ -29,10 +30,12 @@ type OwnershipFn = unsafe extern "C" fn(*const c_void) -> c_int;
 type ReleaseFn = unsafe extern "C" fn();
 type VersionFn = unsafe extern "C" fn(*mut c_int, *mut c_int, *mut *const c_char) -> *const c_char;
 
-/// C functions of one gperftools, as far as the build has them.
+/// C functions of one gperftools.
 #[derive(Debug)]
 pub(super) struct Extension {
+    /// `None` for functions that the build lacks.
     functions: Functions,
+    /// Names of the functions that the build lacks.
     pub missing: Vec<&'static str>,
 }
 
@@ -48,7 +51,7 @@ struct Functions {
 }
 
 impl Extension {
-    /// Finds the functions among `symbols`; absent ones are listed in `missing`.
+    /// Finds the functions among `symbols`. Absent ones are listed in `missing`.
     pub(super) fn find(symbols: &ObjectSymbols<'_>) -> Self {
         const NAMES: [&CStr; 6] = [super::ANCHOR, SET, STATS, OWNERSHIP, RELEASE, VERSION];
         let addresses = NAMES.map(|name| symbols.function_address(name).unwrap_or(0));
@@ -65,7 +68,7 @@ impl Extension {
         Self { functions, missing }
     }
 
-    /// Reads a numeric property. `None` if this build does not know it.
+    /// Reads a numeric property. `None` if this build lacks it.
     pub(super) fn get_property(&self, name: &CStr) -> Option<u64> {
         let get = self.functions.get?;
         let mut value = 0;
@@ -74,7 +77,7 @@ impl Extension {
         (known != 0).then_some(value as u64)
     }
 
-    /// Sets a numeric property. Returns false if this build does not know it.
+    /// Sets a numeric property. Returns false if this build lacks it.
     pub(super) fn set_property(&self, name: &CStr, value: u64) -> bool {
         let Some(set) = self.functions.set else {
             return false;
@@ -83,12 +86,12 @@ impl Extension {
         unsafe { set(name.as_ptr(), value as usize) != 0 }
     }
 
-    /// Text of `MallocExtension_GetStats`. `None` if the build lacks it.
+    /// Text of `MallocExtension_GetStats`. `None` if the build lacks that function.
     pub(super) fn stats_text(&self) -> Option<Printout> {
         let stats = self.functions.stats?;
         let mut text = vec![0u8; STATS_CAPACITY];
-        // SAFETY: malloc_extension_c.h: the function writes at most the given number of bytes, one less than
-        // the buffer has. So the text ends with NUL even if the allocator omits it.
+        // SAFETY: malloc_extension_c.h: the function writes at most the given number of bytes. It is one less than the
+        // buffer's length, so the text ends with NUL even if the allocator writes none.
         unsafe { stats(text.as_mut_ptr().cast(), (STATS_CAPACITY - 1) as c_int) };
         let length = text.iter().position(|byte| *byte == 0).unwrap_or(0);
         Some(Printout::from_text(&text[..length]))
@@ -100,7 +103,7 @@ impl Extension {
         self.functions.release.map(|release| unsafe { release() })
     }
 
-    /// Whether this tcmalloc owns a block that `malloc` returns; false if it cannot say.
+    /// Whether this tcmalloc owns a block that `malloc` returns. False if it lacks the function that tells.
     pub(super) fn owns_malloc(&self) -> bool {
         let Some(ownership) = self.functions.ownership else {
             return false;
@@ -114,12 +117,11 @@ impl Extension {
         !block.is_null() && owner == OWNED
     }
 
-    /// Version as `2.10`. `None` if the build lacks the function.
+    /// Version, such as `2.10`. `None` if the build lacks the function.
     pub(super) fn version(&self) -> Option<String> {
         let version = self.functions.version?;
         let (mut major, mut minor, mut patch) = (0, 0, ptr::null());
-        // SAFETY: tcmalloc.h: the function takes pointers to two ints and a string, each of which may be
-        // null.
+        // SAFETY: tcmalloc.h: the function takes pointers to two ints and a string, each of which may be null.
         let text = unsafe { version(&raw mut major, &raw mut minor, &raw mut patch) };
         (!text.is_null()).then(|| format!("{major}.{minor}"))
     }

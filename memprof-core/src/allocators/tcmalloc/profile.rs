@@ -14,21 +14,21 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 use memprof_messages::ProfileKind;
 
-/// A function that only the full library has, which distinguishes it from the minimal one, whose profiles are
-/// empty. Never called: it makes each allocation hundreds of times slower.
+/// Function that only the full library has; the minimal library returns empty profiles. Only its presence matters. It
+/// is never called, because it makes each allocation hundreds of times slower.
 pub(super) const HEAP_PROFILER: &CStr = c"HeapProfilerStart";
 /// `MallocExtension::instance()`.
 pub(super) const INSTANCE: &CStr = c"_ZN15MallocExtension8instanceEv";
-/// `MallocExtension::GetHeapSample(std::string*)` of libstdc++'s string.
+/// `MallocExtension::GetHeapSample(std::string*)`, with libstdc++'s string.
 pub(super) const HEAP_SAMPLE: &CStr =
     c"_ZN15MallocExtension13GetHeapSampleEPNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
 /// `MallocExtension::GetHeapGrowthStacks(std::string*)`.
 pub(super) const GROWTH_STACKS: &CStr = c"_ZN15MallocExtension19GetHeapGrowthStacksEPNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
 
-/// Bytes per record of growth: tcmalloc grows by the MiB (`kMinSystemAlloc` pages).
+/// Bytes per record in a growth profile: tcmalloc grows by whole MiB (`kMinSystemAlloc` pages).
 const GROWTH_STEP: u64 = 1 << 20;
-/// Most memory per line of a profile, in bytes: a line has at most 31 frames, and a string that grows needs
-/// twice its length beside its old buffer.
+/// Maximum memory per line of a profile, in bytes. A line has at most 31 frames. A string that grows needs three times
+/// its length: its old buffer, and a new one of twice that size.
 const BYTES_PER_LINE: u64 = 3 * 700;
 
 type InstanceFn = unsafe extern "C" fn() -> *mut c_void;
@@ -44,11 +44,10 @@ pub(super) struct ProfileFunctions {
 }
 
 impl ProfileFunctions {
-    /// Finds the functions that write profiles among `symbols`.
+    /// Finds the functions that return profiles among `symbols`.
     ///
     /// # Errors
-    /// `Unsupported`: the profiler, its functions for libstdc++'s `std::string`, or `operator delete` is
-    /// missing.
+    /// `Unsupported`: the profiler, its functions for libstdc++'s `std::string`, or `operator delete` is missing.
     pub(super) fn find(symbols: &ObjectSymbols<'_>, allocator: &AllocatorIdentity) -> Result<Self> {
         let unsupported = |reason: &str, remedy: &str| {
             Error::new(ErrorKind::Unsupported, format!("{allocator} {reason}")).remedy(remedy)
@@ -80,8 +79,7 @@ impl ProfileFunctions {
         Ok(Self {
             // SAFETY: the object names this code as `MallocExtension::instance()`, which has this type.
             instance: unsafe { as_function(instance) },
-            // SAFETY: the object names this code as `GetHeapSample`, mangled with its arguments; `this` is
-            // the first.
+            // SAFETY: the object names this code as `GetHeapSample`, mangled with its arguments; `this` is the first.
             heap_sample: unsafe { as_function(heap_sample) },
             // SAFETY: the object names this code as `GetHeapGrowthStacks`, mangled with its arguments; `this`
             // is the first.
@@ -90,8 +88,8 @@ impl ProfileFunctions {
         })
     }
 
-    /// Writes a profile without its mappings to `scratch`. `heap` is the heap's size in bytes, `interval` the
-    /// sample interval of a heap profile.
+    /// Writes a profile without its mappings to `scratch`. `heap` is the size of the heap in bytes; `interval` is the
+    /// sample interval in bytes, which a heap profile needs.
     ///
     /// # Errors
     /// tcmalloc returned no profile or a damaged one, or the kernel refused.
@@ -103,7 +101,8 @@ impl ProfileFunctions {
         allocator: &AllocatorIdentity,
         scratch: &Scratch,
     ) -> Result<ProfileSummary> {
-        // Checked first, because a C++ exception (`std::bad_alloc`) would end the process.
+        // Checked first, because running out of memory would throw a C++ exception (`std::bad_alloc`), which would end
+        // the process.
         require_allocatable(max_string_bytes(kind, heap, interval))?;
         let text = self.fetch_text(kind, allocator)?;
         let damaged = || Error::allocator(format!("{allocator} damaged the string of its profile"));
@@ -119,7 +118,7 @@ impl ProfileFunctions {
         write_text(profile, summary, scratch).map_err(|error| Error::io("write the dump", &error))
     }
 
-    /// Lets tcmalloc write the profile's text to a C++ string.
+    /// Makes tcmalloc write the profile's text to a C++ string.
     ///
     /// # Errors
     /// `Allocator`: tcmalloc has no instance.
@@ -141,8 +140,8 @@ impl ProfileFunctions {
     }
 }
 
-/// Most memory in bytes that the string of a profile takes while it grows, for a heap of `heap` bytes with one
-/// sample per `interval` bytes.
+/// Maximum memory in bytes for the string of a profile while it grows. `heap` is the size of the heap in bytes;
+/// `interval` is the sample interval in bytes.
 pub(super) fn max_string_bytes(kind: ProfileKind, heap: u64, interval: u64) -> u64 {
     let step = match kind {
         ProfileKind::Heap | ProfileKind::Pinned => interval,
@@ -151,9 +150,8 @@ pub(super) fn max_string_bytes(kind: ProfileKind, heap: u64, interval: u64) -> u
     (heap / step).saturating_mul(BYTES_PER_LINE)
 }
 
-/// Writes the profile's text to `scratch`, and returns its summary with the length that was written. tcmalloc's
-/// header contains the current interval, which is 0 while sampling is off; readers refuse 0, so it is replaced
-/// by the summary's.
+/// Writes the profile's text to `scratch`, and returns its summary with the written length. tcmalloc's header contains
+/// the current interval, which is 0 while sampling is off. Readers reject 0, so the summary's interval replaces it.
 fn write_text(
     profile: &[u8],
     summary: ProfileSummary,

@@ -1,4 +1,4 @@
-//! The switch of tcmalloc's sampling in a running process.
+//! Switches tcmalloc's sampling in a running process.
 #![expect(unsafe_code, reason = "a variable of the allocator's, and its malloc")]
 
 use std::ffi::CStr;
@@ -10,21 +10,22 @@ use crate::allocators::symbols::ObjectSymbols;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 
-/// Property that sets the sample interval, in gperftools 2.17 and newer.
+/// Property with the sample interval, in gperftools 2.17 and newer.
 const PROPERTY: &CStr = c"tcmalloc.sample_parameter";
 
-/// `FLAGS_tcmalloc_sample_parameter`, an int64 that each thread reads when it picks its next sample. Exported
-/// by every release before the property existed.
+/// `FLAGS_tcmalloc_sample_parameter`, an int64 that each thread reads when it picks its next sample. All releases
+/// without the property export it.
 pub(super) const FLAG: &CStr = c"_ZN61FLAG__namespace_do_not_use_directly_use_DECLARE_int64_instead31FLAGS_tcmalloc_sample_parameterE";
 
-/// Bytes that a thread allocates before it is sampled, if it began while the interval was 0: sampler.cc of gperftools,
-/// `PickNextSamplingPoint`.
+/// Bytes that a thread allocates before its first sample if it started while the interval was 0
+/// (`PickNextSamplingPoint` in sampler.cc of gperftools).
 const UNSAMPLED_START: usize = 16 << 20;
-/// Size of the blocks that are allocated in place of the program's: the least by which tcmalloc's heap grows.
+/// Size of the blocks that [`sample_first_thread`] allocates: the minimum by which tcmalloc's heap grows.
 const STEP: usize = 1 << 20;
 
-/// Lets tcmalloc sample the calling thread at once, while the libraries are loaded: the thread began before tcmalloc
-/// read its environment. Does nothing in a process without tcmalloc, or with one that does not export its flag.
+/// Makes tcmalloc sample the calling thread at once. Called while the libraries are loaded: this thread started before
+/// tcmalloc read its environment, and would be unsampled for [`UNSAMPLED_START`] bytes, so it allocates that much here.
+/// Does nothing without tcmalloc, or if tcmalloc does not export its flag.
 pub(crate) fn sample_first_thread(interval: u64) {
     // SAFETY: dlsym(3) gets a NUL-terminated name.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, FLAG.as_ptr()) } as usize;
@@ -33,7 +34,7 @@ pub(crate) fn sample_first_thread(interval: u64) {
     }
     // SAFETY: as in `RateSetting::find`.
     let flag = unsafe { AtomicI64::from_ptr(address as *mut i64) };
-    // Its own constructor, which may run later, stores the interval of the environment.
+    // Fails if an interval is set. tcmalloc's constructor, which may run later, stores that of the environment.
     let _kept = flag.compare_exchange(0, interval as i64, Ordering::Relaxed, Ordering::Relaxed);
     for _ in 0..=UNSAMPLED_START / STEP {
         // SAFETY: malloc(3) takes any size; `black_box` keeps the compiler from removing the pair.
@@ -43,7 +44,7 @@ pub(crate) fn sample_first_thread(interval: u64) {
     }
 }
 
-/// Place of the sample interval: mean bytes between samples; 0 turns sampling off.
+/// Storage of the sample interval: mean bytes between samples; 0 turns sampling off.
 #[derive(Debug)]
 pub(super) enum RateSetting {
     Property,
@@ -51,10 +52,10 @@ pub(super) enum RateSetting {
 }
 
 impl RateSetting {
-    /// Finds the setting of this build.
+    /// Finds the storage that this build uses.
     ///
     /// # Errors
-    /// `Unsupported` if it has neither the property nor an aligned flag.
+    /// `Unsupported`: the build has neither the property nor an aligned flag.
     pub(super) fn find(
         symbols: &ObjectSymbols<'_>,
         extension: &Extension,
@@ -72,8 +73,8 @@ impl RateSetting {
             let message = format!("{allocator} has no aligned int64 where its flag should be");
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
-        // SAFETY: gperftools/tcmalloc.cc: this name is an int64 in a writable segment of an object that stays
-        // loaded. gperftools itself also accesses it as a whole word.
+        // SAFETY: gperftools/tcmalloc.cc: the symbol is an int64 in a writable segment of an object that stays loaded.
+        // gperftools also accesses it as a whole word.
         Ok(Self::Flag(unsafe {
             AtomicI64::from_ptr(address as *mut i64)
         }))
@@ -87,7 +88,7 @@ impl RateSetting {
         }
     }
 
-    /// Sets the sample interval in bytes, and reads it back.
+    /// Sets the sample interval in bytes, and verifies it by reading it back.
     ///
     /// # Errors
     /// `Allocator`: tcmalloc refused, or ignored the value.

@@ -1,4 +1,4 @@
-//! The history of the loaded code in a dump: comment lines, and the stacks whose generation matters.
+//! Writes the history of the loaded code to a dump: comment lines, and the generations of the stacks that need one.
 //!
 //! ```text
 //! # code generations: 3 marked
@@ -6,8 +6,8 @@
 //! # loaded: 2 7f1c2a001000-7f1c2a003000
 //! ```
 //!
-//! Stacks without a mark are of generation 0; in place of `marked` stands `unmarked` where not every stack of another
-//! one is marked. A file without a build id has `-`.
+//! Stacks without a mark belong to generation 0. The header ends with `unmarked` instead of `marked` if some stacks of
+//! other generations lack a mark. A file without a build id has `-`.
 
 use std::ffi::OsStr;
 use std::ops::Range;
@@ -22,19 +22,19 @@ use super::super::installed_walker::{walked_every_stack, without_code_generation
 use super::{CodeHistory, CodeSegment, HISTORY};
 use crate::allocators::loaded_objects::ForkGuard;
 
-/// Most times that a dump waits a millisecond for another thread that records loaded code.
+/// Maximum number of waits of one millisecond for another thread that records loaded code.
 const MAX_WAITS: u32 = 100;
 
-/// Address ranges whose code is not the same since sampling began.
+/// Address ranges with code that changed since sampling began.
 #[derive(Debug)]
 pub(crate) struct ChangedCode {
-    /// Ascending and disjoint.
+    /// Sorted and disjoint ranges.
     ranges: Vec<Range<u64>>,
 }
 
 impl ChangedCode {
-    /// Lists the addresses of code that changed, as of the history's last update. All addresses if another thread
-    /// keeps the history locked.
+    /// Lists the addresses of code that changed, up to the history's last update. If another thread keeps the history
+    /// locked, all addresses count as changed.
     pub(crate) fn now() -> Self {
         let _reading = ForkGuard::acquire();
         let ranges = match wait_for_history() {
@@ -58,7 +58,7 @@ impl ChangedCode {
         Self { ranges }
     }
 
-    /// Returns a stack as a dump has it: the generation is left out where it makes no difference.
+    /// Returns a stack as a dump contains it: without its generation, unless some frame is in changed code.
     pub(crate) fn frames_to_write<'a>(&self, frames: &'a [u64]) -> &'a [u64] {
         let code = without_code_generation(frames);
         let is_changed = |frame: &u64| {
@@ -72,8 +72,8 @@ impl ChangedCode {
     }
 }
 
-/// Returns the comment lines about code that was unloaded, or loaded in another generation than the first; none if
-/// there is no such code. `is_marked`: every stack is marked, as memprof's sampler does.
+/// Returns the comment lines about code that was unloaded, or loaded in a later generation than the first. Empty if
+/// there is no such code. `is_marked` means that every stack has its generation, as memprof's sampler ensures.
 pub(crate) fn comment_lines(is_marked: bool) -> Vec<String> {
     let reading = ForkGuard::acquire();
     let Some(mut history) = wait_for_history() else {
@@ -91,14 +91,14 @@ pub(crate) fn comment_lines(is_marked: bool) -> Vec<String> {
     header.into_iter().chain(lines).collect()
 }
 
-/// Segments that are or were not loaded in every generation.
+/// Iterates over the segments that were not loaded in every generation.
 fn changed_segments(history: &CodeHistory) -> impl Iterator<Item = &CodeSegment> {
     let segments = history.segments[..history.count].iter();
     segments.filter(|segment| !segment.is_loaded || segment.first > 0)
 }
 
-/// Locks the history, under a [`ForkGuard`]. `None` if it stays locked, as in a child that was forked by clone(2)
-/// meanwhile.
+/// Locks the history, under a [`ForkGuard`]. `None` if it stays locked, for example in a child that clone(2) created
+/// while another thread held the lock.
 fn wait_for_history() -> Option<MutexGuard<'static, CodeHistory>> {
     (0..MAX_WAITS).find_map(|_| {
         let history = HISTORY.try_lock().ok();
@@ -129,8 +129,9 @@ impl CodeHistory {
         format!("# unloaded: {first}-{last} {start:x}-{end:x} {offset:08x} {id} {path}")
     }
 
-    /// Absolute path of an unloaded segment's file, with the kernel's ` (deleted)` if another file may lie there now. Only
-    /// a build id can find the file of a relative path: the working directory may have changed.
+    /// Absolute path of an unloaded segment's file. Ends with ` (deleted)`, like the kernel's paths, if another file
+    /// may be there now. A relative path alone does not identify the file, because the working directory may have
+    /// changed, so it needs a build id.
     fn current_path(&self, segment: &CodeSegment, has_build_id: bool) -> String {
         let path = Path::new(OsStr::from_bytes(self.text(segment.path)));
         let absolute = std::path::absolute(path);
