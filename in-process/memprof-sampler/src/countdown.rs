@@ -178,8 +178,7 @@ fn ln(number: f64) -> f64 {
     const SQRT_HALF: u64 = core::f64::consts::FRAC_1_SQRT_2.to_bits();
     let bits = number.to_bits();
     let exponent = (bits.wrapping_sub(SQRT_HALF) as i64) >> 52;
-    // The mantissa lies between √½ and √2, where the series below converges soon: ln m = 2 artanh((m - 1) /
-    // (m + 1)).
+    // The mantissa lies between √½ and √2, where the series below converges soon: ln m = 2 artanh((m - 1) / (m + 1)).
     let mantissa = f64::from_bits(bits.wrapping_sub((exponent << 52) as u64));
     let ratio = (mantissa - 1.0) / (mantissa + 1.0);
     let square = ratio * ratio;

@@ -43,8 +43,7 @@ impl ForkSentinel {
                 .compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire)
                 .is_err()
         {
-            // SAFETY: only this thread has the address of `fresh`, because another thread's mapping was
-            // stored.
+            // SAFETY: only this thread has the address of `fresh`, because another thread's mapping was stored.
             unsafe { mapping::unmap(fresh, PAGE_WORDS) };
         }
         if let Some(mark) = self.mark() {
@@ -93,8 +92,7 @@ fn current_pid() -> i32 {
 mod tests {
     use super::*;
 
-    /// Whether a forked child counts itself as the process that samples. No handler of [`ForkSentinel`] runs
-    /// in it.
+    /// Whether a forked child counts itself as the process that samples. No handler of [`ForkSentinel`] runs in it.
     fn child_is_current(process: &ForkSentinel) -> bool {
         // SAFETY: fork(2): the child calls nothing but _exit(2).
         let child = unsafe { libc::fork() };

@@ -123,8 +123,7 @@ impl LiveTable {
             .compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire)
             .is_err()
         {
-            // SAFETY: only this thread has the address of `fresh`, because another thread's mapping was
-            // stored.
+            // SAFETY: only this thread has the address of `fresh`, because another thread's mapping was stored.
             unsafe { mapping::unmap(fresh, count) };
         }
         mapped_buckets(table, count)

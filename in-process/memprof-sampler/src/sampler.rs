@@ -446,8 +446,7 @@ mod tests {
         assert_eq!(sums[1], live.values().sum::<u64>());
         let counts = counts();
         assert_eq!((counts.live_samples, counts.lost), (sums[0], 0));
-        // A function without a hook freed this block, because it is allocated again: its older sample is no
-        // leak.
+        // A function without a hook freed this block, because it is allocated again: its older sample is no leak.
         let again = *live.keys().next().unwrap();
         record_sample(again, 7);
         let after = self::counts();

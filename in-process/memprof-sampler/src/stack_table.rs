@@ -331,8 +331,7 @@ fn map_once<T>(mapping: &AtomicPtr<T>, count: usize) -> bool {
 /// Returns a mapping as a slice. `None` if it is null.
 fn mapped_slice<T>(mapping: &AtomicPtr<T>, count: usize) -> Option<&[T]> {
     let start = mapping.load(Acquire);
-    // SAFETY: null, or a mapping of `map_once` with `count` atomics, for which zeros are valid; it is never
-    // unmapped.
+    // SAFETY: null, or a mapping of `map_once` with `count` atomics, for which zeros are valid; it is never unmapped.
     (!start.is_null()).then(|| unsafe { slice::from_raw_parts(start, count) })
 }
 

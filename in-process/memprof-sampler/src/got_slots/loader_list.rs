@@ -11,8 +11,7 @@ use super::object::ElfObject;
 /// which [`ElfObject::from_info`] returns `None`, such as the loader itself.
 pub(super) fn for_each_object(visit: &mut dyn FnMut(ElfObject)) {
     let mut visit = visit;
-    // SAFETY: dl_iterate_phdr(3) calls `visit_object` with the pointer passed here, and returns before it
-    // dangles.
+    // SAFETY: dl_iterate_phdr(3) calls `visit_object` with the pointer passed here, and returns before it dangles.
     unsafe { libc::dl_iterate_phdr(Some(visit_object), (&raw mut visit).cast()) };
 }
 

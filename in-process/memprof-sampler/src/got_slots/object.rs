@@ -197,8 +197,7 @@ impl ElfObject {
     }
 
     fn symbol_name(&self, symbol: &Elf64_Sym) -> &CStr {
-        // SAFETY: gABI: names in the string table end with NUL, and the table stays mapped while the object
-        // is loaded.
+        // SAFETY: gABI: names in the string table end with NUL, and the table stays mapped while the object is loaded.
         unsafe { CStr::from_ptr(self.strings.wrapping_add(symbol.st_name as usize)) }
     }
 
