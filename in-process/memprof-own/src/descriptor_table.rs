@@ -1,8 +1,8 @@
-//! A descriptor table for memprof's threads, apart from the program's.
+//! A descriptor table for memprof's threads, separate from the program's.
 //!
-//! A program may close every descriptor that it has not opened, duplicate a file onto any number, and rely on the lowest
-//! free number being the next one (open(2)): shells do all three. In a table of their own, memprof's files have none of
-//! the program's numbers, not even while they are opened.
+//! A program may close every descriptor that it did not open, duplicate a file onto any number, and rely on open(2) to
+//! return the lowest free number. Shells do all three. In their own table, memprof's files never occupy a number of the
+//! program's table, not even while they are being opened.
 #![expect(unsafe_code, reason = "pipe2(2) and dup2(2)")]
 
 use std::io;
@@ -11,24 +11,24 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fs::{FileType, fstat};
 
-/// Inodes of the pipes that occupy the standard streams of memprof's tables; 0 in a free place. A process makes one for
-/// each attachment, so that of the eighth before is gone.
+/// Inodes of the pipes that occupy the standard streams in memprof's tables; 0 for an unused element. Each attachment
+/// creates one table. Elements are reused after eight attachments, when the earlier table is gone.
 static TABLES: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 
-/// Number of tables that were made.
+/// Number of tables created so far.
 static TABLE_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// A descriptor table of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DescriptorTable {
-    /// That of the program.
+    /// The program's table.
     Program,
-    /// One of memprof's, with the inode of the pipe in place of its standard streams.
+    /// One of memprof's tables. The number is the inode of the pipe that occupies its standard streams.
     Own(u64),
 }
 
 impl DescriptorTable {
-    /// Returns the table of the calling thread, which threads inherit from the one that creates them.
+    /// Returns the table of the calling thread. A thread inherits the table of the thread that creates it.
     pub fn current() -> Self {
         if TABLE_COUNT.load(Ordering::Acquire) == 0 {
             return Self::Program;
@@ -49,17 +49,18 @@ impl DescriptorTable {
         }
     }
 
-    /// Occupies the standard streams of a table that has no file and that no thread of the program uses, by an end of a
-    /// pipe: what is written there fails with EBADF, as on a closed descriptor, and gets into no file of memprof's.
-    /// Without room for a pipe (pipe(7), `pipe-user-pages-hard`) they stay closed.
+    /// Occupies the standard streams of a table that has no file and that no thread of the program uses. Each gets the
+    /// read end of a pipe, so that writing to it fails with EBADF, as on a closed descriptor, and reaches no file of
+    /// memprof's. If the user has no room for a pipe (pipe(7), `pipe-user-pages-hard`), they stay closed.
     pub fn occupy_standard_streams() {
         let mut ends: [RawFd; 2] = [-1; 2];
-        // SAFETY: pipe2(2) writes two numbers; the lowest free ones, 0 and 1.
+        // SAFETY: pipe2(2) writes the numbers of two descriptors: 0 and 1, the lowest free ones.
         if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
             return;
         }
         for number in 1..=libc::STDERR_FILENO {
-            // SAFETY: dup2(2) replaces the end that is for writing, and no file of the program's, as the caller says.
+            // SAFETY: dup2(2) replaces the pipe's write end. The caller guarantees that it replaces no file of the
+            // program.
             unsafe { libc::dup2(0, number) };
         }
         if let Ok(stat) = fstat(io::stdin()) {

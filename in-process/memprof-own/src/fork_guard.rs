@@ -1,10 +1,10 @@
 //! Keeps fork(2) and readers of the loader's list of objects apart.
 //!
-//! glibc 2.36 does not release the lock of `dl_iterate_phdr(3)` in a forked child: if a thread of memprof's read the
-//! list during the fork, the child could never read it. So fork(2) waits until no thread reads the list, and readers
-//! wait until the fork is over. Three forks are not covered: one that began before the handlers were registered, one
-//! whose wait timed out, and one during a dlopen(3) of the program. The child releases a lock that such a fork left
-//! locked (`loader_lock`).
+//! glibc 2.36 does not release the lock of `dl_iterate_phdr(3)` in a forked child: if a thread of memprof read the list
+//! during the fork, the child could never read it. So fork(2) waits until no thread reads the list, and readers wait
+//! until the fork is over. Three kinds of forks are not covered: those that began before the handlers were registered,
+//! those whose wait timed out, and those during a dlopen(3) of the program. The child releases a lock that such a fork
+//! left locked (`loader_lock`).
 #![expect(unsafe_code, reason = "pthread_atfork(3)")]
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -13,21 +13,21 @@ use std::thread;
 use crate::ProcessOnce;
 use crate::loader_lock::{self, MAX_POLLS, POLL_INTERVAL};
 
-/// Number of live guards in this process.
+/// Number of guards that exist in this process.
 static READERS: AtomicU32 = AtomicU32::new(0);
-/// Number of forks that are under way.
+/// Number of forks in progress.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Id of the process that acquired a guard last; 0 at first.
+/// Id of the process that acquired a guard last; 0 if none did.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Delays fork(2) while it lives, so that its holder can read the loader's list.
+/// Guard that delays fork(2), so that its holder can read the loader's list.
 #[derive(Debug)]
 pub struct ForkGuard(());
 
 impl ForkGuard {
-    /// Registers the fork handlers and finds the loader's lock, once in a process. Called early, so that few forks are
-    /// under way without the handlers. An error of `pthread_atfork(3)` is only logged.
+    /// Registers the fork handlers and finds the loader's lock, once per process. Called early, so that few forks
+    /// happen without the handlers. An error of `pthread_atfork(3)` is only logged.
     pub fn register_fork_handlers() {
         static REGISTERED: ProcessOnce = ProcessOnce::new();
         REGISTERED.call(|| {
@@ -43,14 +43,14 @@ impl ForkGuard {
                 log::warn!("a fork does not wait for memprof: pthread_atfork refused");
             }
             loader_lock::find_loader_lock();
-            // A thread of the parent may have held it in `verify_loader_lock` during the fork.
+            // In a forked child, the lock may be held by a thread of the parent that was in `verify_loader_lock`.
             loader_lock::release_orphaned_lock(false);
             loader_lock::verify_loader_lock();
         });
     }
 
-    /// Acquires a guard in a thread of the program. `None` if a fork is under way, perhaps in this thread, or no fork
-    /// handlers were registered in this process.
+    /// Acquires a guard without waiting, in a thread of the program. `None` if a fork is in progress, perhaps in this
+    /// thread, or if no fork handlers are registered in this process.
     pub fn try_acquire() -> Option<Self> {
         if PROCESS.load(SeqCst) != std::process::id() {
             return None;
@@ -60,13 +60,13 @@ impl ForkGuard {
         (FORKS.load(SeqCst) == 0).then_some(guard)
     }
 
-    /// Waits until no fork is under way, at most 100 ms. Forks that begin later wait until the guard is dropped, also
-    /// at most 100 ms. If a fork is still under way after the wait, the guard is returned nevertheless.
+    /// Acquires a guard. Waits up to 100 ms until no fork is in progress, and returns the guard even if one still is.
+    /// Forks that begin later wait up to 100 ms for the guard to be dropped.
     pub fn acquire() -> Self {
         Self::register_fork_handlers();
         let own = std::process::id();
         if PROCESS.swap(own, SeqCst) != own {
-            // The process is a child whose fork ran no handler.
+            // This process is a child of a fork that ran no handler.
             loader_lock::release_orphaned_lock(false);
         }
         for _ in 0..MAX_POLLS {
@@ -84,16 +84,17 @@ impl ForkGuard {
 
 impl Drop for ForkGuard {
     fn drop(&mut self) {
-        // The child's fork handler has set the count to 0.
+        // Fails in a child in which the fork handler has already set the count to 0.
         let decremented = |readers: u32| readers.checked_sub(1);
         let _was_zero = READERS.fetch_update(SeqCst, SeqCst, decremented);
     }
 }
 
-/// Fork handler: makes new readers of the loader's list wait, and waits until no thread reads it, at most 100 ms.
+/// Fork handler before the fork: makes new readers of the loader's list wait, and waits up to 100 ms for current
+/// readers.
 extern "C" fn before_fork() {
     FORKS.fetch_add(1, SeqCst);
-    // The wait has a limit: a program may fork in a signal handler that interrupted a reader, which then never ends.
+    // The wait is limited: if a program forks in a signal handler that interrupted a reader, that reader cannot finish.
     for _ in 0..MAX_POLLS {
         if READERS.load(SeqCst) == 0 {
             return;
@@ -102,12 +103,12 @@ extern "C" fn before_fork() {
     }
 }
 
-/// Fork handler: lets readers continue in the parent.
+/// Fork handler in the parent: lets readers continue.
 extern "C" fn after_fork_in_parent() {
     FORKS.fetch_sub(1, SeqCst);
 }
 
-/// Fork handler of the child: releases the loader's lock if a thread of the parent held it, and resets the counts of
+/// Fork handler in the child: releases the loader's lock if a thread of the parent held it, and resets the counts of
 /// readers and forks.
 extern "C" fn after_fork_in_child() {
     loader_lock::release_orphaned_lock(true);

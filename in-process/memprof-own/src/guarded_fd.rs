@@ -1,5 +1,5 @@
-//! Descriptors that notice when the program closes them, as daemons do that close all descriptors: the number may then
-//! stand for a file of the program.
+//! Descriptors that detect when the program closes them, as daemons do that close all descriptors. The number may then
+//! belong to a file of the program.
 #![expect(unsafe_code, reason = "pthread_atfork(3), and descriptors by number")]
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -15,11 +15,11 @@ use crate::lock::ProcessOnce;
 /// The lowest descriptor that is not a standard stream.
 pub(crate) const FIRST_AFTER_STDIO: RawFd = 3;
 
-/// Moves a newly opened descriptor to a number above the standard streams, unless it has such a number. Until then, for
-/// about a microsecond, the program can write to it as if it were a standard stream.
+/// Moves a newly opened descriptor to a number above the standard streams, unless it already has one. Until the move,
+/// for about a microsecond, the program could write to it as if it were a standard stream.
 ///
 /// # Errors
-/// Those of fcntl(2), `F_DUPFD_CLOEXEC`: the process has no descriptor left.
+/// Those of fcntl(2) with `F_DUPFD_CLOEXEC`: the process has no descriptor left.
 pub fn above_stdio<T: AsFd + From<OwnedFd>>(descriptor: T) -> Result<T, Errno> {
     if descriptor.as_fd().as_raw_fd() >= FIRST_AFTER_STDIO {
         return Ok(descriptor);
@@ -27,11 +27,11 @@ pub fn above_stdio<T: AsFd + From<OwnedFd>>(descriptor: T) -> Result<T, Errno> {
     Ok(rustix::io::fcntl_dupfd_cloexec(&descriptor, FIRST_AFTER_STDIO)?.into())
 }
 
-/// A descriptor that is used and closed only while it refers to the file that it was opened for. The standard library
-/// instead closes whatever file has the number. Forked children close it.
+/// A descriptor that is used and closed only while it refers to the file for which it was opened. `OwnedFd` would close
+/// whatever file has the number. Forked children close it.
 ///
-/// The check and the system call after it are less than a microsecond apart, in which the program may still close the
-/// descriptor and open a file under its number: the kernel has no call that does both.
+/// Less than a microsecond passes between the check and the system call that uses the descriptor. In that time the
+/// program may still close the descriptor and open a file with the same number: no system call does both at once.
 #[derive(Debug)]
 pub struct GuardedFd<T: AsFd> {
     descriptor: ManuallyDrop<T>,
@@ -44,7 +44,7 @@ pub struct GuardedFd<T: AsFd> {
 struct FdIdentity(u64, u64);
 
 impl FdIdentity {
-    /// Returns the identity of an open file, by fstat(2).
+    /// Returns the identity of an open file, from fstat(2).
     fn from_fd(descriptor: impl AsFd) -> Result<Self, Errno> {
         let stat = rustix::fs::fstat(descriptor)?;
         Ok(Self(stat.st_dev, stat.st_ino))
@@ -52,7 +52,7 @@ impl FdIdentity {
 }
 
 impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
-    /// Takes over a newly opened descriptor, and moves it [above](above_stdio) the standard streams.
+    /// Takes ownership of a newly opened descriptor, and moves it [above](above_stdio) the standard streams.
     ///
     /// # Errors
     /// Those of fstat(2) and fcntl(2).
@@ -60,12 +60,12 @@ impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
         Self::new_verified(descriptor, |_| true)
     }
 
-    /// Like [`new`](Self::new), if `is_expected` recognizes the descriptor. If it does not, the program has closed it
-    /// and opened a file of its own under that number; the program's file stays open.
+    /// Like [`new`](Self::new), but only if `is_expected` recognizes the descriptor. If it does not, the program has
+    /// closed the descriptor and opened a file of its own with that number, and this file stays open.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new); `EBADF` if `is_expected` returns false, or if the program replaced the file while
-    /// the descriptor was moved.
+    /// Those of [`new`](Self::new). `EBADF` if `is_expected` returns false, or if the program replaced the file while
+    /// the descriptor was being moved.
     pub fn new_verified(descriptor: T, is_expected: impl FnOnce(&T) -> bool) -> io::Result<Self> {
         let descriptor = ManuallyDrop::new(descriptor);
         let identity = FdIdentity::from_fd(&*descriptor)?;
@@ -92,11 +92,11 @@ impl<T: AsFd> GuardedFd<T> {
         })
     }
 
-    /// Returns the descriptor if its device and inode are those of `new`. Call before every use: the program may close
-    /// it at any time.
+    /// Returns the descriptor if its device and inode are still those of `new`. Must be called before every use,
+    /// because the program may close the descriptor at any time.
     ///
     /// # Errors
-    /// `EBADF`: the program closed it, and may have opened another file under the number.
+    /// `EBADF`: the program closed it, and may have opened another file with that number.
     pub fn get(&self) -> Result<&T, Errno> {
         match FdIdentity::from_fd(&*self.descriptor) {
             Ok(current) if current == self.identity => Ok(&self.descriptor),
@@ -147,24 +147,26 @@ where
     }
 }
 
-/// Closes a descriptor that the caller knows to be memprof's.
+/// Closes a descriptor that the caller knows to be memprof's. An error is ignored: Linux releases the number anyway.
 fn close(descriptor: RawFd) {
     // SAFETY: close(2) has no preconditions; the caller has checked that the number is memprof's.
     unsafe { libc::close(descriptor) };
 }
 
-/// One of memprof's open descriptors, in a static table that a fork handler reads without a lock.
+/// One of memprof's open descriptors. It is in a static table, which a fork handler can read without a lock.
 #[derive(Debug)]
 struct FdRegistration {
     is_used: AtomicBool,
-    /// Bitwise complement of the number, so that `NO_DESCRIPTOR` is zero and the table takes no page before it is used.
+    /// Bitwise complement of the number. An unused element is therefore zero, so the table occupies no page until it is
+    /// used.
     descriptor: AtomicI32,
     device: AtomicU64,
     inode: AtomicU64,
 }
 
-/// Enough for 32 connections (twice, while one is evicted for the next), each with a file, and the listener. A
-/// descriptor that finds no free entry stays open in forked children.
+/// Registered descriptors: enough for the listener and for 32 connections with one file each, twice because a new
+/// connection may arrive before an evicted one is closed. Forked children keep a descriptor for which no element was
+/// free.
 static REGISTRATIONS: [FdRegistration; 128] = [const { FdRegistration::new() }; 128];
 
 const NO_DESCRIPTOR: RawFd = 0;
@@ -179,8 +181,8 @@ impl FdRegistration {
         }
     }
 
-    /// Registers a descriptor, which forked children close. `None` if they do not inherit it, because it is in a table
-    /// of memprof's, or if the table of registrations is full.
+    /// Registers a descriptor, so that forked children close it. `None` if they do not inherit it, because it is in one
+    /// of memprof's tables, or if no element is free.
     fn register(descriptor: RawFd, identity: FdIdentity) -> Option<&'static Self> {
         if DescriptorTable::current() != DescriptorTable::Program {
             return None;
@@ -201,7 +203,7 @@ impl FdRegistration {
         Some(registration)
     }
 
-    /// Frees the entry, unless the fork handler freed it already and it may stand for another descriptor.
+    /// Frees the element, unless the fork handler did: it may belong to another descriptor by now.
     fn unregister(&self, identity: FdIdentity) {
         let is_same = self.identity() == identity;
         if is_same && self.descriptor.swap(NO_DESCRIPTOR, Ordering::AcqRel) != NO_DESCRIPTOR {
@@ -217,8 +219,8 @@ impl FdRegistration {
     }
 }
 
-/// Fork handler: closes memprof's descriptors. Allocates nothing and takes no lock, because the threads that held locks
-/// do not exist in the child.
+/// Fork handler in the child: closes memprof's descriptors. Allocates nothing and takes no lock, because the threads
+/// that held locks do not exist in the child.
 extern "C" fn close_in_child() {
     for registration in &REGISTRATIONS {
         let complement = registration

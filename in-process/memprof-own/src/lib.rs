@@ -1,7 +1,7 @@
-//! Threads, descriptors, memory and locks that memprof uses inside a host process without harming it.
+//! Threads, descriptors, memory and locks that memprof can use inside a host process without harming it.
 //!
-//! The host may close any descriptor, fork at any time, drop privileges and run out of memory. `memprof-core` and
-//! `memprof-host` create all of their threads by [`spawn`]. This crate knows no allocator, plugin or host.
+//! The host may close any descriptor, fork at any time, drop privileges, or run out of memory. `memprof-core` and
+//! `memprof-host` create all of their threads with [`spawn`]. This crate depends on no allocator, plugin or host.
 
 mod descriptor_table;
 mod fork_guard;

@@ -1,9 +1,9 @@
 //! The lock of the loader's list of objects, in a forked child.
 //!
 //! fork(2) resets the loader's locks in the child, except the one that is held while the list of objects is read or
-//! changed (glibc 2.36). If another thread of the parent held that lock, it stays locked in the child for ever. The
-//! loader exports its locks side by side in `_rtld_global`: memprof finds the lock there, and releases it if its owner
-//! is no thread of the process.
+//! changed (glibc 2.36). If another thread of the parent held that lock, it stays locked in the child forever. The
+//! loader exports its locks side by side in `_rtld_global`. memprof finds the lock there, and releases it if its owner
+//! is not a thread of this process.
 #![expect(unsafe_code, reason = "a lock of the loader")]
 
 use std::ffi::{c_int, c_void};
@@ -19,16 +19,18 @@ use rustix::thread::futex::{self, Flags};
 
 use crate::libc_symbol::libc_symbol;
 
-/// Size of `pthread_mutex_t` on x86-64 in words: lock and depth, owner and users, kind and spins, and two of a list.
+/// Size of `pthread_mutex_t` on x86-64 in words: lock and depth, owner and users, kind and spins, and two list
+/// pointers.
 const WORDS: usize = 5;
-/// Value of `PTHREAD_MUTEX_RECURSIVE` in the mutex.
+/// Value of `PTHREAD_MUTEX_RECURSIVE` in a mutex.
 const RECURSIVE: usize = 1;
-/// Polls of a state of another thread: 100 ms in all, far longer than a fork, or reading or changing the list, takes.
+/// Maximum number of polls of another thread's state. They take 100 ms, far longer than a fork or an access to the
+/// list.
 pub(crate) const MAX_POLLS: u32 = 2000;
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// Largest plausible depth of the recursive lock; the loader nests less deeply.
+/// Maximum plausible depth of the recursive lock. The loader nests less deeply.
 const MAX_DEPTH: usize = 64;
-/// The flag of dladdr1(3), from dlfcn.h.
+/// Flag from dlfcn.h: dladdr1(3) returns the symbol's table entry.
 const RTLD_DL_SYMENT: c_int = 1;
 
 unsafe extern "C" {
@@ -40,10 +42,10 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// The lock of the list; null if it was not found.
+/// The lock of the loader's list; null if it was not found.
 static LOCK: AtomicPtr<PthreadMutex> = AtomicPtr::new(ptr::null_mut());
 
-/// The first words of glibc's `pthread_mutex_t`.
+/// The first fields of glibc's `pthread_mutex_t`.
 #[repr(C)]
 struct PthreadMutex {
     lock: AtomicU32,
@@ -52,8 +54,8 @@ struct PthreadMutex {
     users: AtomicU32,
 }
 
-/// Finds the loader's lock and stores its address in [`LOCK`]. Leaves it null except with glibc on x86-64. Takes no
-/// lock that a forked child may find held, and allocates nothing.
+/// Finds the loader's lock and stores its address in [`LOCK`]. Requires glibc on x86-64; otherwise [`LOCK`] stays null.
+/// Allocates nothing, and takes no lock that may be held forever in a forked child.
 pub(crate) fn find_loader_lock() {
     if !cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
         return;
@@ -68,13 +70,14 @@ pub(crate) fn find_loader_lock() {
     }
 }
 
-/// Forgets the lock unless it is the one that is held while the list is read.
+/// Resets [`LOCK`] unless it is the lock that is held while the list is read.
 pub(crate) fn verify_loader_lock() {
     // SAFETY: dl_iterate_phdr(3) calls `forget_unheld` synchronously.
     unsafe { libc::dl_iterate_phdr(Some(forget_unheld), ptr::null_mut()) };
 }
 
-/// Forgets the lock if the calling thread does not hold it, although `dl_iterate_phdr(3)` calls this.
+/// Callback of `dl_iterate_phdr(3)`: resets [`LOCK`] if the calling thread does not hold it. Returns 1 to end the
+/// iteration.
 unsafe extern "C" fn forget_unheld(_: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
     if loader_lock().is_some_and(|lock| lock.owner.load(Ordering::Relaxed) != current_tid()) {
         LOCK.store(ptr::null_mut(), Ordering::Release);
@@ -82,8 +85,8 @@ unsafe extern "C" fn forget_unheld(_: *mut libc::dl_phdr_info, _: usize, _: *mut
     1
 }
 
-/// Releases the lock if no thread of this process holds it. `is_alone`: no other thread of the process is about to
-/// acquire it.
+/// Releases the lock if no thread of this process holds it. `is_alone` means that no other thread of the process can be
+/// about to acquire it.
 pub(crate) fn release_orphaned_lock(is_alone: bool) {
     let wait = || thread::sleep(POLL_INTERVAL);
     let Some(lock) = loader_lock().filter(|lock| is_orphaned(lock, is_alone, wait, is_live_thread))
@@ -98,9 +101,9 @@ pub(crate) fn release_orphaned_lock(is_alone: bool) {
     let _ = futex::wake(&lock.lock, Flags::PRIVATE, u32::MAX >> 1);
 }
 
-/// Whether the lock is held, but by no thread of the process. The state of an orphaned lock never changes, while
-/// threads release theirs soon: so the kernel is queried only for the owner of a lock that did not change during all
-/// polls, none of which is made if `is_alone`. A seccomp filter may end the process for that query.
+/// Whether the lock is held, but by no thread of the process. An orphaned lock never changes, whereas threads release
+/// theirs soon. So the kernel is asked about the owner only if the lock does not change during all polls; `is_alone`
+/// skips the polls. The question is the last resort, because a seccomp filter may end the process for it.
 fn is_orphaned(
     lock: &PthreadMutex,
     is_alone: bool,
@@ -119,38 +122,39 @@ fn is_orphaned(
             return false;
         }
     }
+    // Owner 0: locked by a thread that has not stored its id yet. If there is no other thread, it never will.
     match first {
         0 => is_alone,
         first => !is_live_thread(first),
     }
 }
 
-/// The loader's lock, `None` if it was not found.
+/// The loader's lock. `None` if it was not found.
 fn loader_lock() -> Option<&'static PthreadMutex> {
-    // SAFETY: null, or in the loader's state, which stays mapped; glibc changes these words atomically, too.
+    // SAFETY: null, or in the loader's state, which stays mapped. glibc also changes these words atomically.
     unsafe { LOCK.load(Ordering::Acquire).as_ref() }
 }
 
-/// Returns the id of the calling thread, as the C library stores it in a mutex. gettid(2) may be forbidden by a seccomp
-/// filter and end the process.
+/// Returns the id of the calling thread, by locking a mutex in which the C library stores it. A seccomp filter may
+/// forbid gettid(2), and end the process for it.
 fn current_tid() -> u32 {
     let mut mutex = libc::PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
-    // SAFETY: pthread_mutex_lock(3) with an initialized mutex that no other thread has.
+    // SAFETY: pthread_mutex_lock(3) with an initialized mutex that no other thread uses.
     unsafe { libc::pthread_mutex_lock(&raw mut mutex) };
-    // SAFETY: `PthreadMutex` is its first words; no other thread changes them.
+    // SAFETY: `PthreadMutex` has the first fields of the mutex, and no other thread changes them.
     let owner = unsafe {
         (*(&raw const mutex).cast::<PthreadMutex>())
             .owner
             .load(Ordering::Relaxed)
     };
-    // SAFETY: pthread_mutex_unlock(3) of the mutex that this thread holds.
+    // SAFETY: pthread_mutex_unlock(3) of a mutex that this thread holds.
     unsafe { libc::pthread_mutex_unlock(&raw mut mutex) };
     owner
 }
 
-/// Whether a thread of this process has this id; true if it cannot be determined. Needs a system call: the C library
-/// does not export its list of threads, and seccomp filters allow tgkill(2), which abort(3) needs, more often than
-/// other calls that take a thread's id.
+/// Whether this process has a thread with this id. True if it cannot be determined. Needs a system call, because the C
+/// library does not export its list of threads. Of the calls that take a thread id, seccomp filters allow tgkill(2)
+/// most often, because abort(3) needs it.
 fn is_live_thread(thread: u32) -> bool {
     let process = std::process::id();
     // SAFETY: tgkill(2) with signal 0 sends no signal.
@@ -165,15 +169,15 @@ fn loader_state() -> Option<&'static [AtomicUsize]> {
     let mut symbol = ptr::null_mut();
     // SAFETY: dladdr1(3) fills both, or returns 0.
     let result = unsafe { dladdr1(start, info.as_mut_ptr(), &raw mut symbol, RTLD_DL_SYMENT) };
-    // SAFETY: dladdr1(3) sets it to the symbol that contains `start`, or to null.
+    // SAFETY: dladdr1(3) sets it to the entry of the symbol that contains `start`, or to null.
     let symbol = unsafe { symbol.cast::<libc::Elf64_Sym>().as_ref() };
     let size = symbol.filter(|_| result != 0)?.st_size as usize;
-    // SAFETY: the symbol's size is that of the loader's state, which lives as long as the process and is aligned for
-    // the pointers in it. The loader writes it word by word, and each word is read atomically.
+    // SAFETY: the symbol has the size of the loader's state, which is never unmapped and is aligned for pointers. The
+    // loader writes it word by word, and each word is read atomically.
     Some(unsafe { slice::from_raw_parts(start.cast(), size / size_of::<usize>()) })
 }
 
-/// Returns the index of the second mutex of the only run of adjacent mutexes. `None` if there is no run or more than
+/// Returns the index of the second mutex in the only run of adjacent mutexes. `None` if there is no run, or more than
 /// one.
 fn second_mutex_of_run(words: &[AtomicUsize]) -> Option<usize> {
     let is_mutex = |index: usize| words.get(index..index + WORDS).is_some_and(is_mutex);
@@ -186,7 +190,7 @@ fn second_mutex_of_run(words: &[AtomicUsize]) -> Option<usize> {
     runs.next().is_none().then_some(first + WORDS)
 }
 
-/// Whether the words may be a recursive mutex, free or locked.
+/// Whether the words can be a recursive mutex, free or locked.
 fn is_mutex(words: &[AtomicUsize]) -> bool {
     let value = |index: usize| words[index].load(Ordering::Relaxed);
     let halves = |index: usize| (value(index) & 0xffff_ffff, value(index) >> 32);

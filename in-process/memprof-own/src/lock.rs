@@ -1,20 +1,20 @@
-//! A lock for static data that a forked child finds unlocked: the child has no copy of the parent's thread that holds
-//! it.
+//! A lock for static data that is never locked in a new child: the child lacks the thread of the parent that held it.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::thread::futex::{self, Flags};
 
-/// A lock that is released by fork(2). Guards data that its holder leaves consistent at any moment, or resets first.
+/// A lock that fork(2) releases in the child. It suits data that its holder keeps consistent at any moment, or resets
+/// first.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct ProcessLock {
-    /// Id of the process whose thread holds it; 0 if unlocked.
+    /// Id of the process whose thread holds the lock; 0 if it is unlocked.
     holder: AtomicU32,
 }
 
-/// Releases the lock when it is dropped.
+/// Guard that releases the lock on drop.
 #[derive(Debug)]
 pub struct ProcessLockGuard<'a>(&'a AtomicU32);
 
@@ -32,7 +32,7 @@ impl ProcessLock {
             if let Some(guard) = self.try_lock() {
                 return guard;
             }
-            // Retry whether the wait ended, was interrupted or found another value.
+            // The result is ignored: the loop tries again after a wake-up, an interruption or a changed value.
             let _ = futex::wait(&self.holder, Flags::PRIVATE, process::id(), None);
         }
     }
@@ -40,7 +40,7 @@ impl ProcessLock {
     /// Acquires the lock. `None` if another thread of this process holds it.
     pub fn try_lock(&self) -> Option<ProcessLockGuard<'_>> {
         let own = process::id();
-        // It is free if no process holds it, or the one that forked this one.
+        // The lock is also free if its holder is another process: a parent of this one.
         let acquire = |holder: u32| (holder != own).then_some(own);
         let acquired = self
             .holder
@@ -57,8 +57,8 @@ impl Drop for ProcessLockGuard<'_> {
     }
 }
 
-/// An action that is done once in a process. If a child is forked while a thread does it, the child does it again, and
-/// does not wait for that thread as it would with [`std::sync::Once`].
+/// An action that runs once per process. If a child is forked while a thread runs it, the child runs it again. With
+/// [`std::sync::Once`], the child would wait for that thread forever.
 #[derive(Debug, Default)]
 pub struct ProcessOnce {
     lock: ProcessLock,
@@ -66,7 +66,7 @@ pub struct ProcessOnce {
 }
 
 impl ProcessOnce {
-    /// Creates a `ProcessOnce` whose action is not done yet.
+    /// Creates a `ProcessOnce` with its action not done.
     pub const fn new() -> Self {
         Self {
             lock: ProcessLock::new(),
@@ -74,7 +74,7 @@ impl ProcessOnce {
         }
     }
 
-    /// Runs `work` unless it was done already. Returns when this or another thread has done it.
+    /// Runs `work` unless it was done already. Blocks until this or another thread has done it.
     pub fn call(&self, work: impl FnOnce()) {
         if self.is_done.load(Ordering::Acquire) {
             return;

@@ -6,13 +6,13 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A value that is set once. If a child is forked while a thread sets it, the child finds it unset and can set it: it
-/// does not wait for that thread as it would with [`OnceLock`].
+/// A value that is set once. If a child is forked while a thread sets it, the child finds it unset and can set it. With
+/// [`OnceLock`], the child would wait for that thread forever.
 #[derive(Debug)]
 pub struct LockFreeOnce<T> {
     /// Null, or from [`Box::into_raw`].
     value: AtomicPtr<T>,
-    /// Makes it `Send` and `Sync` on the conditions of `OnceLock`.
+    /// Makes the type `Send` and `Sync` under the conditions of `OnceLock`.
     marker: PhantomData<OnceLock<T>>,
 }
 
@@ -25,14 +25,13 @@ impl<T> LockFreeOnce<T> {
         }
     }
 
-    /// Returns the value, `None` if it was not set.
+    /// Returns the value. `None` if it is unset.
     pub fn get(&self) -> Option<&T> {
-        // SAFETY: null, or a box that `get_or_set` stored and that is neither changed nor freed while `self` is
-        // borrowed.
+        // SAFETY: null, or a box that `get_or_set` stored. It is neither changed nor freed while `self` is borrowed.
         unsafe { self.value.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Sets the value unless it is set already. Returns the value that is set now.
+    /// Sets the value unless it is already set. Returns the value that is stored now.
     pub fn get_or_set(&self, value: T) -> &T {
         let new = Box::into_raw(Box::new(value));
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);

@@ -1,4 +1,4 @@
-//! Checks for memory before it is needed: Rust ends the process when an allocation fails.
+//! Checks for memory before it is needed, because Rust ends the process when an allocation fails.
 #![expect(unsafe_code, reason = "mmap(2)")]
 
 use std::cell::Cell;
@@ -8,21 +8,21 @@ use std::ptr;
 
 use crate::reserve::is_reserve_scarce;
 
-/// Number of mappings that must be free: a thread's stack and its heap take two each, and its work maps more.
+/// Number of mappings that must be available: a thread's stack and heap take two each, and its work maps more.
 const MAPPINGS: usize = 16;
 const PAGE_BYTES: usize = 4096;
-/// More than the size of a plugin's thread-local variables.
+/// Upper bound of the size of a plugin's thread-local variables.
 const THREAD_LOCAL_BYTES: usize = 1024;
 
-/// Fails unless the kernel maps `bytes` in total and allows 16 more mappings (`vm.max_map_count`), or if half
-/// of the reserve of [`ReservedAllocator`](crate::ReservedAllocator) is in use. Nothing is reserved: other threads may
-/// use the memory before the caller does, so `bytes` should include a margin.
+/// Fails unless the kernel can map `bytes` in total and allows 16 more mappings (`vm.max_map_count`), or if half of the
+/// reserve of [`ReservedAllocator`](crate::ReservedAllocator) is in use. Reserves nothing: other threads may use the
+/// memory before the caller does, so `bytes` should include a margin.
 ///
-/// It does not query the allocator: jemalloc 5.3 reads through a null pointer if it can map nothing for a thread's
-/// first sample.
+/// It does not ask the allocator, because jemalloc 5.3 reads through a null pointer if it cannot map memory for a
+/// thread's first sample.
 ///
 /// # Errors
-/// ENOMEM if the reserve is scarce, otherwise those of mmap(2) and mprotect(2).
+/// ENOMEM if the reserve is scarce. Otherwise those of mmap(2) and mprotect(2).
 pub fn require_memory(bytes: usize) -> io::Result<()> {
     if is_reserve_scarce() {
         return Err(io::Error::from_raw_os_error(libc::ENOMEM));
@@ -34,7 +34,7 @@ pub fn require_memory(bytes: usize) -> io::Result<()> {
     if mapped == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // Every second page gets another access, so that the kernel splits the mapping at each page.
+    // Every second page gets other access rights, so that the kernel splits the mapping at each page.
     let mut odd = (1..MAPPINGS.min(bytes / PAGE_BYTES)).step_by(2);
     let failed_page = odd.find(|page| {
         let page = mapped.wrapping_byte_add(page * PAGE_BYTES);
@@ -52,11 +52,11 @@ thread_local! {
 }
 
 /// Makes the loader allocate this library's thread-local variables for the calling thread, if the program's allocator
-/// has a block for them. The loader does so when the first of them is used, and ends the process if it gets no memory.
-/// Returns false if there is no memory.
+/// has a block for them. The loader would do so at their first use, and end the process if it got no memory. Returns
+/// false if there is no memory.
 ///
-/// The compiler treats the address of such a variable as a constant that it may compute early. So code that uses one
-/// after this call must be in a function that is not inlined.
+/// Code that uses such a variable after this call must be in a function that is not inlined: the compiler treats the
+/// variable's address as a constant, and may compute it early.
 #[must_use]
 pub fn allocate_thread_locals() -> bool {
     // SAFETY: malloc(3) has no preconditions.
@@ -69,7 +69,7 @@ pub fn allocate_thread_locals() -> bool {
     !block.is_null()
 }
 
-/// Uses a thread-local variable. `black_box`: an optimized library drops a variable that is only written.
+/// Uses a thread-local variable. `black_box` is needed because an optimizer removes a variable that is only written.
 #[inline(never)]
 fn use_thread_local() {
     USED.with(|variable| {

@@ -1,4 +1,4 @@
-//! Leaving the program's descriptor table, and reaching back into it.
+//! Lets a thread leave the program's descriptor table, and still use the program's standard error.
 #![expect(unsafe_code, reason = "close_range(2) and dladdr(3)")]
 
 use std::io;
@@ -11,14 +11,15 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_op
 use crate::descriptor_table::DescriptorTable;
 use crate::privileges::is_unfiltered;
 
-/// Gives the calling thread, and those that it creates from now on, a table without the program's files. The
-/// thread keeps the program's table if it has a seccomp filter, which may end the process for the system call, if
-/// /proc does not say whether it has one, where the C library does not serve `malloc`, and before Linux 5.9.
+/// Gives the calling thread, and threads that it creates from now on, a descriptor table without the program's files.
+/// The thread keeps the program's table in four cases: it has a seccomp filter, which may end the process for the
+/// system call; /proc does not tell whether it has one; the C library does not serve `malloc`; or the kernel is older
+/// than 5.9.
 pub fn leave_program_table() {
     if !is_unfiltered() || !is_malloc_of_libc() {
         return;
     }
-    // SAFETY: close_range(2) with CLOSE_RANGE_UNSHARE closes nothing in the table that other threads have.
+    // SAFETY: close_range(2) with CLOSE_RANGE_UNSHARE closes nothing in the table of other threads.
     let left = unsafe {
         libc::syscall(
             libc::SYS_close_range,
@@ -32,15 +33,15 @@ pub fn leave_program_table() {
     }
 }
 
-/// Whether the C library serves `malloc`. Another allocator may keep numbers of descriptors for all threads: tcmalloc's
-/// libunwind reads and writes a pipe, whose numbers are other files in another table.
+/// Whether the C library serves `malloc`. Another allocator may use the same descriptor numbers in all threads:
+/// tcmalloc's libunwind reads and writes a pipe, and in another table its numbers would belong to other files.
 fn is_malloc_of_libc() -> bool {
     static IS_OF_LIBC: OnceLock<bool> = OnceLock::new();
     let object_of = |function: *const ()| {
         let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
         // SAFETY: dladdr(3) takes any address, and writes to `info`.
         let found = unsafe { libc::dladdr(function.cast(), info.as_mut_ptr()) };
-        // SAFETY: zeroes are a Dl_info, and so is what dladdr(3) wrote.
+        // SAFETY: all zeros are a valid Dl_info, and so is the result of dladdr(3).
         (found != 0).then(|| unsafe { info.assume_init() }.dli_fbase)
     };
     *IS_OF_LIBC.get_or_init(|| {
@@ -49,13 +50,14 @@ fn is_malloc_of_libc() -> bool {
     })
 }
 
-/// Calls `act` with the program's standard error, also in a thread that has left the program's table, where it is open
-/// only meanwhile. Does nothing if the program has closed it, or its main thread has ended.
+/// Calls `act` with the program's standard error. In a thread that has left the program's table, it is open only during
+/// the call. Does nothing if the program has closed it, or if the main thread has exited.
 pub fn with_program_stderr(act: impl FnOnce(BorrowedFd<'_>)) {
     if DescriptorTable::current() == DescriptorTable::Program {
         act(io::stderr().as_fd());
         return;
     }
+    // The kernel copies the descriptor from the main thread's table.
     let process = pidfd_open(getpid(), PidfdFlags::empty());
     let stderr = process
         .and_then(|process| pidfd_getfd(process, libc::STDERR_FILENO, PidfdGetfdFlags::empty()));

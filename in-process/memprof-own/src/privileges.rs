@@ -1,5 +1,5 @@
-//! Capabilities (capabilities(7)) of memprof's threads. Each thread has its own set: a program that drops some, other
-//! than by changing its user, does so only in the thread that makes the system call.
+//! Capabilities (capabilities(7)) of memprof's threads. Each thread has its own set. If a program drops capabilities
+//! without changing its user, only the thread that makes the system call loses them.
 #![expect(unsafe_code, reason = "capset(2)")]
 
 use std::time::{Duration, Instant};
@@ -8,9 +8,9 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::guarded_fd::GuardedFd;
 
-/// Capabilities that memprof's threads retain. setuid(3) and its relatives make the system call in every thread of the
-/// process and abort if it succeeds in only some of them. `CAP_IPC_LOCK`: if a program locks all its memory, each
-/// allocation needs it.
+/// Capabilities that memprof's threads keep. `CAP_SETGID` and `CAP_SETUID`: setuid(3) and related functions make the
+/// system call in every thread, and abort the process if it succeeds in only some of them. `CAP_IPC_LOCK`: if a program
+/// locks all its memory, each allocation needs it.
 const NEEDED: u64 = 1 << CAP_SETGID | 1 << CAP_SETUID | 1 << CAP_IPC_LOCK;
 
 // Constants of linux/capability.h.
@@ -19,21 +19,21 @@ const CAP_SETUID: u32 = 7;
 const CAP_IPC_LOCK: u32 = 14;
 const VERSION_3: u32 = 0x2008_0522;
 
-/// Least interval between two reads of the main thread's capabilities: one takes the kernel tens of microseconds, which
-/// is longer than a short message takes.
+/// Minimum interval between two reads of the main thread's capabilities. A read takes tens of microseconds in the
+/// kernel, longer than a short message.
 const MIN_READ_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Capabilities of the thread that created it, which must also be the one that uses it.
+/// Capabilities of the thread that created this value. Only that thread may use it.
 #[derive(Debug)]
 pub struct Privileges {
-    /// Upper bound of the thread's capabilities, a bit for each.
+    /// Upper bound of the thread's capabilities, as a bit mask.
     upper_bound: u64,
     /// Time of the last read of the main thread's capabilities. `None` if there was none.
     last_read: Option<Instant>,
 }
 
 impl Privileges {
-    /// Drops all capabilities of the calling thread but those in [`NEEDED`].
+    /// Drops all capabilities of the calling thread except those in [`NEEDED`].
     pub(crate) fn drop_unneeded() -> Self {
         let mut privileges = Self::keep_all();
         privileges.retain(NEEDED);
@@ -48,8 +48,8 @@ impl Privileges {
         }
     }
 
-    /// Drops the capabilities that the program's main thread does not have any more. Reads them at most every 100 ms,
-    /// and does nothing on a call in between. Does nothing either if they cannot be read, or in a thread that has none.
+    /// Drops capabilities that the program's main thread no longer has. Reads these at most every 100 ms, and does
+    /// nothing on calls in between. Also does nothing if they cannot be read, or if the calling thread has none.
     pub fn match_main_thread(&mut self) {
         let is_recent = |last_read: Instant| last_read.elapsed() < MIN_READ_INTERVAL;
         if self.upper_bound == 0 || self.last_read.is_some_and(is_recent) {
@@ -61,13 +61,13 @@ impl Privileges {
         }
     }
 
-    /// Drops all capabilities but those in `mask`. Drops none if those of the thread cannot be read, if the thread has
-    /// a seccomp filter, or if the kernel refuses.
+    /// Drops all capabilities except those in `mask`. Drops none if those of the thread cannot be read, if the thread
+    /// has a seccomp filter, or if the kernel refuses.
     fn retain(&mut self, mask: u64) {
         if self.upper_bound & !mask == 0 {
             return;
         }
-        // Without /proc, as after chroot(2), the capabilities are unknown.
+        // Without /proc, for example after chroot(2), the capabilities are unknown.
         let Some(own) = Capabilities::read(c"/proc/thread-self/status") else {
             return;
         };
@@ -83,12 +83,12 @@ impl Privileges {
     }
 }
 
-/// Whether the calling thread has no seccomp(2) filter. False if that is unknown, as without /proc.
+/// Whether the calling thread has no seccomp(2) filter. False if that is unknown, for example without /proc.
 pub(crate) fn is_unfiltered() -> bool {
     Capabilities::read(c"/proc/thread-self/status").is_some_and(|own| !own.is_filtered)
 }
 
-/// Capabilities of a thread, from `/proc/PID/status`.
+/// Capabilities of a thread, from its /proc status file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Capabilities {
     inheritable: u64,
@@ -100,14 +100,14 @@ struct Capabilities {
 
 impl Capabilities {
     /// Reads a thread's status file. `None` if it cannot be read. Allocates nothing, because it runs at the start of a
-    /// new thread, where hooks of the program would observe it.
+    /// new thread, where the program's hooks of malloc would see the allocation.
     fn read(path: &std::ffi::CStr) -> Option<Self> {
         let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
         let file = GuardedFd::new(file).ok()?;
         Self::parse(|piece| rustix::io::read(file.get().ok()?, piece).ok())
     }
 
-    /// Parses the text that `read` returns piece by piece. `None` if a read fails or a capability set is missing.
+    /// Parses the text that `read` returns in pieces. `None` if a read fails, or if a capability set is missing.
     fn parse(read: impl FnMut(&mut [u8]) -> Option<usize>) -> Option<Self> {
         let [mut inheritable, mut permitted, mut effective, mut seccomp] = [None; 4];
         for_each_line(read, |line| {
@@ -127,7 +127,7 @@ impl Capabilities {
             inheritable: inheritable?,
             permitted: permitted?,
             effective: effective?,
-            // A kernel without filters has no such line.
+            // A kernel without seccomp filters has no such line.
             is_filtered: seccomp.is_some_and(|mode| mode != 0),
         })
     }
@@ -154,20 +154,20 @@ impl Capabilities {
             ]
         };
         let data = [half(0), half(32)];
-        // SAFETY: capset(2): in version 3 the header has two words and the data two times three, which the kernel only
-        // reads; thread 0 is the calling one.
+        // SAFETY: capset(2): in version 3, the header has two words, and the data has two structs of three words. The
+        // kernel only reads them. Thread 0 is the calling thread.
         unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), data.as_ptr()) == 0 }
     }
 }
 
 /// Calls `visit` with each line that ends in a newline and is UTF-8. `read` fills a slice from its start and returns
-/// the number of bytes, 0 at the end. A line longer than the buffer, such as that of a user's groups, comes in pieces,
-/// and an empty text may come between lines. `None` if a read fails.
+/// the number of bytes, 0 at the end. A line longer than the buffer, such as the list of a user's groups, arrives in
+/// pieces. Empty texts may occur between lines. `None` if a read fails.
 fn for_each_line(
     mut read: impl FnMut(&mut [u8]) -> Option<usize>,
     mut visit: impl FnMut(&str),
 ) -> Option<()> {
-    // Smaller than a page, because a stack page that was touched once stays resident.
+    // Smaller than a page, because a stack page stays resident once it was touched.
     let mut buffer = [0; 2048];
     let mut filled = 0;
     loop {

@@ -1,5 +1,5 @@
-//! A reserve of memory for the library's allocations when the program's allocator has none: Rust ends the process when
-//! an allocation fails, and the process is the host's.
+//! A reserve of memory for the library's allocations when the program's allocator has none. Without it, Rust would end
+//! the process, which is the host's, when an allocation fails.
 #![expect(unsafe_code, reason = "GlobalAlloc, and a region shared by threads")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -9,34 +9,34 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Size of the reserve: several times the memory that a message takes. Unused pages take no memory.
+/// Size of the reserve: several times the memory for a message. Unused pages occupy no memory.
 const RESERVE_BYTES: usize = 512 << 10;
 
-/// Size of the largest block, in bytes, for which an allocation waits.
+/// Maximum size of a block for which an allocation waits, in bytes.
 const MAX_AWAITED_BYTES: usize = RESERVE_BYTES / 4;
 
-/// Size of the unit of allocation.
+/// Size of a granule, the unit of allocation.
 const GRANULE_BYTES: usize = 64;
-/// Size of 64 granules, for which one word of the map stands. A block that is larger, or whose alignment is larger than
-/// a granule, takes whole words.
+/// Size of the 64 granules that one word of the map represents. A larger block, or one with an alignment larger than a
+/// granule, occupies whole words.
 const WORD_BYTES: usize = 64 * GRANULE_BYTES;
 const WORDS: usize = RESERVE_BYTES / WORD_BYTES;
 
-/// Interval at which a thread of memprof's that needs memory retries.
+/// Time between two attempts of a memprof thread that waits for memory.
 pub(crate) const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Allocates from the program's allocator, or if that fails from a reserve of 512 KiB.
+/// Allocates from the program's allocator, or from a reserve of 512 KiB if that fails.
 ///
-/// The reserve is enough to finish work that has started; [`require_memory`](crate::require_memory) refuses to start
-/// work while more than half of it is used. If the reserve is full as well, a thread of memprof's waits for blocks of
-/// at most 128 KiB until the program has freed memory. For larger blocks, which are requested by `try_reserve`, and on
-/// threads of the program, which must not wait, null is returned.
+/// The reserve suffices to finish work that has started. While more than half of it is in use,
+/// [`require_memory`](crate::require_memory) lets no new work start. If the reserve is full as well, memprof's threads
+/// wait until the program has freed memory, for blocks of up to 128 KiB. Null is returned for larger blocks, which only
+/// `try_reserve` requests, and on threads of the program, which must not wait.
 #[derive(Debug)]
 pub struct ReservedAllocator;
 
 static RESERVE: Reserve = Reserve::new();
 
-// SAFETY: System and the reserve allocate as GlobalAlloc demands, and each frees only its own blocks.
+// SAFETY: System and the reserve allocate as GlobalAlloc demands. Each frees only its own blocks.
 unsafe impl GlobalAlloc for ReservedAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises to GlobalAlloc::alloc are those that System.alloc needs.
@@ -65,8 +65,8 @@ unsafe impl GlobalAlloc for ReservedAllocator {
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         if !RESERVE.contains(block) {
-            // SAFETY: the caller's promises to GlobalAlloc::realloc; the block is System's, as it is not in the
-            // reserve.
+            // SAFETY: the caller's promises to GlobalAlloc::realloc. The block is not in the reserve, so it is
+            // System's.
             let moved = unsafe { System.realloc(block, layout, size) };
             if !moved.is_null() {
                 return moved;
@@ -76,6 +76,7 @@ unsafe impl GlobalAlloc for ReservedAllocator {
         let new_layout = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         // SAFETY: the caller of GlobalAlloc::realloc promises a size that is not 0.
         let moved = unsafe { self.alloc(new_layout) };
+        // Moved to a new block: a block of the reserve cannot grow, and System could not grow its own.
         if !moved.is_null() {
             // SAFETY: both blocks have at least that many bytes, and the new one does not overlap the old one.
             unsafe { ptr::copy_nonoverlapping(block, moved, layout.size().min(size)) };
@@ -88,15 +89,15 @@ unsafe impl GlobalAlloc for ReservedAllocator {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         match RESERVE.contains(block) {
             true => RESERVE.free(block, layout),
-            // SAFETY: the caller's promises to GlobalAlloc::dealloc; the block is System's, as it is not in the
-            // reserve.
+            // SAFETY: the caller's promises to GlobalAlloc::dealloc. The block is not in the reserve, so it is
+            // System's.
             false => unsafe { System.dealloc(block, layout) },
         }
     }
 }
 
-/// Allocates from the reserve, after the program's allocator failed. Null if there is no memory and the thread or the
-/// block's size does not allow waiting.
+/// Allocates from the reserve after the program's allocator failed. Returns null if there is no memory and waiting is
+/// not allowed, because of the thread or the block's size.
 ///
 /// # Safety
 /// Those of [`GlobalAlloc::alloc`].
@@ -117,8 +118,8 @@ unsafe fn allocate_from_reserve(layout: Layout) -> *mut u8 {
     }
 }
 
-/// Whether the calling thread is memprof's: the names of all of them begin with `memprof`. Does not use a thread-local
-/// variable, which may not be allocated yet.
+/// Whether the calling thread is memprof's: all of its threads have names that begin with `memprof`. Uses no
+/// thread-local variable, because that may not be allocated yet.
 fn is_own_thread() -> bool {
     let mut name = [0_u8; 16];
     // SAFETY: PR_GET_NAME(2const) writes at most 16 bytes.
@@ -126,25 +127,26 @@ fn is_own_thread() -> bool {
     is_known && name.starts_with(b"memprof")
 }
 
-/// Whether more than half of the reserve is used, so that no work should start.
+/// Whether more than half of the reserve is in use, so that no work should start.
 pub(crate) fn is_reserve_scarce() -> bool {
+    // A word represents 64 granules; 32 are half of them.
     RESERVE.used_granules() > WORDS * 32
 }
 
-/// A region whose blocks are allocated without a lock.
+/// A memory region with lock-free allocation of blocks.
 #[repr(align(4096))]
 struct Reserve {
     bytes: UnsafeCell<[u8; RESERVE_BYTES]>,
-    /// A bit for each granule, set while it is used.
+    /// One bit per granule, set while the granule is in use.
     map: [AtomicU64; WORDS],
 }
 
 // SAFETY: `map` assigns each granule to at most one thread at a time.
 unsafe impl Sync for Reserve {}
 
-/// The part of the map that a block occupies.
+/// Part of the map that a block occupies.
 enum Extent {
-    /// Number of adjacent bits of one word.
+    /// Number of adjacent bits in one word.
     Granules(u32),
     /// Number of whole words.
     Words(usize),
@@ -179,7 +181,7 @@ impl Reserve {
         self.bytes.get().cast()
     }
 
-    /// Whether a block is in the reserve, and so not from the program's allocator.
+    /// Whether a block belongs to the reserve, and not to the program's allocator.
     fn contains(&self, block: *mut u8) -> bool {
         (self.start().addr()..self.start().addr() + RESERVE_BYTES).contains(&block.addr())
     }
@@ -190,7 +192,7 @@ impl Reserve {
         self.map.iter().map(used).sum()
     }
 
-    /// Allocates a block. Null if there is no room, or if the alignment is larger than a word of the map (4 KiB).
+    /// Allocates a block. Null if there is no room, or if the alignment is larger than a word's memory (4 KiB).
     fn allocate(&self, layout: Layout) -> *mut u8 {
         let offset = match Extent::new(layout) {
             _ if layout.align() > WORD_BYTES => None,
@@ -214,7 +216,7 @@ impl Reserve {
         })
     }
 
-    /// Returns the offset of a block of `count` whole words. `None` if there is no run of that many free words.
+    /// Returns the offset of a block of `count` whole words. `None` if there are not that many adjacent free words.
     fn allocate_words(&self, count: usize) -> Option<usize> {
         let claim = |word: &AtomicU64| {
             word.compare_exchange(0, u64::MAX, Ordering::Acquire, Ordering::Relaxed)
@@ -225,6 +227,7 @@ impl Reserve {
             let Some(used) = words.iter().position(|word| !claim(word)) else {
                 return Some(first * WORD_BYTES);
             };
+            // Another block uses one of these words: release those claimed before it, and continue after it.
             free_words(&words[..used]);
             first += used + 1;
         }

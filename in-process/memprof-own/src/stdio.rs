@@ -1,5 +1,5 @@
-//! Descriptors 0, 1 and 2 of a program that closed them, as daemons do: the kernel gives such a number to the next file
-//! that is opened, and the program's next line to standard error goes into that file.
+//! Protects descriptors 0, 1 and 2 of a program that closed them, as daemons do. The kernel would give such a number to
+//! the next opened file, and the program's next line to standard error would go into that file.
 
 #![cfg_attr(
     test,
@@ -13,8 +13,8 @@ use rustix::io::Errno;
 
 use crate::guarded_fd::{FIRST_AFTER_STDIO, GuardedFd};
 
-/// Occupies the numbers of closed standard streams while code that cannot move its descriptors opens files. Reading and
-/// writing there fail with EBADF (open(2), `O_PATH`), as on a closed descriptor.
+/// Guard that occupies the numbers of closed standard streams, for code that opens files and cannot move its
+/// descriptors. Reading and writing these numbers fails with EBADF (open(2), `O_PATH`), as on a closed descriptor.
 #[derive(Debug)]
 pub struct StdioGuard {
     _occupied: Vec<GuardedFd<OwnedFd>>,

@@ -1,4 +1,4 @@
-//! Creation of memprof's threads.
+//! Creates memprof's threads.
 #![expect(unsafe_code, reason = "pthread_create(3) and its relatives")]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -15,19 +15,19 @@ use crate::memory::{allocate_thread_locals, require_memory};
 use crate::privileges::Privileges;
 use crate::reserve::MEMORY_POLL_INTERVAL;
 
-/// Stack size for memprof's frames.
+/// Stack size for memprof's frames, in bytes.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Stack size for the frames of plugins, as memprof.h promises. It is address space only: the kernel allocates a page
-/// when it is touched, unless the program locks all its memory (mlockall(2)).
+/// Stack size for the frames of plugins, in bytes, as memprof.h promises. The kernel allocates a page only when it is
+/// touched, unless the program locks all its memory (mlockall(2)).
 const PLUGIN_STACK_BYTES: usize = 1 << 20;
 
-/// Largest size, in bytes, that an allocator maps for a new thread: jemalloc needs 2 MiB for a new arena, and maps
+/// Maximum number of bytes that an allocator maps for a new thread: jemalloc needs 2 MiB for a new arena, and maps
 /// twice as much to align it.
 const ALLOCATOR_BYTES: usize = 8 << 20;
 
-/// A thread of memprof's. Every signal is blocked from its first instruction on, its stack has room for the program's
-/// thread-local variables, and it has few capabilities. Dropping detaches it: the thread continues.
+/// A thread of memprof's. All signals are blocked from its first instruction on. Its stack has room for the program's
+/// thread-local variables, and it has few capabilities. Dropping this detaches the thread, which continues.
 #[derive(Debug)]
 pub struct Thread {
     id: libc::pthread_t,
@@ -35,19 +35,19 @@ pub struct Thread {
     process: u32,
 }
 
-/// Resources that one thread needs and others do not.
+/// Additional resources that a thread needs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Needs {
-    /// Whether it calls plugins, whose frames may be large.
+    /// Whether it calls plugins, which may have large frames.
     pub calls_plugins: bool,
-    /// Whether it keeps the capabilities of the thread that creates it: then plugins can do on it whatever they can do
-    /// on the program's own threads.
+    /// Whether it keeps the capabilities of the thread that creates it, so that plugins can do the same as on the
+    /// program's own threads.
     pub keeps_capabilities: bool,
 }
 
 impl Needs {
-    /// Size of the stack in bytes, a multiple of the page size: for memprof's or plugins' frames, plus the C library's
-    /// minimum.
+    /// Size of the stack in bytes, a multiple of the page size: room for the frames of memprof or plugins, plus the C
+    /// library's minimum.
     fn stack_size(self) -> usize {
         let own = match self.calls_plugins {
             true => PLUGIN_STACK_BYTES,
@@ -56,7 +56,7 @@ impl Needs {
         (own + min_stack_size()).next_multiple_of(rustix::param::page_size())
     }
 
-    /// Drops the capabilities of the calling thread that it does not need. Returns those that it keeps.
+    /// Drops the capabilities that the calling thread does not need. Returns those that it keeps.
     fn apply_privileges(self) -> Privileges {
         match self.keeps_capabilities {
             true => Privileges::keep_all(),
@@ -65,7 +65,7 @@ impl Needs {
     }
 }
 
-/// A thread that can be created without allocating, as a fork handler must.
+/// Specification of a thread that can be created without allocating, as in a fork handler.
 #[derive(Debug)]
 pub struct ThreadSpec {
     /// Name of the thread, at most 15 bytes.
@@ -74,11 +74,11 @@ pub struct ThreadSpec {
     pub work: fn(&mut Privileges),
 }
 
-/// Runs `work` on a new thread called `name`, at most 15 bytes. A panic ends only the thread. `work` begins once the
-/// program's allocator has memory for the thread's variables.
+/// Runs `work` on a new thread called `name`, which has at most 15 bytes. A panic ends only the thread. `work` begins
+/// once the program's allocator has memory for the thread's variables.
 ///
 /// # Errors
-/// There is no memory for the thread, or those of `pthread_create(3)`. Then `work` was not run.
+/// There is no memory for the thread. Otherwise those of `pthread_create(3)`. In both cases `work` was not run.
 pub fn spawn<W>(name: &'static CStr, work: W) -> io::Result<Thread>
 where
     W: FnOnce(&mut Privileges) + Send + 'static,
@@ -86,7 +86,7 @@ where
     spawn_with(name, Needs::default(), work)
 }
 
-/// Like [`spawn`], but for a thread with these needs.
+/// Like [`spawn`], for a thread with additional needs.
 ///
 /// # Errors
 /// Those of [`spawn`].
@@ -97,15 +97,15 @@ where
     let stack = needs.stack_size();
     require_memory(stack + ALLOCATOR_BYTES)?;
     let start = Box::into_raw(Box::new(ThreadStart { name, needs, work }));
-    // SAFETY: `run_boxed::<W>` accepts exactly such a box, and `W` is `Send`.
+    // SAFETY: `run_boxed::<W>` expects exactly this box, and `W` is `Send`.
     unsafe { create_thread(stack, run_boxed::<W>, start.cast()) }.inspect_err(|_| {
         // SAFETY: no thread was created that could own the box.
         drop(unsafe { Box::from_raw(start) });
     })
 }
 
-/// Runs `spec` on a new thread. Allocates nothing, once a first thread was created. The C library allocates the
-/// thread's control data; it resets its allocator's locks before it calls a fork handler.
+/// Runs `spec` on a new thread. Allocates nothing if a thread was created before. The C library allocates the thread's
+/// control data. It can do so in a fork handler, because it has already reset its allocator's locks.
 ///
 /// # Errors
 /// Those of [`spawn`].
@@ -116,14 +116,14 @@ pub fn spawn_static(spec: &'static ThreadSpec) -> io::Result<Thread> {
     unsafe { create_thread(stack, run_static, ptr::from_ref(spec).cast_mut().cast()) }
 }
 
-/// Argument of a new thread; owned by it.
+/// Argument of a new thread, which owns it.
 struct ThreadStart<W> {
     name: &'static CStr,
     needs: Needs,
     work: W,
 }
 
-/// Entry point of a thread of [`spawn_with`]. `start` is a box of [`ThreadStart`].
+/// Entry point of a thread that [`spawn_with`] creates. `start` is a box of [`ThreadStart`].
 extern "C" fn run_boxed<W: FnOnce(&mut Privileges)>(start: *mut c_void) -> *mut c_void {
     // SAFETY: `spawn_with` passed ownership of the box to this thread.
     let ThreadStart { name, needs, work } =
@@ -132,7 +132,7 @@ extern "C" fn run_boxed<W: FnOnce(&mut Privileges)>(start: *mut c_void) -> *mut 
     ptr::null_mut()
 }
 
-/// Entry point of a thread of [`spawn_static`]. `spec` is its argument.
+/// Entry point of a thread that [`spawn_static`] creates.
 extern "C" fn run_static(spec: *mut c_void) -> *mut c_void {
     // SAFETY: `spawn_static` passes a static `ThreadSpec`.
     let spec = unsafe { &*spec.cast::<ThreadSpec>() };
@@ -142,18 +142,18 @@ extern "C" fn run_static(spec: *mut c_void) -> *mut c_void {
 
 static AT_START: LockFreeOnce<fn()> = LockFreeOnce::new();
 
-/// Makes each thread that is created from now on call `act` before it allocates anything. Only the first call has an
-/// effect.
+/// Makes each thread created from now on call `act` before it allocates anything. Only the first call of this function
+/// has an effect.
 pub fn at_thread_start(act: fn()) {
     AT_START.get_or_set(act);
 }
 
-/// Names the calling thread, calls the function of [`at_thread_start`], waits until the allocator has memory for the
-/// thread's variables, and runs `work`.
+/// Body of every thread: sets its name, calls the function of [`at_thread_start`], waits until the allocator has memory
+/// for the thread's variables, and runs `work`.
 fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     // SAFETY: pthread_self(3) has no preconditions.
     let this = unsafe { libc::pthread_self() };
-    // SAFETY: pthread_setname_np(3): a NUL-terminated name. A name that is too long is refused.
+    // SAFETY: pthread_setname_np(3): a NUL-terminated name. If it is too long, the call has no effect.
     unsafe { libc::pthread_setname_np(this, name.as_ptr()) };
     if let Some(act) = AT_START.get() {
         act();
@@ -164,20 +164,21 @@ fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     run_catching_panic(needs, work);
 }
 
-/// Runs `work` and catches its panic. Uses thread-local variables, so it must not be inlined
+/// Runs `work` and catches its panic. Must not be inlined, because it uses thread-local variables
 /// ([`allocate_thread_locals`]).
 #[inline(never)]
 fn run_catching_panic(needs: Needs, work: impl FnOnce(&mut Privileges)) {
     let mut privileges = needs.apply_privileges();
     let worked = panic::catch_unwind(AssertUnwindSafe(|| work(&mut privileges)));
     if let Err(payload) = worked {
-        // The panic hook has logged it. Dropping the payload would run foreign code, which may panic again.
+        // The panic hook has logged it. The payload is leaked, because dropping it runs foreign code, which may panic
+        // again.
         mem::forget(payload);
     }
 }
 
-/// Creates a thread that calls `entry` with `argument`, with all signals blocked and a stack of `stack` bytes. If it
-/// fails, `entry` is not called, and `argument` still belongs to the caller.
+/// Creates a thread that calls `entry` with `argument`. All signals are blocked in it, and its stack has `stack` bytes.
+/// If this fails, `entry` is not called, and `argument` still belongs to the caller.
 ///
 /// # Safety
 /// `entry` may be called once, on another thread, with `argument`.
@@ -193,9 +194,9 @@ unsafe fn create_thread(
     attributes.set_stack_size(stack)?;
     let mut id = 0;
     let created = {
-        // Block first: the new thread inherits the mask, so that it never receives a signal.
+        // Blocked before the thread is created: it inherits the mask, so it never receives a signal.
         let _blocked = BlockedSignals::block_all()?;
-        // SAFETY: pthread_create(3): initialized attributes; the caller promises `entry` and `argument`.
+        // SAFETY: pthread_create(3): initialized attributes. The caller vouches for `entry` and `argument`.
         let created =
             unsafe { libc::pthread_create(&raw mut id, &raw const attributes.0, entry, argument) };
         to_result(created)
@@ -206,12 +207,12 @@ unsafe fn create_thread(
     })
 }
 
-/// Returns the least size of a stack in bytes. It includes the thread-local variables of the program and its libraries,
-/// which the C library stores on the stack; `PTHREAD_STACK_MIN` if the C library is not glibc.
+/// Returns the minimum size of a stack in bytes. In glibc it includes the thread-local variables of the program and its
+/// libraries, because glibc stores them on the stack. `PTHREAD_STACK_MIN` in another C library.
 fn min_stack_size() -> usize {
     type GetMinstack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> libc::size_t;
     static CACHED: AtomicUsize = AtomicUsize::new(0);
-    // Cached, because the lookup takes the loader's lock, which a fork handler must not wait for.
+    // Cached, because the lookup takes the loader's lock, for which a fork handler must not wait.
     let cached = CACHED.load(Ordering::Relaxed);
     if cached != 0 {
         return cached;
@@ -219,7 +220,7 @@ fn min_stack_size() -> usize {
     let least = match libc_symbol(c"__pthread_get_minstack") {
         None => libc::PTHREAD_STACK_MIN,
         Some(found) => {
-            // SAFETY: glibc's function has this type, on which Rust's standard library relies too.
+            // SAFETY: glibc's function has this type; Rust's standard library relies on it too.
             let get_minstack = unsafe { mem::transmute::<NonNull<c_void>, GetMinstack>(found) };
             // SAFETY: glibc's function does not read the attributes.
             unsafe { get_minstack(ptr::null()) }
@@ -230,11 +231,11 @@ fn min_stack_size() -> usize {
 }
 
 impl Thread {
-    /// Waits until the thread has ended. Returns at once in a forked child.
+    /// Waits until the thread has ended. Returns immediately in a forked child.
     pub fn join(self) {
         if self.process == std::process::id() {
-            // SAFETY: pthread_join(3): a thread of this process that is neither joined nor detached, as `join` consumes
-            // it.
+            // SAFETY: pthread_join(3): a thread of this process. It is neither joined nor detached, because `join`
+            // consumes `self`.
             unsafe { libc::pthread_join(self.id, ptr::null_mut()) };
         }
         mem::forget(self);
@@ -244,8 +245,7 @@ impl Thread {
 impl Drop for Thread {
     fn drop(&mut self) {
         if self.process == std::process::id() {
-            // SAFETY: pthread_detach(3): a thread of this process that is neither joined nor detached, as this is its
-            // drop.
+            // SAFETY: pthread_detach(3): a thread of this process. It is neither joined nor detached before its drop.
             unsafe { libc::pthread_detach(self.id) };
         }
     }
@@ -277,8 +277,8 @@ impl Drop for Attributes {
     }
 }
 
-/// Blocks every signal of the calling thread until it is dropped, except the two by which the C library changes the
-/// user in all threads.
+/// Blocks all signals of the calling thread until it is dropped. Exceptions are the two signals with which the C
+/// library changes the user in all threads.
 struct BlockedSignals {
     before: libc::sigset_t,
 }

@@ -26,16 +26,16 @@ const R_X86_64_JUMP_SLOT: u64 = 7;
 const STT_FUNC: u8 = 2;
 const STT_GNU_IFUNC: u8 = 10;
 
-/// The bit of a `DT_VERSYM` entry that hides a definition from references without a version.
+/// Bit of a `DT_VERSYM` entry that hides a definition from references without a version.
 const VERSION_HIDDEN: u16 = 0x8000;
 const PAGE_BYTES: usize = 4096;
-/// Largest distance below code at which its object's header is searched: ten times the loader's size.
+/// Maximum distance between an address in code and the header of its object: ten times the size of the loader.
 const HEADER_SCAN_LIMIT: usize = 4 << 20;
 
-/// Reads a value at an address of an object's tables or of the loader's list.
+/// Reads a value from an object's tables or from the loader's list.
 pub(super) fn read<T: Copy>(address: usize) -> T {
-    // SAFETY: the creator of the `Object` or `LinkMap` promised that it is loaded; the linker and the loader wrote its
-    // tables, which refer only to addresses within it.
+    // SAFETY: the creator of the `Object` or `LinkMap` promised that it is loaded. The linker and the loader wrote its
+    // tables, which contain only addresses within the object.
     unsafe { ptr::read_volatile(address as *const T) }
 }
 
@@ -59,7 +59,7 @@ fn equal_strings(mut one: usize, mut other: usize) -> bool {
     }
 }
 
-/// Hash of the string at `name`, as in `DT_GNU_HASH`.
+/// Hash of the string at `name`, as `DT_GNU_HASH` uses it.
 fn gnu_hash(mut name: usize) -> u32 {
     let mut hash = 5381_u32;
     loop {
@@ -71,16 +71,16 @@ fn gnu_hash(mut name: usize) -> u32 {
     }
 }
 
-/// A version that a reference names. Both fields are addresses of strings.
+/// Symbol version that a reference names. Both fields are addresses of strings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Version {
     /// Name of the version, such as `GLIBC_2.2.5`.
     pub(super) name: usize,
-    /// Soname of the object that the reference was linked to.
+    /// Soname of the object to which the reference was linked.
     pub(super) file: usize,
 }
 
-/// A versioned function or variable that another object defines.
+/// A reference to a versioned function or variable that another object defines.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Import {
     /// Address of its name.
@@ -94,14 +94,14 @@ pub(super) struct Import {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Definition {
     pub(super) address: usize,
-    /// `STT_FUNC`, `STT_GNU_IFUNC`, …
+    /// Type of the symbol, such as `STT_FUNC`.
     kind: u8,
 }
 
-/// An object that is never unloaded.
+/// A loaded object that is never unloaded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Object {
-    /// Difference between an address in memory and the address in the file.
+    /// Difference between an address in memory and the virtual address in the file.
     base: usize,
     /// Address of the dynamic section.
     dynamic: usize,
@@ -111,16 +111,17 @@ impl Object {
     /// Wraps a loaded object.
     ///
     /// # Safety
-    /// An object is loaded with this base and dynamic section, is relocated, and stays.
+    /// A loaded and relocated object has this base and dynamic section, and is never unloaded.
     pub(super) unsafe fn new(base: usize, dynamic: usize) -> Self {
         Self { base, dynamic }
     }
 
-    /// Finds the object whose code contains `address`. `None` if there is no ELF header in the 4 MiB below it, or the
-    /// object has no dynamic section.
+    /// Finds the object with code that contains `address`. `None` if there is no ELF header in the 4 MiB below it, or
+    /// if the object has no dynamic section.
     ///
     /// # Safety
-    /// The address is in the code of an object that stays loaded, and whose header is mapped without a gap below.
+    /// The address is in the code of an object that stays loaded, and the memory between its header and the address is
+    /// mapped without a gap.
     pub(super) unsafe fn containing(address: usize) -> Option<Self> {
         let last = address & !(PAGE_BYTES - 1);
         let mut pages = (0..HEADER_SCAN_LIMIT / PAGE_BYTES).map(|page| last - page * PAGE_BYTES);
@@ -137,14 +138,14 @@ impl Object {
         self.has_soname_at(soname.as_ptr().addr())
     }
 
-    /// Like [`is_named`](Self::is_named), but takes the address of a soname.
+    /// Like [`is_named`](Self::is_named), but takes the address of the soname.
     pub(super) fn has_soname_at(&self, soname: usize) -> bool {
         self.dynamic_value(DT_SONAME)
             .and_then(|offset| self.string_address(offset))
             .is_some_and(|name| equal_strings(name, soname))
     }
 
-    /// Iterates over the functions and variables of other objects that this object refers to.
+    /// Iterates over the references of this object to functions and variables of other objects.
     pub(super) fn imports(&self) -> impl Iterator<Item = Import> {
         let tables = [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)];
         tables
@@ -156,8 +157,8 @@ impl Object {
             .filter_map(|relocation| self.import_of_relocation(read(relocation)))
     }
 
-    /// Returns the import of a relocation. `None` if the relocation is of another kind or has an addend, or if its
-    /// symbol is defined in this object or has no version.
+    /// Returns the import of a relocation. `None` if the relocation has another type or an addend, or if its symbol is
+    /// defined in this object or has no version.
     fn import_of_relocation(&self, relocation: Elf64_Rela) -> Option<Import> {
         match relocation.r_info & 0xffff_ffff {
             R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT => {}
@@ -176,20 +177,20 @@ impl Object {
         })
     }
 
-    /// Returns the address of the function that `import` names, in that version; for an indirect function (IFUNC) it
-    /// calls the resolver. `None` if this object does not define the name, or defines a variable.
+    /// Returns the address of the function that `import` names, in its version. Calls the resolver of an indirect
+    /// function (IFUNC). `None` if this object does not define the name, or defines it as a variable.
     pub(super) fn find_function(&self, import: &Import) -> Option<usize> {
         let version = self.defined_version(import.version.name)?;
         let definition = self.find_definition(import.name, Some(version))?;
         match definition.kind {
             STT_FUNC => Some(definition.address),
             STT_GNU_IFUNC => {
-                // SAFETY: a resolver of this object, which is relocated; on x86-64 the loader passes nothing.
+                // SAFETY: a resolver of this object, which is relocated. On x86-64 a resolver has no parameters.
                 let resolve: extern "C" fn() -> usize =
                     unsafe { mem::transmute(definition.address) };
                 Some(resolve())
             }
-            // A variable may be in the program, which copied it (R_X86_64_COPY).
+            // The program may have a copy of the variable (R_X86_64_COPY), which must be used instead.
             _ => None,
         }
     }
@@ -199,11 +200,13 @@ impl Object {
         self.find_definition(name.as_ptr().addr(), None)
     }
 
-    /// Looks up a name, given by its address, in `DT_GNU_HASH`. A `version` of `None` accepts any version. `None` if
+    /// Looks up a name, given by its address, in `DT_GNU_HASH`. If `version` is `None`, any version matches. `None` if
     /// the object has no such table, or does not define the name in that version.
     fn find_definition(&self, name: usize, version: Option<u16>) -> Option<Definition> {
         let table = self.dynamic_address(DT_GNU_HASH)?;
         let word = |index: usize| read::<u32>(table + index * 4) as usize;
+        // The header has four words; the fourth one, a shift of the bloom filter, is not needed. The filter has words
+        // of 64 bits.
         let (bucket_count, first_hashed, filter_words) = (word(0), word(1), word(2));
         let buckets = 4 + filter_words * 2;
         let chains = buckets + bucket_count;
@@ -225,7 +228,7 @@ impl Object {
                     kind: symbol.st_info & 0xf,
                 });
             }
-            // The last bit ends a chain.
+            // The lowest bit marks the last hash of a chain.
             if chained & 1 != 0 {
                 return None;
             }
@@ -233,7 +236,8 @@ impl Object {
         }
     }
 
-    /// Returns the symbol at `index`, which is not checked. `None` if the object has no symbol table.
+    /// Returns the symbol at `index`, which is not checked against the table's size. `None` if the object has no symbol
+    /// table.
     fn symbol(&self, index: usize) -> Option<Elf64_Sym> {
         Some(read(
             self.dynamic_address(DT_SYMTAB)? + index * size_of::<Elf64_Sym>(),
@@ -251,6 +255,8 @@ impl Object {
     fn needed_version(&self, index: u16) -> Option<Version> {
         let mut file = self.dynamic_address(DT_VERNEED)?;
         loop {
+            // Offsets in `Elf64_Verneed`: `vn_file` 4, `vn_aux` 8, `vn_next` 12. In `Elf64_Vernaux`: `vna_other` 6,
+            // `vna_name` 8, `vna_next` 12.
             let mut version = file + read::<u32>(file + 8) as usize;
             loop {
                 if read::<u16>(version + 6) & !VERSION_HIDDEN == index {
@@ -276,6 +282,8 @@ impl Object {
     fn defined_version(&self, name: usize) -> Option<u16> {
         let mut version = self.dynamic_address(DT_VERDEF)?;
         loop {
+            // Offsets in `Elf64_Verdef`: `vd_ndx` 4, `vd_aux` 12, `vd_next` 16. `vda_name` is at the start of
+            // `Elf64_Verdaux`.
             let own_name = version + read::<u32>(version + 12) as usize;
             if equal_strings(self.string_address(read::<u32>(own_name) as usize)?, name) {
                 return Some(read(version + 4));
@@ -287,13 +295,13 @@ impl Object {
         }
     }
 
-    /// Returns the address of the string at an offset of `DT_STRTAB`. `None` if the object has no strings.
+    /// Returns the address of the string at an offset in `DT_STRTAB`. `None` if the object has no strings.
     fn string_address(&self, offset: usize) -> Option<usize> {
         Some(self.dynamic_address(DT_STRTAB)? + offset)
     }
 
-    /// Returns an address from the dynamic section. The loader adds the base to some of them in place, so it is added
-    /// only to those that lie below the base. `None` if the section has no such entry.
+    /// Returns an address from the dynamic section. The loader has already added the base to some entries, so this adds
+    /// it only to values below the base. `None` if the section has no such entry.
     fn dynamic_address(&self, tag: usize) -> Option<usize> {
         let value = self.dynamic_value(tag)?;
         Some(match value < self.base {
@@ -302,7 +310,7 @@ impl Object {
         })
     }
 
-    /// Returns the value of the dynamic section's entry `tag`. `None` if it has no such entry.
+    /// Returns the value of the dynamic section's entry `tag`. `None` if there is no such entry.
     fn dynamic_value(&self, tag: usize) -> Option<usize> {
         let mut entry = self.dynamic;
         loop {
@@ -315,7 +323,7 @@ impl Object {
     }
 }
 
-/// Iterates over the program headers of the object whose ELF header is at `header`.
+/// Iterates over the program headers of the object with its ELF header at `header`.
 pub(super) fn program_headers(header: usize) -> impl Iterator<Item = Elf64_Phdr> {
     let elf: Elf64_Ehdr = read(header);
     let first = header + elf.e_phoff as usize;

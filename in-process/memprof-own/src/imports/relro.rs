@@ -1,4 +1,4 @@
-//! Writes to pages of this library that the loader made read-only after relocation.
+//! Writes to pages of this library that the loader has made read-only after relocation.
 
 use std::arch::asm;
 use std::ops::Range;
@@ -8,8 +8,8 @@ use super::object::{program_headers, read};
 
 const PAGE_BYTES: usize = 4096;
 
-/// The pages of `PT_GNU_RELRO`. The first write that changes a word in them makes them writable; drop makes them
-/// read-only again.
+/// The pages of `PT_GNU_RELRO`. The first write that changes a word in them makes them writable. Dropping this makes
+/// them read-only again.
 #[derive(Debug)]
 pub(super) struct WritableRelro {
     pages: Range<usize>,
@@ -17,14 +17,14 @@ pub(super) struct WritableRelro {
 }
 
 impl WritableRelro {
-    /// Finds the pages of the library whose ELF header is mapped at `header`. Its file addresses must begin at 0, so
-    /// that they count from the header.
+    /// Finds the pages of the library with its ELF header at `header`. The library's virtual addresses must start at 0,
+    /// because they are added to the header's address.
     pub(super) fn for_library(header: usize) -> Self {
         let relro = program_headers(header).find(|segment| segment.p_type == libc::PT_GNU_RELRO);
         let pages = relro.map_or(0..0, |segment| {
             let start = header + segment.p_vaddr as usize;
             let end = start + segment.p_memsz as usize;
-            // The loader rounds them in the same way (dl-reloc.c, `_dl_protect_relro`).
+            // The loader rounds both down (dl-reloc.c, `_dl_protect_relro`).
             start & !(PAGE_BYTES - 1)..end & !(PAGE_BYTES - 1)
         });
         Self {
@@ -33,7 +33,7 @@ impl WritableRelro {
         }
     }
 
-    /// Writes a word, if it differs. Does nothing if the word's page cannot be made writable.
+    /// Writes a word unless it already has that value. Does nothing if the word's page cannot be made writable.
     ///
     /// # Safety
     /// The word belongs to the object, and no other thread uses it.
@@ -47,12 +47,12 @@ impl WritableRelro {
                 return;
             }
         }
-        // SAFETY: the caller promises a word of the object; its page was made writable.
+        // SAFETY: the caller promises that the word belongs to the object, and its page is writable now.
         unsafe { ptr::write_volatile(address as *mut usize, value) };
     }
 
-    /// Sets the access of all pages by the system call mprotect(2): libc's function is an import, which cannot be
-    /// called yet. Returns whether it succeeded.
+    /// Sets the access rights of all pages. Makes the system call mprotect(2) directly, because libc's function is an
+    /// import, which cannot be called yet. Returns whether it succeeded.
     fn set_access(&self, access: i32) -> bool {
         let result: isize;
         // SAFETY: mprotect(2) of pages of this library, which stay readable.
@@ -74,7 +74,7 @@ impl WritableRelro {
 impl Drop for WritableRelro {
     fn drop(&mut self) {
         if self.is_writable {
-            // The call succeeded in the other direction. If it fails now, the pages stay writable.
+            // If this fails, the pages stay writable, which is harmless.
             self.set_access(libc::PROT_READ);
         }
     }
