@@ -3,8 +3,8 @@
 use crate::Failure;
 use crate::raw::MEMPROF_INVALID_ARGUMENT;
 
-/// The arguments of one message. Take those that the message knows, then call [`finish`](Self::finish), which
-/// rejects the others by name.
+/// The arguments of one message. Call [`take`](Self::take) for each argument that the message knows, then
+/// [`finish`](Self::finish), which rejects the others by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arguments {
     words: Vec<(String, String)>,
@@ -12,8 +12,8 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Parses `key=value key="value with blanks"`. Inside quotes, `\"` and `\\` stand for the character after
-    /// the backslash.
+    /// Parses `key=value key="value with blanks"`. Inside quotes, `\"` and `\\` represent the character after the
+    /// backslash.
     ///
     /// # Errors
     /// `InvalidArgument`: a word without `=` or with an empty key, an open quote, or a repeated key.
@@ -36,8 +36,8 @@ impl Arguments {
         })
     }
 
-    /// Joins the words of a command line to one text, which [`parse`](Self::parse) splits into the same words.
-    /// Quotes values that contain blanks or quotes again, because the shell removed their quotes.
+    /// Joins the words of a command line to one text, which [`parse`](Self::parse) splits into the same words. Adds
+    /// quotes to values with blanks or quotes, because the shell has removed them.
     pub fn join<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
         let quoted = |word: &str| match word.split_once('=') {
             Some((key, value)) if value.contains(|c: char| c.is_whitespace() || c == '"') => {
@@ -49,8 +49,8 @@ impl Arguments {
         words.into_iter().map(quoted).collect::<Vec<_>>().join(" ")
     }
 
-    /// Removes the argument `key` and returns its value. `None` if it is absent. Marks the key as valid for
-    /// [`finish`](Self::finish).
+    /// Removes the argument `key` and returns its value. `None` if it is absent. Marks the key as known to the message,
+    /// for [`finish`](Self::finish).
     pub fn take(&mut self, key: &'static str) -> Option<String> {
         self.known.push(key);
         let index = self.words.iter().position(|(word, _)| word == key)?;
@@ -69,8 +69,8 @@ impl Arguments {
     /// Checks that every argument was taken.
     ///
     /// # Errors
-    /// `InvalidArgument`: an argument was not taken, so the message does not know it. The remedy lists the
-    /// known ones.
+    /// `InvalidArgument`: the message does not know an argument, because it was not taken. The remedy lists the known
+    /// ones.
     pub fn finish(self) -> Result<(), Failure> {
         let Some((key, _)) = self.words.first() else {
             return Ok(());
@@ -88,8 +88,8 @@ fn invalid_argument(message: String) -> Failure {
     Failure::new(MEMPROF_INVALID_ARGUMENT, message)
 }
 
-/// Splits `args` at blanks outside of quotes. Removes the quotes, and inside of them each backslash before the
-/// character that it escapes.
+/// Splits `args` at blanks outside of quotes. Removes the quotes, and each backslash that escapes a character inside of
+/// them.
 ///
 /// # Errors
 /// `InvalidArgument`: a quote is left open.

@@ -1,5 +1,5 @@
-//! The boundary between the host and a [`Plugin`]: every exported function goes through [`catch_panic`], and
-//! rejects null pointers and malformed messages.
+//! The boundary between the host and a [`Plugin`]: catches panics of the plugin, and rejects null pointers and
+//! malformed messages.
 #![expect(unsafe_code, reason = "the ABI boundary")]
 
 use std::any::Any;
@@ -20,7 +20,7 @@ use crate::raw::{
 };
 use crate::{Arguments, ErrorKind, Failure, Host, Plugin, Reply, Status};
 
-/// Array of pointers to the messages of an entry, in static memory.
+/// Array of pointers to the messages of a plugin's entry, in static memory.
 #[derive(Debug)]
 pub struct MessagePointers<const COUNT: usize>([*const memprof_message_t; COUNT]);
 
@@ -28,8 +28,8 @@ pub struct MessagePointers<const COUNT: usize>([*const memprof_message_t; COUNT]
 unsafe impl<const COUNT: usize> Sync for MessagePointers<COUNT> {}
 
 impl<const COUNT: usize> MessagePointers<COUNT> {
-    /// Creates pointers to the first `COUNT` of `messages`. Panics, in a constant at compile time, if there are
-    /// fewer.
+    /// Creates pointers to the first `COUNT` elements of `messages`. Panics, in a constant at compile time, if there
+    /// are fewer.
     pub const fn new(messages: &'static [Message]) -> Self {
         let mut pointers = [ptr::null(); COUNT];
         let mut index = 0;
@@ -41,11 +41,11 @@ impl<const COUNT: usize> MessagePointers<COUNT> {
     }
 }
 
-/// Text by which the SDK names its version in entries.
+/// Name and version of the SDK, for the entries of plugins.
 pub const BUILD_INFO: &str = concat!("memprof SDK ", env!("CARGO_PKG_VERSION"));
 
-/// Creates the entry of plugin `P`, which its library exports to the host: the name, the version, the messages,
-/// and the functions of this module as callbacks.
+/// Creates the entry of plugin `P`, which its library exports to the host. It contains the name, the version, the
+/// messages, and the functions of this module as callbacks.
 pub const fn entry<P: Plugin, const COUNT: usize>(
     messages: &'static MessagePointers<COUNT>,
 ) -> memprof_plugin_entry_t {
@@ -65,18 +65,18 @@ pub const fn entry<P: Plugin, const COUNT: usize>(
     }
 }
 
-/// Pid of the process with an instance, or with one that is being created; 0 if there is none. A child that
-/// was forked while its parent created one has none.
+/// Pid of the process that has an instance, or is creating one; 0 if there is none. Compared with the current pid,
+/// because a forked child inherits the value but not the claim.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Claims the library's only instance for the process with id `own`. Returns false if this process already holds
-/// the claim; a forked child that inherits its parent's claim gets true.
+/// Claims the library's only instance for the process with id `own`. Returns false if this process has already claimed
+/// it. A forked child may claim it although its parent has.
 fn claim_for_process(owner: &AtomicU32, own: u32) -> bool {
     owner.swap(own, Ordering::AcqRel) != own
 }
 
-/// Implements `create` of memprof.h. Refuses a second instance in one process, sends the library's log to the
-/// host, and creates `P` from its configuration. Logs a failure or a panic, and returns its status.
+/// Implements `create` of memprof.h: creates `P` from its configuration, and sends the library's log to the host.
+/// Refuses a second instance in one process. Logs a failure or a panic, and returns its status.
 unsafe extern "C" fn create<P: Plugin>(
     host: *const memprof_host_t,
     config: memprof_str_t,
@@ -106,8 +106,7 @@ unsafe extern "C" fn create<P: Plugin>(
     });
     match created {
         Ok(instance) => {
-            // SAFETY: memprof.h, `create`: `plugin` is the address for the instance; it was checked not to be
-            // null.
+            // SAFETY: memprof.h, `create`: `plugin` is the address for the instance, and was checked for null.
             unsafe { *plugin = Box::into_raw(Box::new(instance)).cast() };
             MEMPROF_OK
         }
@@ -119,9 +118,8 @@ unsafe extern "C" fn create<P: Plugin>(
     }
 }
 
-/// Implements `handle_message` of memprof.h: checks the message's name, parses its arguments and calls the
-/// plugin. Converts a failure or a panic to the returned status and, unless the plugin has begun a reply, to the
-/// error reply.
+/// Implements `handle_message` of memprof.h: checks the message's name, parses its arguments and calls the plugin. A
+/// failure or a panic becomes the returned status, and also the error reply unless the plugin has begun a reply.
 unsafe extern "C" fn handle_message<P: Plugin>(
     plugin: *mut memprof_plugin_t,
     name: memprof_str_t,
@@ -131,8 +129,7 @@ unsafe extern "C" fn handle_message<P: Plugin>(
     if plugin.is_null() || reply.is_null() {
         return MEMPROF_INTERNAL;
     }
-    // SAFETY: `create` made the instance from a `Box<P>`. memprof.h, `destroy`: the host calls nothing
-    // afterwards.
+    // SAFETY: `create` made the instance from a `Box<P>`. memprof.h, `destroy`: the host makes no calls after it.
     let plugin = unsafe { &*plugin.cast::<P>() };
     // SAFETY: the pointer is not null. memprof.h, `handle_message`: the host lends the struct for the call.
     let mut reply = unsafe { Reply::new(reply) };
@@ -157,9 +154,9 @@ unsafe extern "C" fn handle_message<P: Plugin>(
             if failure.kind == ErrorKind::Panic {
                 log::error!("message {name:?} of plugin {} ended in a panic", P::ID);
             }
-            // The status reports the failure even if the host does not accept the text.
+            // If the host does not accept the error text, the returned status still reports the failure.
             let written = match reply.has_begun() {
-                // The plugin's own body explains the failure, as that of `doctor` does.
+                // The plugin's own JSON body explains the failure; that of `doctor` does.
                 true if reply.is_json() => Ok(()),
                 true => {
                     log::error!("message {name:?} failed after a part of its reply: {failure}");
@@ -175,14 +172,14 @@ unsafe extern "C" fn handle_message<P: Plugin>(
     }
 }
 
-/// Implements `destroy` of memprof.h: drops the instance, after which `create` may be called again. Logs a
-/// panic. Ignores a null pointer.
+/// Implements `destroy` of memprof.h: drops the instance, so that `create` may be called again. Logs a panic. Ignores a
+/// null pointer.
 unsafe extern "C" fn destroy<P: Plugin>(plugin: *mut memprof_plugin_t) {
     if plugin.is_null() {
         return;
     }
-    // SAFETY: `create` made the instance from a `Box<P>`. memprof.h, `destroy`: the host calls it once, with
-    // no call running.
+    // SAFETY: `create` made the instance from a `Box<P>`. memprof.h, `destroy`: the host calls it once, while no other
+    // call is running.
     let plugin = unsafe { Box::from_raw(plugin.cast::<P>()) };
     if let Err(failure) = catch_panic(|| {
         drop(plugin);
@@ -193,7 +190,7 @@ unsafe extern "C" fn destroy<P: Plugin>(plugin: *mut memprof_plugin_t) {
     clear_instance();
 }
 
-/// Implements `get_extension` of memprof.h: returns the `memprof_threads_t` for its id, and null for any other.
+/// Implements `get_extension` of memprof.h: returns the `memprof_threads_t` for its id, and null for other ids.
 unsafe extern "C" fn get_extension<P: Plugin>(
     _: *mut memprof_plugin_t,
     id: memprof_str_t,
@@ -205,7 +202,7 @@ unsafe extern "C" fn get_extension<P: Plugin>(
     }
 }
 
-/// The extension `memprof.threads/1` of plugin `P`.
+/// Provides the extension `memprof.threads/1` of plugin `P`.
 struct ThreadsExtension<P>(PhantomData<P>);
 
 impl<P: Plugin> ThreadsExtension<P> {
@@ -217,29 +214,29 @@ impl<P: Plugin> ThreadsExtension<P> {
 
 /// Implements `enter` of `memprof_threads_t`. Ignores a null pointer, and a panic of the plugin.
 unsafe extern "C" fn enter_thread<P: Plugin>(plugin: *mut memprof_plugin_t) {
-    // SAFETY: memprof.h, `memprof_threads_t`: the pointer is null or an instance between `create` and
-    // `destroy`, which `create` made from a `Box<P>`.
+    // SAFETY: memprof.h, `memprof_threads_t`: the pointer is null, or an instance between `create` and `destroy`.
+    // `create` made it from a `Box<P>`.
     let Some(plugin) = (unsafe { plugin.cast::<P>().as_ref() }) else {
         return;
     };
     let entered = panic::catch_unwind(AssertUnwindSafe(|| plugin.enter_thread()));
     if let Err(payload) = entered {
-        // Forgotten: dropping a payload runs foreign code, which may panic again.
+        // The payload is leaked, because dropping it runs foreign code, which may panic again.
         std::mem::forget(payload);
     }
 }
 
-/// Clears the host, and lets this process create an instance again.
+/// Clears the host, and allows this process to create an instance again.
 fn clear_instance() {
     host_log::clear_host();
     OWNER.store(0, Ordering::Release);
 }
 
-/// Most characters of an unknown message name to repeat, so that replies and log lines stay short.
+/// Maximum number of characters of an unknown message name to repeat in replies and log lines.
 const MAX_SHOWN: usize = 64;
 
-/// Failure for an unknown message, with the valid names as remedy. Escapes `name` and cuts it after
-/// [`MAX_SHOWN`] characters.
+/// Failure for an unknown message, with the valid names as the remedy. Escapes `name`, and cuts it after [`MAX_SHOWN`]
+/// characters.
 fn unknown_message_failure<P: Plugin>(name: &str) -> Failure {
     let mut shown: String = name.escape_debug().take(MAX_SHOWN).collect();
     if name.escape_debug().nth(MAX_SHOWN).is_some() {
@@ -254,13 +251,13 @@ fn unknown_message_failure<P: Plugin>(name: &str) -> Failure {
     .remedy(format!("valid messages: {}", names.join(", ")))
 }
 
-/// Runs `work` of the plugin, and converts a panic to a [`Failure`] of kind `Panic` with the panic's text.
+/// Runs `work` of the plugin. A panic becomes a [`Failure`] of kind `Panic`, with the panic's text.
 fn catch_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload: Box<dyn Any + Send>| {
         let message = host_log::panic_text(&*payload);
         let failure = Failure::new(MEMPROF_PANIC, format!("the plugin panicked: {message}"))
             .remedy("the host's log names the place; please report it");
-        // Forgotten: dropping a payload runs foreign code, which may panic again.
+        // The payload is leaked, because dropping it runs foreign code, which may panic again.
         std::mem::forget(payload);
         Err(failure)
     })

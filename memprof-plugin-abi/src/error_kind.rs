@@ -1,4 +1,4 @@
-//! Kinds of errors: a number in C, a name in JSON.
+//! Kinds of errors. A kind is a number in C and a name in JSON.
 
 use std::fmt;
 
@@ -22,14 +22,14 @@ macro_rules! kinds {
             /// All names, in the order of the kinds.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
 
-            /// Name of the kind, as in a reply's `error.kind`.
+            /// Name of the kind, for a reply's `error.kind`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$kind => $word,)+
                 }
             }
 
-            /// Kind with this name. `None` if there is none.
+            /// Kind with this name. `None` if the name is unknown.
             pub fn from_name(name: &str) -> Option<Self> {
                 match name {
                     $($word => Some(Self::$kind),)+
@@ -62,7 +62,7 @@ kinds! {
     UnknownMessage = MEMPROF_UNKNOWN_MESSAGE, "unknown_message";
     /// An argument or a setting is malformed, unknown or out of range.
     InvalidArgument = MEMPROF_INVALID_ARGUMENT, "invalid_argument";
-    /// This allocator or build does not support it.
+    /// This allocator or build does not support the request.
     Unsupported = MEMPROF_UNSUPPORTED, "unsupported";
     /// Host and plugin were built for different versions of the contract.
     AbiMismatch = MEMPROF_ABI_MISMATCH, "abi_mismatch";
@@ -74,9 +74,9 @@ kinds! {
     Panic = MEMPROF_PANIC, "panic";
     /// Any other failure.
     Internal = MEMPROF_INTERNAL, "internal";
-    /// It is supported, but not in this process as it was started.
+    /// The request is supported, but not in this process, because of the way it was started.
     Unavailable = MEMPROF_UNAVAILABLE, "unavailable";
-    /// The operating system refused: a file, a directory, a thread, memory.
+    /// The operating system refused access to a file, a directory, a thread or memory.
     Io = MEMPROF_IO, "io";
 }
 

@@ -1,4 +1,4 @@
-//! The error of a message, with facts for programs and a text for people.
+//! The error of a message, for programs and for people.
 
 use std::{fmt, io};
 
@@ -15,18 +15,18 @@ pub struct Failure {
     pub message: String,
     /// Remedy: one imperative sentence, empty if nothing helps.
     pub remedy: String,
-    /// Operation that failed: `open /var/lib/x`. `None` if the message was rejected before it began.
+    /// Operation that failed, such as `open /var/lib/x`. `None` if the message was rejected before it began.
     pub act: Option<Box<str>>,
-    /// Reason of the operating system or the allocator, in its own words; also part of `message`.
+    /// Reason in the words of the operating system or the allocator. It is also part of `message`.
     pub source: Option<Box<str>>,
     /// Error number of the operating system (errno(3)).
     pub errno: Option<i32>,
-    /// Time to wait before the next attempt, in milliseconds; only for [`ErrorKind::Busy`].
+    /// Time to wait before the next attempt, in milliseconds. Only for [`ErrorKind::Busy`].
     pub retry_after_ms: Option<u64>,
 }
 
 impl Failure {
-    /// Creates a failure without a remedy. The kind may also be a status of [`raw`](crate::raw).
+    /// Creates a failure without a remedy. `kind` may also be a status from [`raw`](crate::raw).
     pub fn new(kind: impl Into<ErrorKind>, message: impl Into<String>) -> Self {
         Self {
             kind: kind.into(),
@@ -61,14 +61,14 @@ impl Failure {
         self.kind.status()
     }
 
-    /// Body of the error reply: a JSON object with `status`, `text` (the message and the remedy) and `error`.
+    /// Body of the error reply: a JSON object with `status`, `text` (message and remedy) and `error`.
     pub fn to_json(&self) -> String {
         let error = self.to_value();
         json!({ "status": "error", "text": self.to_string(), "error": error }).to_string()
     }
 
-    /// Value of the reply's `error`: `{kind, message, remedy}`, with `act`, `source`, `errno` and
-    /// `retry_after_ms` if they are set.
+    /// Value of the reply's `error`: `{kind, message, remedy}`, plus `act`, `source`, `errno` and `retry_after_ms` if
+    /// set.
     pub fn to_value(&self) -> Value {
         let mut error =
             json!({ "kind": self.kind.name(), "message": self.message, "remedy": self.remedy });

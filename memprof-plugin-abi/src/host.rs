@@ -22,20 +22,20 @@ unsafe impl Send for Host {}
 unsafe impl Sync for Host {}
 
 impl Host {
-    /// Wraps the host's struct. Checks its version before it reads any other field.
+    /// Wraps the host's struct. Checks its version before reading any other field.
     ///
     /// # Safety
     /// `host` is null, or valid until `destroy` returns, as memprof.h documents.
     ///
     /// # Errors
-    /// `AbiMismatch`: the pointer is null, the major version is another one, or the struct is smaller than this
+    /// `AbiMismatch`: the pointer is null, the major version is a different one, or the struct is smaller than this
     /// build's.
     pub(crate) unsafe fn new(host: *const memprof_host_t) -> Result<Self, Failure> {
         let mismatch = |what: String| Failure::new(MEMPROF_ABI_MISMATCH, what);
         let host = NonNull::new(host.cast_mut())
             .ok_or_else(|| mismatch("the host passed no memprof_host_t".into()))?;
-        // SAFETY: memprof.h: `struct_size` and `abi_version` are the first fields in every version of the
-        // struct, and the caller passes a valid one.
+        // SAFETY: memprof.h: `struct_size` and `abi_version` are the first fields in every version of the struct. The
+        // caller passes a valid struct.
         let (size, version) = unsafe {
             let host = host.as_ref();
             (host.struct_size, host.abi_version)
@@ -65,7 +65,6 @@ impl Host {
         Self(address)
     }
 
-    /// The host's struct.
     fn raw(&self) -> &memprof_host_t {
         // SAFETY: the caller of `new` guarantees that the struct outlives the plugin.
         unsafe { self.0.as_ref() }
@@ -77,7 +76,7 @@ impl Host {
         unsafe { self.raw().name.as_str() }.unwrap_or("")
     }
 
-    /// Version of the program; empty if the host gives none, or if it is not UTF-8.
+    /// Version of the program; empty if the host provides none, or if it is not UTF-8.
     pub fn version(&self) -> &str {
         // SAFETY: memprof.h, `memprof_host_t`: the text lives as long as the struct.
         unsafe { self.raw().version.as_str() }.unwrap_or("")
@@ -89,20 +88,20 @@ impl Host {
         let found = self
             .extension(MEMPROF_EXTENSION_JEMALLOC)
             .cast::<memprof_jemalloc_t>();
-        // SAFETY: memprof.h, `memprof_jemalloc_t`: the extension of this id is this struct or null, and lives
-        // as long as the process.
+        // SAFETY: memprof.h, `memprof_jemalloc_t`: the extension with this id is this struct or null, and is never
+        // freed.
         let found = unsafe { found.as_ref() }?;
         (found.struct_size >= size_of::<memprof_jemalloc_t>()).then_some(found)
     }
 
-    /// The callback for replies that are files. `None` if the host accepts no files, or if its struct is smaller
-    /// than this build's.
+    /// The callback for replies that are files. `None` if the host accepts no files, or if its struct is smaller than
+    /// this build's.
     pub(crate) fn reply_fd(&self) -> Option<&memprof_reply_fd_t> {
         let found = self
             .extension(MEMPROF_EXTENSION_REPLY_FD)
             .cast::<memprof_reply_fd_t>();
-        // SAFETY: memprof.h, `memprof_reply_fd_t`: the extension of this id is this struct or null, and lives
-        // as long as the process.
+        // SAFETY: memprof.h, `memprof_reply_fd_t`: the extension with this id is this struct or null, and is never
+        // freed.
         let found = unsafe { found.as_ref() }?;
         (found.struct_size >= size_of::<memprof_reply_fd_t>()).then_some(found)
     }
@@ -110,14 +109,14 @@ impl Host {
     /// Pointer to the host's extension with this id; null if the host has none.
     pub fn extension(&self, id: &str) -> *const c_void {
         match self.raw().get_extension {
-            // SAFETY: memprof.h, `memprof_host_t.get_extension`: the callback is thread-safe, and the text
-            // outlives the call.
+            // SAFETY: memprof.h, `memprof_host_t.get_extension`: the callback is thread-safe, and the text outlives the
+            // call.
             Some(get) => unsafe { get(self.raw().ctx, memprof_str_t::new(id)) },
             None => std::ptr::null(),
         }
     }
 
-    /// Whether the host would write a line of this level. If the host does not say, true if it has a log at all.
+    /// Whether the host would write a line of this level. If it cannot tell, true if it has a log at all.
     pub fn log_enabled(&self, level: log::Level) -> bool {
         match self.raw().log_enabled {
             // SAFETY: memprof.h, `memprof_host_t.log_enabled`: the callback is thread-safe.
@@ -126,18 +125,17 @@ impl Host {
         }
     }
 
-    /// Writes one line to the host's log. Does nothing if the host has none.
+    /// Writes one line to the host's log. Does nothing if the host has no log.
     pub fn log(&self, level: log::Level, target: &str, message: &str) {
         if let Some(log) = self.raw().log {
             let (target, message) = (memprof_str_t::new(target), memprof_str_t::new(message));
-            // SAFETY: memprof.h, `memprof_host_t.log`: the callback is thread-safe, and both texts outlive
-            // the call.
+            // SAFETY: memprof.h, `memprof_host_t.log`: the callback is thread-safe, and both texts outlive the call.
             unsafe { log(self.raw().ctx, level_number(level), target, message) }
         }
     }
 }
 
-/// Number of a log level in memprof.h.
+/// Number of a log level, as in memprof.h.
 fn level_number(level: log::Level) -> memprof_log_level_t {
     match level {
         log::Level::Error => MEMPROF_LOG_ERROR,

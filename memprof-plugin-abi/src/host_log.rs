@@ -1,7 +1,7 @@
-//! The host that receives this library's log lines and panics.
+//! Sends this library's log lines and panics to the host.
 //!
-//! Uses no lock: a child that is forked while a thread of the parent logs creates its own instance, and would
-//! wait for that thread.
+//! Uses no lock: if a child is forked while a thread of the parent logs, the child creates its own instance, and would
+//! wait forever for that thread.
 #![expect(
     unsafe_code,
     reason = "a logger that a fork does not interrupt, and the host behind an atomic pointer"
@@ -18,34 +18,33 @@ use std::time::Duration;
 use crate::raw::memprof_host_t;
 use crate::{Host, escape_controls};
 
-/// Address of the host's struct, from `create` to `destroy`; otherwise null.
+/// Address of the host's struct from `create` to `destroy`; null at other times.
 static HOST: AtomicPtr<memprof_host_t> = AtomicPtr::new(ptr::null_mut());
 
-/// Calls of the host's log callbacks that are running.
+/// Number of running calls of the host's log callbacks.
 static IN_FLIGHT: InFlightCalls = InFlightCalls::new();
 
 /// Time between two checks for running calls.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Sends the log lines and panics of plugin `id`'s library to `host`.
+/// Sends the log lines and panics of this library, which contains plugin `id`, to `host`.
 ///
 /// # Safety
-/// Only one thread of the process calls it at a time.
+/// Only one thread of the process may call it at a time.
 pub(crate) unsafe fn set_host(host: Host, id: &'static str) {
     HOST.store(host.address().as_ptr(), Ordering::SeqCst);
-    // `set_logger` would wait in a forked child for a thread of the parent that was just setting it.
-    // SAFETY: the caller guarantees one thread at a time, and only this function sets a logger of this
-    // library.
+    // Not `set_logger`: in a forked child, it would wait for a thread of the parent that was just setting the logger.
+    // SAFETY: the caller guarantees one thread at a time, and nothing else in this library sets a logger.
     let set = unsafe { log::set_logger_racy(&HostLogger) };
-    // Fails if the logger is set already, as after a second `create`.
+    // `set` is an error if the logger is already set, because `create` was called before.
     if set.is_ok() {
         log::set_max_level(log::LevelFilter::Trace);
-        // The default hook prints to stderr, which would kill the host if that is a broken pipe.
+        // The default hook prints to stderr. If stderr is a broken pipe, that would kill the host.
         panic::set_hook(Box::new(move |info| log_panic(id, info)));
     }
 }
 
-/// Logs a panic of plugin `id`, with the thread, the line of the code and the text.
+/// Logs a panic of plugin `id`, with its thread, code location and text.
 fn log_panic(id: &str, info: &panic::PanicHookInfo<'_>) {
     let thread = thread::current();
     let thread = thread.name().unwrap_or("without a name");
@@ -63,8 +62,7 @@ pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
-/// Clears the host and blocks until all log calls into it have returned; afterwards the host may free its
-/// context.
+/// Clears the host, and blocks until all log calls into it have returned. Afterwards the host may free its context.
 pub(crate) fn clear_host() {
     HOST.store(ptr::null_mut(), Ordering::SeqCst);
     while IN_FLIGHT.any_in_flight(process::id()) {
@@ -72,14 +70,14 @@ pub(crate) fn clear_host() {
     }
 }
 
-/// The host, from `create` to `destroy`; otherwise `None`.
+/// The host, from `create` to `destroy`. `None` at other times.
 pub(crate) fn host() -> Option<Host> {
     let address = NonNull::new(HOST.load(Ordering::SeqCst))?;
-    // SAFETY: `set_host` stored the address of a host, which is valid until `clear_host` has returned.
+    // SAFETY: `set_host` stored the address of a host. It is valid until `clear_host` has returned.
     Some(unsafe { Host::from_address(address) })
 }
 
-/// Number of running calls in one process, with its pid: a forked child does not have those of its parent.
+/// Number of running calls, packed with the pid of their process. A forked child does not have the calls of its parent.
 #[derive(Debug)]
 struct InFlightCalls(AtomicU64);
 
@@ -88,7 +86,7 @@ impl InFlightCalls {
         Self(AtomicU64::new(0))
     }
 
-    /// Counts a call that begins in process `own`. A count that was inherited from the parent is replaced by 1.
+    /// Counts a call that begins in process `own`. Replaces a count inherited from the parent by 1.
     fn add_call(&self, own: u32) {
         self.update(|state| match count_for_process(state, own) {
             0 => u64::from(own) << 32 | 1,
@@ -96,7 +94,7 @@ impl InFlightCalls {
         });
     }
 
-    /// Counts the end of a call in process `own`. Does nothing if no call is counted: the thread began its call
+    /// Counts the end of a call in process `own`. Does nothing if no call is counted, because the thread began its call
     /// before it forked this process.
     fn remove_call(&self, own: u32) {
         self.update(|state| match count_for_process(state, own) {
@@ -120,7 +118,7 @@ impl InFlightCalls {
     }
 }
 
-/// Number of calls in the packed `state`, 0 if it is of another process than `own`.
+/// Number of calls in the packed `state`; 0 if it belongs to a process other than `own`.
 fn count_for_process(state: u64, own: u32) -> u32 {
     let (process, calls) = ((state >> 32) as u32, state as u32);
     if process == own { calls } else { 0 }
@@ -130,7 +128,7 @@ fn count_for_process(state: u64, own: u32) -> u32 {
 struct InFlightCall(());
 
 impl InFlightCall {
-    /// Begins a call; its end is counted when the guard is dropped.
+    /// Counts a call until the guard is dropped.
     fn begin() -> Self {
         IN_FLIGHT.add_call(process::id());
         Self(())
@@ -147,9 +145,9 @@ impl Drop for InFlightCall {
 struct HostLogger;
 
 impl HostLogger {
-    /// Calls `work` with the host, if there is one, and counts the call.
+    /// Calls `work` with the host if there is one.
     fn with_host(work: impl FnOnce(&Host)) {
-        // Counted before the host is read: `clear_host` clears it before it reads the count.
+        // The call is counted before the host is read, because `clear_host` clears the host before it reads the count.
         let _call = InFlightCall::begin();
         if let Some(host) = host() {
             work(&host);

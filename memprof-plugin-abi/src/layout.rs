@@ -1,5 +1,5 @@
-//! The layouts of [`raw`](crate::raw) as abi_stable describes them. A Rust host compares the plugin's with
-//! its own before the first call, which detects a struct that was changed without a new version number.
+//! The layouts of the structs in [`raw`](crate::raw), in abi_stable's terms. A Rust host compares the plugin's layouts
+//! with its own before the first call. This detects a struct that changed without a new version number.
 #![expect(
     unsafe_code,
     reason = "the ABI boundary: abi_stable's header in a foreign library"
@@ -18,14 +18,14 @@ use crate::raw::{memprof_host_t, memprof_jemalloc_t, memprof_plugin_entry_t, mem
 /// Symbol under which a plugin exports its [`header`].
 pub const SYMBOL: &str = ROOT_MODULE_LOADER_NAME;
 
-/// Root module of abi_stable: the struct whose layout is compared. The comparison includes this type's name, so
-/// a host and a plugin that were built with different names reject each other.
+/// Root module of abi_stable, with the layouts to compare. The comparison includes this type's name: host and plugin
+/// reject each other if the names differ.
 #[repr(C)]
 #[derive(Debug, StableAbi)]
 #[sabi(kind(Prefix(prefix_ref = LayoutRef, prefix_fields = LayoutPrefix)))]
 #[sabi(missing_field(panic))]
 pub struct Layout {
-    /// Names every struct that crosses the boundary, so that their layouts are compared. Never called.
+    /// Mentions every struct that crosses the boundary, so that its layout is compared. Never called.
     #[sabi(last_prefix_field)]
     pub structs: unsafe extern "C" fn(
         entry: *const memprof_plugin_entry_t,
@@ -42,13 +42,13 @@ impl RootModule for LayoutRef {
     const VERSION_STRINGS: VersionStrings = package_version_strings!();
 }
 
-/// The description of this build's struct layouts, which a plugin exports as [`SYMBOL`].
+/// Description of this build's struct layouts. A plugin exports it as [`SYMBOL`].
 pub const fn header() -> LibHeader {
     // SAFETY: `root_module` returns a `LayoutRef`, as abi_stable's `from_constructor` requires.
     unsafe { LibHeader::from_constructor::<LayoutRef>(root_module, CheckTypeLayout::Yes) }
 }
 
-/// Constructor of the root module, called by abi_stable.
+/// Constructor of the root module. abi_stable calls it.
 extern "C" fn root_module() -> RootModuleResult {
     /// Value of [`Layout::structs`]; never called.
     unsafe extern "C" fn structs(
@@ -64,8 +64,8 @@ extern "C" fn root_module() -> RootModuleResult {
 /// Compares the layouts of the plugin that exported `header` with those of this build.
 ///
 /// # Errors
-/// The layouts differ, or abi_stable cannot read the header. Returns one line that names the first difference,
-/// and abi_stable's full report.
+/// The layouts differ, or abi_stable cannot read the header. Returns a line with the first difference, and abi_stable's
+/// full report.
 pub fn check(header: AbiHeaderRef) -> Result<(), (String, String)> {
     header
         .upgrade()
@@ -76,9 +76,9 @@ pub fn check(header: AbiHeaderRef) -> Result<(), (String, String)> {
         })
 }
 
-/// Extracts the first difference from abi_stable's report, which has hundreds of lines for one field: `STRUCT:
-/// ERROR, unexpected field "FIELD"`, without the parts that the report does not name. The struct is the one
-/// whose layout comes last before the first error, and an unexpected field follows `Found:`.
+/// Extracts the first difference from abi_stable's report, which has hundreds of lines for one field. The result has
+/// the form `STRUCT: ERROR, unexpected field "FIELD"`, without the parts that the report lacks. The struct is that of
+/// the last layout before the first error. An unexpected field follows `Found:`.
 fn first_difference(report: &str) -> String {
     let (before, errors) = report.split_once("\nError:").unwrap_or(("", report));
     let value = |line: &str, key: &str| line.trim().strip_prefix(key).map(str::to_owned);

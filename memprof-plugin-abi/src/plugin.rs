@@ -3,26 +3,26 @@
 use crate::raw::{memprof_message_t, memprof_str_t};
 use crate::{Arguments, Failure, Host, Reply};
 
-/// A plugin: created once by its host, then called with messages until the host ends.
+/// A plugin. The host creates it once, and then sends it messages until the host ends.
 pub trait Plugin: Send + Sync + Sized + 'static {
-    /// Name of the plugin in messages and logs; unique in a host.
+    /// Name of the plugin in messages and logs. Unique in a host.
     const ID: &'static str;
     /// Version for logs and `status`, such as `0.2.0`.
     const VERSION: &'static str;
-    /// Messages that the plugin handles. The SDK rejects all others, and lists these.
+    /// Messages that the plugin handles. The SDK rejects all others, and lists these in the error.
     const MESSAGES: &'static [Message];
 
-    /// Creates the plugin. `config` is the text of its TOML table. The [`Host`] may be stored until the
-    /// plugin is dropped.
+    /// Creates the plugin. `config` is the text of its TOML table. The [`Host`] may be stored as long as the plugin
+    /// exists.
     ///
     /// # Errors
-    /// The reason why the plugin cannot work; the host logs it and continues without the plugin.
+    /// The reason why the plugin cannot work. The host logs it and continues without the plugin.
     fn create(host: Host, config: &str) -> Result<Self, Failure>;
 
     /// Handles one of [`MESSAGES`](Self::MESSAGES). May be called on several threads at once.
     ///
     /// # Errors
-    /// The SDK converts a [`Failure`] to the error reply, unless part of a body was written.
+    /// The SDK converts a [`Failure`] to the error reply, unless a part of the body was already written.
     fn handle_message(
         &self,
         name: &str,
@@ -30,8 +30,8 @@ pub trait Plugin: Send + Sync + Sized + 'static {
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure>;
 
-    /// Called on a thread that the host runs only for its plugins, before the host allocates on it, and again
-    /// before each message. Lets a profiler exclude the thread. Must not allocate.
+    /// Prepares a thread that the host runs only for its plugins; a profiler excludes it from the profile. The host
+    /// calls this before it allocates on the thread, and again before each message. Must not allocate.
     fn enter_thread(&self) {}
 }
 
@@ -41,8 +41,7 @@ pub trait Plugin: Send + Sync + Sized + 'static {
 pub struct Message(pub(crate) memprof_message_t);
 
 impl Message {
-    /// Describes a message: its name, its arguments as in `[name=NAME]`, and one sentence that says what it
-    /// does.
+    /// Describes a message: its name, its arguments in the form `[name=NAME]`, and one sentence about its effect.
     pub const fn new(name: &'static str, usage: &'static str, help: &'static str) -> Self {
         Self(memprof_message_t {
             struct_size: size_of::<memprof_message_t>(),
@@ -63,7 +62,7 @@ impl Message {
         static_text(self.0.usage)
     }
 
-    /// One sentence that says what the message does.
+    /// One sentence about the effect of the message.
     pub fn help(&self) -> &'static str {
         static_text(self.0.help)
     }
@@ -79,9 +78,8 @@ fn static_text(text: memprof_str_t) -> &'static str {
     unsafe { text.as_str() }.expect("it was a str")
 }
 
-/// Exports a type that implements [`Plugin`] as the library's plugin: defines the symbol
-/// `memprof_plugin_entry`. Call it once in a cdylib. Does not compile with `panic = "abort"`, because panics
-/// could not be caught.
+/// Exports a type that implements [`Plugin`] as the library's plugin, under the symbol `memprof_plugin_entry`. Use it
+/// once in a cdylib. Does not compile with `panic = "abort"`, because panics could not be caught.
 #[macro_export]
 macro_rules! export_plugin {
     ($plugin:ty) => {

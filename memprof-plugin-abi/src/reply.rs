@@ -13,10 +13,10 @@ use crate::raw::{MEMPROF_INTERNAL, MEMPROF_IO, MEMPROF_OK, memprof_reply_t, memp
 
 /// Content type of a JSON body.
 pub const JSON: &str = "application/json";
-/// Content type of a body without another one.
+/// Default content type of a body.
 pub const TEXT: &str = "text/plain; charset=utf-8";
 
-/// Largest body in bytes that is copied through a host's heap. A larger one can only be passed as a file.
+/// Maximum size of a body that is copied through a host's heap, in bytes. A larger body can only be passed as a file.
 pub const COPY_LIMIT: u64 = 16 << 20;
 
 /// Writer of the reply to one message.
@@ -24,7 +24,7 @@ pub const COPY_LIMIT: u64 = 16 << 20;
 pub struct Reply<'a> {
     sink: memprof_reply_t,
     has_begun: bool,
-    /// Whether the body is complete JSON, to which nothing may be appended.
+    /// Whether the body is complete JSON, so that nothing may be appended.
     is_json: bool,
     call: PhantomData<&'a memprof_reply_t>,
 }
@@ -45,7 +45,7 @@ impl Reply<'_> {
         }
     }
 
-    /// Whether part of a body was written.
+    /// Whether a part of the body was written.
     pub(crate) fn has_begun(&self) -> bool {
         self.has_begun
     }
@@ -73,11 +73,11 @@ impl Reply<'_> {
         self.write(json.as_bytes())
     }
 
-    /// Sets the content type; at most once, before the first byte. Does nothing if the host has no callback for
+    /// Sets the content type. Call it at most once, before the first byte. Does nothing if the host has no callback for
     /// it.
     ///
     /// # Errors
-    /// The host rejects it.
+    /// The host rejects the content type.
     pub fn begin(&mut self, content_type: &str) -> Result<(), Failure> {
         self.has_begun = true;
         let Some(begin) = self.sink.begin else {
@@ -88,7 +88,7 @@ impl Reply<'_> {
         check_status(unsafe { begin(self.sink.ctx, memprof_str_t::new(content_type)) })
     }
 
-    /// Appends bytes to the body. If the host has no callback for them, they are dropped without an error.
+    /// Appends bytes to the body. If the host has no callback for them, drops them without an error.
     ///
     /// # Errors
     /// The host accepts no more bytes: the body is too large, or memory ran out.
@@ -102,12 +102,11 @@ impl Reply<'_> {
         check_status(unsafe { write(self.sink.ctx, memprof_str_t::from_bytes(bytes)) })
     }
 
-    /// Passes the first `size` bytes of a file as the complete body, without a copy. The file must be open
-    /// for reading only, and must not change any more. A host that accepts no files gets a copy of the bytes,
-    /// at most [`COPY_LIMIT`].
+    /// Passes the first `size` bytes of a file as the complete body, without copying. The file must be open for reading
+    /// only, and must not change any more. A host that accepts no files gets a copy of the bytes, up to [`COPY_LIMIT`].
     ///
     /// # Errors
-    /// The body is too large to copy, or cannot be read; or the host does not accept it.
+    /// The body is too large to copy or cannot be read, or the host does not accept it.
     pub fn file(&mut self, file: &File, size: u64, content_type: &str) -> Result<(), Failure> {
         if self.pass_file(file, size, content_type) {
             self.has_begun = true;
@@ -140,7 +139,7 @@ impl Reply<'_> {
         Ok(())
     }
 
-    /// Passes the file to the host. Returns false if the host accepts no files, or not this one.
+    /// Passes the file to the host. Returns false if the host accepts no files, or rejects this one.
     fn pass_file(&self, file: &File, size: u64, content_type: &str) -> bool {
         let host = host_log::host();
         let Some(pass_file) = host.as_ref().and_then(|host| host.reply_fd()?.file) else {
@@ -159,7 +158,7 @@ fn read_error(error: &io::Error) -> Failure {
     Failure::io("read the body", error)
 }
 
-/// Converts a status of the host's reply callbacks: any status but `MEMPROF_OK` becomes a failure of kind
+/// Converts a status of the host's reply callbacks: any status except `MEMPROF_OK` becomes a failure of kind
 /// `Internal`.
 fn check_status(status: crate::Status) -> Result<(), Failure> {
     match status {

@@ -1,8 +1,8 @@
 //! Keeps the plugin's library loaded until the process ends.
 //!
-//! dlclose(3) of a Rust library crashes the program if threads of the library, or its thread-local variables
-//! in other threads, end later. `-Wl,-z,nodelete` prevents that, but only a build script can pass it; so the
-//! library does it itself.
+//! dlclose(3) of a Rust library can crash the program later: threads of the library, or its thread-local variables in
+//! other threads, may end after it. `-Wl,-z,nodelete` prevents that, but only a build script can pass this option, so
+//! the library prevents it at run time.
 #![expect(unsafe_code, reason = "the loader's functions")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -28,8 +28,8 @@ const RTLD_LAZY: c_int = 1;
 const RTLD_NOLOAD: c_int = 4;
 const RTLD_NODELETE: c_int = 0x1000;
 
-/// Keeps the library that contains this code loaded until the process ends, also after dlclose(3). Does nothing
-/// if the code is part of the program, or if the loader does not find its library.
+/// Keeps the library that contains this code loaded until the process ends, even after dlclose(3). Does nothing if the
+/// code is part of the program, or if the loader does not find the library.
 pub fn stay_loaded() {
     let mut image = DlInfo {
         path: ptr::null(),
@@ -42,8 +42,7 @@ pub fn stay_loaded() {
     if found == 0 || image.path.is_null() {
         return;
     }
-    // SAFETY: dlopen(3) gets the path under which the loader knows this library. RTLD_NOLOAD: it loads
-    // nothing.
+    // SAFETY: dlopen(3) gets the path under which the loader knows this library. RTLD_NOLOAD: it loads nothing.
     let handle = unsafe { dlopen(image.path, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) };
     if !handle.is_null() {
         // SAFETY: dlclose(3) gets the handle that dlopen(3) returned; RTLD_NODELETE remains in force.

@@ -6,15 +6,13 @@ use std::slice;
 
 use crate::raw::{memprof_message_t, memprof_plugin_entry_t, memprof_str_t};
 
-// SAFETY: memprof.h, `memprof_plugin_entry_t`: the struct only contains pointers to constant data that lives
-// as long as the process.
+// SAFETY: memprof.h, `memprof_plugin_entry_t`: the struct only contains pointers to constant data that is never freed.
 unsafe impl Sync for memprof_plugin_entry_t {}
-// SAFETY: memprof.h, `memprof_plugin_entry_t`: the struct only contains pointers to constant data that lives
-// as long as the process.
+// SAFETY: memprof.h, `memprof_plugin_entry_t`: the struct only contains pointers to constant data that is never freed.
 unsafe impl Sync for memprof_message_t {}
 
-/// Returns a text without control characters and line separators, which are escaped as in Rust's literals: a newline
-/// as `\n`. A line of a log then stays one line, whatever a client sent.
+/// Escapes control characters and line separators as in Rust's literals, for example a newline as `\n`. A log line then
+/// stays one line, no matter what a client sent.
 pub fn escape_controls(text: &str) -> Cow<'_, str> {
     let breaks_line = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
     if !text.contains(breaks_line) {
@@ -30,7 +28,7 @@ pub fn escape_controls(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Text that should be UTF-8; the error contains the position of the first invalid byte.
+/// Result for text that should be UTF-8. The error contains the position of the first invalid byte.
 pub type Utf8<'a> = Result<&'a str, std::str::Utf8Error>;
 
 impl memprof_str_t {
@@ -45,7 +43,7 @@ impl memprof_str_t {
         }
     }
 
-    /// Borrows bytes that need not be text, for a reply's body.
+    /// Borrows arbitrary bytes, for a reply's body.
     pub const fn from_bytes(bytes: &[u8]) -> Self {
         Self {
             ptr: bytes.as_ptr().cast(),
@@ -53,7 +51,7 @@ impl memprof_str_t {
         }
     }
 
-    /// Bytes that the other side lent; empty for a null pointer.
+    /// Bytes that the other side lent. Empty for a null pointer.
     ///
     /// # Safety
     /// `ptr` points to `len` bytes that stay unchanged during `'a`, or `len` is 0.
@@ -65,7 +63,7 @@ impl memprof_str_t {
         unsafe { slice::from_raw_parts(self.ptr.cast(), self.len) }
     }
 
-    /// Text that the other side lent, or the UTF-8 error.
+    /// Text that the other side lent. An error if it is not UTF-8.
     ///
     /// # Safety
     /// As for [`as_bytes`](Self::as_bytes).
