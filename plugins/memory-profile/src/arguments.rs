@@ -6,10 +6,10 @@ use std::time::Duration;
 use memprof_messages::{AllocatorKind, UnknownName};
 use memprof_plugin_abi::{Arguments, ErrorKind, Failure};
 
-/// Takes an argument that is one of the names of an enum. `None` if it is absent.
+/// Takes an argument with a value that names a variant of an enum. `None` if it is absent.
 ///
 /// # Errors
-/// `InvalidArgument`: the value is not one of the names, which the remedy lists.
+/// `InvalidArgument`: the enum has no such name. The remedy lists the valid names.
 pub(crate) fn take_enum<T: FromStr<Err = UnknownName>>(
     args: &mut Arguments,
     key: &'static str,
@@ -24,7 +24,7 @@ pub(crate) fn take_enum<T: FromStr<Err = UnknownName>>(
     args.take(key).map(parse).transpose()
 }
 
-/// Takes the argument `allocator`, the kind of an allocator. `None` if it is absent.
+/// Takes the argument `allocator`, which is the kind of an allocator. `None` if it is absent.
 ///
 /// # Errors
 /// `InvalidArgument`: no allocator has this kind.
@@ -65,10 +65,10 @@ pub(crate) fn take_switch(
     }
 }
 
-/// Longest time limit of an activation; a longer one needs no limit.
+/// Maximum time limit of an activation. A longer activation needs no limit.
 const MAX_DURATION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// Takes the argument `for`, a duration above 0 of at most 7 days. `None` if it is absent.
+/// Takes the argument `for`, a duration above 0 and up to 7 days. `None` if it is absent.
 ///
 /// # Errors
 /// `InvalidArgument`: the value is not such a duration.

@@ -25,28 +25,28 @@ use watch::WatchRules;
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
-    /// Directory of the kept dumps; absolute.
+    /// Directory of the kept dumps; an absolute path.
     dump_dir: Option<PathBuf>,
     /// Whether to start sampling when the host starts.
     pub activate_at_start: bool,
     /// log2 of the sample interval, for memprof's sampler and for an activation at the start.
     lg_sample: Option<LgSample>,
-    /// Sample interval as a size, as messages take it: `512KiB`. Excludes `lg_sample`.
+    /// Sample interval as a size in the format of messages, such as `512KiB`. Excludes `lg_sample`.
     sample_interval: Option<IntervalText>,
     /// Sampler to use: `auto`, `memprof` or `allocator`.
     pub sampler: SamplerChoice,
-    /// Walker of the samples' stacks: `auto`, `memprof` or `allocator`.
+    /// Walker for the stacks of samples: `auto`, `memprof` or `allocator`.
     unwinder: UnwinderChoice,
     /// Number of stacks per activation that both walkers walk for comparison.
     unwinder_checks: Option<NonZero<u64>>,
     /// Retention policy of the kept dumps.
     #[serde(deserialize_with = "parse_keep")]
     keep: RetentionPolicy,
-    /// Rules of automatic dumps.
+    /// Rules for automatic dumps.
     watch: WatchRules,
 }
 
-/// The table `[keep]` as written.
+/// The table `[keep]`, as written in the configuration.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct KeepConfig {
@@ -57,7 +57,7 @@ struct KeepConfig {
     keep_first: KeepFirst,
 }
 
-/// Number of first dumps to keep; `true` stands for one.
+/// Number of first dumps to keep. `true` means 1, `false` means 0.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "keep_first is true, false or a number of dumps")]
 enum KeepFirst {
@@ -72,7 +72,7 @@ impl Default for KeepFirst {
 }
 
 impl KeepConfig {
-    /// Checks the values and converts them to a policy; an absent one gets its default.
+    /// Checks the values and converts them to a policy. An absent value gets its default.
     ///
     /// # Errors
     /// `InvalidArgument`: `count` is 0, `keep_first` is not below `count`, or `bytes` or `age` is malformed.
@@ -114,7 +114,7 @@ impl KeepConfig {
     }
 }
 
-/// Parses the table `[keep]`, for serde.
+/// Deserializes the table `[keep]`.
 fn parse_keep<'de, D: Deserializer<'de>>(table: D) -> Result<RetentionPolicy, D::Error> {
     KeepConfig::deserialize(table)?
         .to_policy()
@@ -138,8 +138,8 @@ impl Config {
     /// Parses and checks the TOML text of the table.
     ///
     /// # Errors
-    /// `InvalidArgument`: the text is not TOML, a key is unknown or a value is invalid, which the message names
-    /// with its line and column; or `dump_dir` is not an absolute path.
+    /// `InvalidArgument`: the text is not TOML, a key is unknown, or a value is invalid; the message has its line and
+    /// column. Also if `dump_dir` is not an absolute path.
     pub(crate) fn parse(text: &str) -> Result<Self, Failure> {
         let config: Self =
             toml::from_str(text).map_err(|error| config_failure(error.to_string()))?;
@@ -159,7 +159,7 @@ impl Config {
     /// Sample interval. `None` if it is not configured.
     ///
     /// # Errors
-    /// `InvalidArgument`: it is out of range, or no size.
+    /// `InvalidArgument`: it is out of range, or not a size.
     pub(crate) fn sample_interval(&self) -> memprof_core::Result<Option<SampleInterval>> {
         let number = self.lg_sample.as_ref().map(LgSample::number);
         match &self.sample_interval {
@@ -168,12 +168,12 @@ impl Config {
         }
     }
 
-    /// Watch rules, in their order.
+    /// Watch rules, in the order of the configuration.
     pub(crate) fn watch_rules(&self) -> &[WatchRule] {
         &self.watch.0
     }
 
-    /// Settings of the stack walks; an absent `unwinder_checks` gets its default.
+    /// Settings of the stack walks. If `unwinder_checks` is absent, it gets its default.
     pub(crate) fn unwinder_settings(&self) -> UnwinderSettings {
         let default = UnwinderSettings::default();
         UnwinderSettings {
@@ -182,8 +182,8 @@ impl Config {
         }
     }
 
-    /// Store in the configured directory, or else in the default one of this program. If the default one is not
-    /// writable, the store is in `/tmp/memprof-UID-PROGRAM`, provided that this is writable.
+    /// Returns the store in the configured directory, or in this program's default directory if none is configured. If
+    /// the default directory is not writable but `/tmp/memprof-UID-PROGRAM` is, the store is there.
     pub(crate) fn store(&self, program: &str) -> Store {
         let store_in = |directory| Store::new(directory, self.keep);
         if let Some(directory) = &self.dump_dir {
@@ -191,10 +191,11 @@ impl Config {
         }
         let uid = rustix::process::geteuid();
         let store = store_in(default_dump_dir(program, uid.is_root(), |name| {
-            // After a change of uid the environment belongs to another user.
+            // After a change of uid, the environment belongs to another user.
             std::env::var_os(name).filter(|_| !is_secure_execution())
         }));
-        // A daemon that gave up root privileges still has root's environment.
+        // The default directory may not be writable: a daemon that dropped root privileges still has root's
+        // environment.
         let fallback = store_in(format!("/tmp/memprof-{}-{program}", uid.as_raw()).into());
         match (store.require_writable(), fallback.require_writable()) {
             (Err(_), Ok(())) => fallback,

@@ -1,5 +1,4 @@
-//! The exit handler, for programs that never destroy their plugins, such as Redis or a program with a
-//! preloaded plugin.
+//! The exit handler, for programs that never destroy their plugins, such as Redis or a program with a preloaded plugin.
 #![expect(unsafe_code, reason = "the C library's list of what to run at exit")]
 
 use std::panic::{self, AssertUnwindSafe};
@@ -9,19 +8,19 @@ use memprof_own::{ForkGuard, LockFreeOnce};
 
 use crate::profilers::Profilers;
 
-/// Profilers of the process whose exit dump the handler takes.
+/// Profilers of the process. The handler takes their exit dump.
 static PROFILERS: LockFreeOnce<Weak<Profilers>> = LockFreeOnce::new();
 
-/// Registers `Profiler::take_exit_dump` for exit(3) and the end of `main`, for the first profilers that are
-/// passed; a call with others does nothing. A forked child inherits the handler, which then dumps the child.
-/// The handler does nothing if the profilers were dropped by then, or in a child without one. If the C library
-/// refuses the handler, a warning is logged.
+/// Registers `Profiler::take_exit_dump` for exit(3) and the end of `main`. Only the first profilers are registered;
+/// later calls with others do nothing. A forked child inherits the handler, which then dumps the child. The handler
+/// does nothing if the profilers were dropped, or in a child that has no profiler. If the C library refuses the
+/// handler, only logs a warning.
 pub(crate) fn register_exit_handler(profilers: &Arc<Profilers>) {
     let own = Arc::downgrade(profilers);
     if !PROFILERS.get_or_set(Weak::clone(&own)).ptr_eq(&own) {
         return;
     }
-    // In a forked child, the C library does not release the lock of its list, which exit(3) acquires.
+    // A child that is forked while the C library's list is locked could not run exit(3), which locks it too.
     let _no_fork = ForkGuard::acquire();
     // SAFETY: atexit(3): the handler is a function of this library, which is never unloaded.
     if unsafe { libc::atexit(on_exit) } != 0 {
@@ -29,7 +28,7 @@ pub(crate) fn register_exit_handler(profilers: &Arc<Profilers>) {
     }
 }
 
-/// Handler of exit(3): takes the exit dump; a panic does not leave it.
+/// Handler of exit(3): takes the exit dump. Catches panics, which must not reach C code.
 extern "C" fn on_exit() {
     let take_dump = || {
         let profilers = PROFILERS.get().and_then(Weak::upgrade);
@@ -38,7 +37,7 @@ extern "C" fn on_exit() {
         }
     };
     if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(take_dump)) {
-        // Forgotten: dropping a payload runs foreign code, which may panic again.
+        // The payload is leaked, because dropping it runs foreign code, which may panic again.
         std::mem::forget(payload);
     }
 }

@@ -11,7 +11,7 @@ const DEFAULT_FILES: u32 = 16;
 const MAX_FILES: u64 = 1000;
 const DEFAULT_DURATION: Duration = Duration::from_secs(10 * 60);
 
-/// Parses the arguments of `gdump`: the limits for `state=on`, with defaults for absent ones. `None` for
+/// Parses the arguments of `gdump`. Returns the limits for `state=on`, with defaults for absent ones, and `None` for
 /// `state=off`.
 ///
 /// # Errors
@@ -43,7 +43,7 @@ pub(crate) fn parse_limits(mut args: Arguments) -> Result<Option<GdumpLimits>, F
     }))
 }
 
-/// Failure for invalid arguments, with an example as remedy.
+/// Failure for invalid arguments, with an example as the remedy.
 fn argument_failure(message: String) -> Failure {
     Failure::new(ErrorKind::InvalidArgument, message)
         .remedy("for example state=on files=16 for=10m")

@@ -1,4 +1,4 @@
-//! `memory_profile.so`: turns messages into calls of `memprof-core`, and its results into replies.
+//! `memory_profile.so`: converts messages to calls of `memprof-core`, and its results to replies.
 
 mod arguments;
 mod config;
@@ -12,7 +12,7 @@ mod shim;
 mod stats_format;
 mod text;
 
-/// Allocator with a reserve of memory, because a failed allocation in this library would abort the program.
+/// Allocator with a memory reserve. Without it, a failed allocation in this library would abort the program.
 #[global_allocator]
 static ALLOCATOR: memprof_own::ReservedAllocator = memprof_own::ReservedAllocator;
 

@@ -30,7 +30,7 @@ const DESCRIPTORS: [Message; MESSAGES.len()] = {
     all
 };
 
-/// The plugin instance: owns the profiler of this process.
+/// The plugin instance. It owns the profiler of this process.
 pub(crate) struct MemoryProfile {
     profilers: Arc<Profilers>,
 }
@@ -40,13 +40,13 @@ impl Plugin for MemoryProfile {
     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
     const MESSAGES: &'static [Message] = &DESCRIPTORS;
 
-    /// Fails only if the configuration is invalid. Whatever else goes wrong, such as an allocator that cannot be
-    /// profiled, is logged, because the host must start.
+    /// Fails only if the configuration is invalid. Other problems, such as an allocator that cannot be profiled, are
+    /// only logged, because the host must start.
     fn create(host: Host, config: &str) -> Result<Self, Failure> {
         let _exclusion = ProfilerExclusion::from_exported_symbols();
         let config = Config::parse(config)?;
         let store = config.store(host.name());
-        // Checked at the start, when it can still be fixed: the first dump may be hours away.
+        // Checked at the start, so that it can be fixed early: the first dump may come hours later.
         if let Err(error) = store.require_writable() {
             log::warn!("{}", to_failure(error));
         }
@@ -86,7 +86,7 @@ impl Plugin for MemoryProfile {
         args: Arguments,
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
-        // The thread may be the program's, as in Redis.
+        // The thread may belong to the program, as in Redis.
         let _exclusion = self.profiler().pause_on_this_thread();
         require_allowed_calls().map_err(to_failure)?;
         let profiler = self.profiler();
@@ -118,7 +118,7 @@ impl Plugin for MemoryProfile {
 
 impl Drop for MemoryProfile {
     fn drop(&mut self) {
-        // `existing_profiler`, because a forked child without a profiler has nothing to stop.
+        // Not `profiler`: a forked child without a profiler has nothing to stop.
         if let Some(profiler) = self.profilers.existing_profiler() {
             profiler.shut_down();
         }
@@ -126,13 +126,13 @@ impl Drop for MemoryProfile {
 }
 
 impl MemoryProfile {
-    /// Profiler of this process; created if it is missing, as in a forked child.
+    /// Returns the profiler of this process. Creates it if it is missing, for example in a forked child.
     fn profiler(&self) -> &Arc<Profiler> {
         self.profilers.get_or_create()
     }
 }
 
-/// Handles `help`: replies with the name, the usage and the purpose of each message.
+/// Handles `help`: replies with the name, usage and purpose of each message.
 fn help(args: Arguments, reply: &mut Reply<'_>) -> Result<(), Failure> {
     args.finish()?;
     let messages: Vec<_> = DESCRIPTORS

@@ -1,5 +1,5 @@
-//! The profiler of this process. A forked child gets its own: its parent's has threads that the child does
-//! not have, and locks that may be locked forever.
+//! The profiler of this process. A forked child gets its own profiler, because its parent's has threads that do not
+//! exist in the child, and locks that may be locked forever.
 
 use std::process;
 use std::sync::Arc;
@@ -12,33 +12,34 @@ use memprof_plugin_abi::Failure;
 use crate::reply::to_failure;
 use crate::text::activation_text;
 
-/// The profiler of the process that created the plugin, and those of its descendants by fork(2).
+/// The profiler of the process that created the plugin, and the profilers of its descendants by fork(2).
 pub(crate) struct Profilers {
     settings: ProfilerSettings,
     start: ProfilerStart,
     first: ForkGeneration,
 }
 
-/// The part of the config that takes effect at the start of each process.
+/// The part of the configuration that takes effect at the start of each process.
 pub(crate) struct ProfilerStart {
-    /// Interval of an activation at the start, or the reason for which it is invalid. `None`: no activation.
+    /// Sample interval of an activation at the start, or the reason why it is invalid. `None`: no activation.
     pub(crate) activation: Option<Result<Option<SampleInterval>, Failure>>,
-    /// Watch rules, in their order.
+    /// Watch rules, in the order of the configuration.
     pub(crate) rules: Vec<WatchRule>,
 }
 
+/// The profiler of one process in a line of forks, and that of its forked child.
 struct ForkGeneration {
     process: u32,
     profiler: Arc<Profiler>,
-    /// The profiler of the next forked child, if that has created it.
+    /// The profiler of a forked child, once that child has created it.
     child: LockFreeOnce<Self>,
-    /// Locked while `child` is created. A grandchild that is forked meanwhile finds it unlocked, and creates
-    /// its own.
+    /// Locked while `child` is being created. A grandchild forked during that time finds it unlocked, and creates its
+    /// own profiler.
     creation: ProcessLock,
 }
 
 impl Profilers {
-    /// Creates the profiler of this process, and starts what the config says.
+    /// Creates the profiler of this process, and applies the configuration.
     pub(crate) fn new(settings: ProfilerSettings, start: ProfilerStart) -> Self {
         let first = ForkGeneration::new(&settings);
         start.apply_config(&first.profiler);
@@ -49,12 +50,12 @@ impl Profilers {
         }
     }
 
-    /// Whether the config has watch rules.
+    /// Whether the configuration has watch rules.
     pub(crate) fn has_rules(&self) -> bool {
         !self.start.rules.is_empty()
     }
 
-    /// The profiler of this process; created if it is missing.
+    /// Returns the profiler of this process. Creates it if it is missing.
     pub(crate) fn get_or_create(&self) -> &Arc<Profiler> {
         let mut generation = &self.first;
         while !generation.is_current_process() {
@@ -63,7 +64,7 @@ impl Profilers {
         &generation.profiler
     }
 
-    /// The profiler of this process. `None` if it was not used yet.
+    /// The profiler of this process. `None` if it was not created yet.
     pub(crate) fn existing_profiler(&self) -> Option<&Arc<Profiler>> {
         let mut generation = &self.first;
         while !generation.is_current_process() {
@@ -74,7 +75,7 @@ impl Profilers {
 }
 
 impl ForkGeneration {
-    /// Creates the profiler of the calling process, and lets it maintain sampling that began before.
+    /// Creates the profiler of the calling process. It maintains sampling that began before.
     fn new(settings: &ProfilerSettings) -> Self {
         let profiler = Arc::new(Profiler::new(settings.clone(), SystemTime::now()));
         profiler.start_task_of_running_sampler();
@@ -86,8 +87,8 @@ impl ForkGeneration {
         }
     }
 
-    /// The next generation, which belongs to a forked child of this one's process; created for the calling
-    /// process if it is missing, and started as the config says. Blocks while another thread creates it.
+    /// Returns the next generation, which belongs to a forked child of this one's process. If it is missing, creates it
+    /// for the calling process and applies the configuration. Blocks while another thread creates it.
     fn get_or_create_child(&self, settings: &ProfilerSettings, start: &ProfilerStart) -> &Self {
         if let Some(child) = self.child.get() {
             return child;
@@ -101,14 +102,15 @@ impl ForkGeneration {
         child
     }
 
-    /// Whether the profiler was created by the calling process.
+    /// Whether the calling process created the profiler.
     fn is_current_process(&self) -> bool {
         self.process == process::id()
     }
 }
 
 impl ProfilerStart {
-    /// Starts sampling and sets the rules. Failures are logged: the program must go on even if it cannot be profiled.
+    /// Starts sampling and sets the rules. Failures are only logged, because the program must continue even if it
+    /// cannot be profiled.
     fn apply_config(&self, profiler: &Arc<Profiler>) {
         if let Some((reason, remedy)) = profiler.unavailable_reason_and_remedy() {
             log::warn!("profiling is unavailable: {reason}; {remedy}");
@@ -128,7 +130,7 @@ impl ProfilerStart {
     }
 }
 
-/// Starts sampling for good, and logs it.
+/// Starts sampling without a time limit, and logs that.
 fn activate_without_limit(
     profiler: &Arc<Profiler>,
     interval: Option<SampleInterval>,

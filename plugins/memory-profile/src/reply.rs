@@ -1,4 +1,4 @@
-//! Replies: one JSON object with `status`, `text` and the fields of the message.
+//! Writes replies: one JSON object with `status`, `text` and the fields of the message.
 
 use memprof_core::Error;
 use memprof_messages::{ErrorReply, ReplyEnvelope, ReplyStatus};
@@ -6,10 +6,10 @@ use memprof_plugin_abi::{ErrorKind, Failure, Reply};
 use rustix::io::Errno;
 use serde::Serialize;
 
-/// Time in milliseconds that a client should wait while a dump runs.
+/// Time that a client should wait if a dump is running, in milliseconds.
 const RETRY_AFTER_MS: u64 = 500;
 
-/// Replies with `fields`, and with the text that buses without JSON print.
+/// Replies with `fields`, and with `text` for buses that do not print JSON.
 ///
 /// # Errors
 /// `Internal`: `fields` cannot be serialized, or the host does not accept the reply.
@@ -21,7 +21,7 @@ pub(crate) fn reply_success(
     write_reply(reply, ReplyStatus::Ok, text, fields)
 }
 
-/// Writes the JSON object of a reply: `status`, `text` and the `fields`.
+/// Writes the JSON object of a reply: `status`, `text` and `fields`.
 ///
 /// # Errors
 /// As for [`reply_success`].
@@ -41,7 +41,7 @@ fn write_reply(
     reply.json(&json)
 }
 
-/// Replies with a failure and `fields`. The caller must still return the failure, which sets the status.
+/// Replies with a failure and `fields`. The caller must also return the failure, because that sets the status.
 ///
 /// # Errors
 /// As for [`reply_success`].
@@ -60,7 +60,7 @@ pub(crate) fn reply_failure(
     )
 }
 
-/// Converts an error of memprof-core to a failure. One of kind `Busy` also says when to try again.
+/// Converts an error of memprof-core to a failure. For kind `Busy`, adds the time after which to retry.
 pub(crate) fn to_failure(error: Error) -> Failure {
     let mut failure = Failure::new(error.kind, error.to_string());
     failure.errno = error.os_error().map(Errno::raw_os_error);

@@ -1,11 +1,11 @@
-//! tikv-jemalloc-ctl, bound to the host's jemalloc instead of a copy of its own.
+//! Binds tikv-jemalloc-ctl to the host's jemalloc instead of its bundled copy.
 //!
-//! tikv-jemalloc-ctl calls `_rjem_mallctl` and its siblings. If the linker resolved them, it would link the
-//! bundled jemalloc, and the plugin would read the statistics of an allocator that no one uses. So this image
-//! defines them, as jumps to the host's functions; if a fifth symbol of jemalloc's were needed, the
-//! definitions would clash, which is a link error. They are hidden, because a preloaded plugin must not
-//! provide the process with a `_rjem_mallctl`. The two that take a MIB only return an error: most programs
-//! lack them, and all code here uses names.
+//! tikv-jemalloc-ctl calls `_rjem_mallctl` and three related functions. If the linker resolved them, it would link the
+//! bundled jemalloc, and the plugin would read the statistics of an unused allocator. So this image defines these
+//! symbols as jumps to the host's functions. If another symbol of jemalloc were needed, the definitions would clash,
+//! which is a link error. The symbols are hidden, because a preloaded plugin must not provide the process with a
+//! `_rjem_mallctl`. The two functions that take a MIB only return an error: most programs lack them, and all code here
+//! uses names.
 #![expect(unsafe_code, reason = "the allocator calls")]
 
 use std::arch::global_asm;
@@ -23,11 +23,11 @@ use tikv_jemalloc_ctl::{epoch, stats, stats_print};
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("the trampolines to the host's jemalloc are written for x86-64");
 
-/// Addresses to which the trampolines jump: `mallctl`, `malloc_stats_print`. Null outside of
-/// [`with_jemalloc_bound`], when nothing calls them, and if the host lacks the function.
+/// Targets of the trampolines: `mallctl` and `malloc_stats_print`. Null outside of [`with_jemalloc_bound`], when
+/// nothing calls the trampolines, and if the host lacks the function.
 static TARGETS: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 
-/// Allows one binding at a time.
+/// Admits one binding at a time.
 static BINDING: ProcessLock = ProcessLock::new();
 
 global_asm!(
@@ -56,14 +56,14 @@ global_asm!(
     unbound = sym unbound,
 );
 
-/// Target of trampolines that are not bound; returns ENOSYS.
+/// Target of unbound trampolines. Returns ENOSYS.
 extern "C" fn unbound() -> c_int {
     const ENOSYS: c_int = 38;
     ENOSYS
 }
 
-/// Runs `work` while the calls of tikv-jemalloc-ctl reach `mallctl`; afterwards they fail with ENOSYS. Blocks
-/// while another thread does so.
+/// Runs `work` while calls of tikv-jemalloc-ctl go to `mallctl`. At other times they fail with ENOSYS. Blocks while
+/// another thread is in this function.
 fn with_jemalloc_bound<T>(mallctl: &Mallctl, work: impl FnOnce() -> T) -> T {
     let _guard = BINDING.lock();
     let bind = |pointers: [*mut c_void; 2]| {
@@ -87,12 +87,11 @@ pub(crate) fn host_mallctl(host: &Host) -> Option<Mallctl> {
         unsafe extern "C" fn(memprof_stats_callback_t, *mut c_void, *const c_char);
     let found = host.jemalloc()?;
     let mallctl = found.mallctl?;
-    // SAFETY: `memprof_stats_callback_t` is transparent, so both function types have the same calling
-    // convention.
+    // SAFETY: `memprof_stats_callback_t` is transparent, so both function types have the same calling convention.
     let typed = |print| unsafe { mem::transmute::<RawStatsPrintFn, StatsPrintFn>(print) };
     let stats_print = found.malloc_stats_print.map(typed);
-    // SAFETY: memprof.h, `memprof_jemalloc_t`: the functions are of the host's own jemalloc and live as long
-    // as the process.
+    // SAFETY: memprof.h, `memprof_jemalloc_t`: the functions belong to the host's own jemalloc, and stay valid until
+    // the process ends.
     Some(unsafe { Mallctl::new(mallctl, stats_print) })
 }
 
@@ -105,7 +104,7 @@ pub(crate) fn read_totals(mallctl: &Mallctl) -> Result<HeapTotals, Error> {
         .map_err(|error| refused_read_error("stats", &error.to_string()))
 }
 
-/// Reads the output of `malloc_stats_print`, with the sums of all arenas but not each arena.
+/// Reads the output of `malloc_stats_print`, with the sums over all arenas but not the single arenas.
 ///
 /// # Errors
 /// `Allocator`: jemalloc refused.
@@ -120,7 +119,7 @@ pub(crate) fn read_printout(mallctl: &Mallctl) -> Result<Printout, Error> {
     })
 }
 
-/// Reads the heap totals of the jemalloc that is bound now, after it has refreshed them (`epoch`).
+/// Refreshes (`epoch`) and reads the heap totals of the jemalloc that is bound.
 fn read_bound_totals() -> tikv_jemalloc_ctl::Result<HeapTotals> {
     epoch::advance()?;
     Ok(HeapTotals {

@@ -1,24 +1,24 @@
-//! The arguments of `stats` that select the format.
+//! The arguments of `stats` that select the format of the reply.
 
 use memprof_core::PrintOptions;
 use memprof_plugin_abi::{ErrorKind, Failure};
 
 use crate::reply::to_failure;
 
-/// Options of the printout, and the form of the reply.
+/// Options of the printout, and the format of the reply.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct StatsFormat {
-    /// Letters for jemalloc's printout. `None`: the default, without single arenas.
+    /// Option letters for jemalloc's printout. `None`: the default, which omits single arenas.
     pub(crate) options: Option<PrintOptions>,
-    /// Whether the reply is plain text instead of JSON with a text.
+    /// Whether the reply is plain text, instead of JSON that contains the text.
     pub(crate) is_plain: bool,
 }
 
 impl StatsFormat {
-    /// Parses the arguments `opts` and `format`; `format=json` stands for the letter `J`.
+    /// Parses the arguments `opts` and `format`. `format=json` means the option letter `J`.
     ///
     /// # Errors
-    /// `InvalidArgument`: an unknown letter or format, or text and JSON at once.
+    /// `InvalidArgument`: an unknown letter or format, or both text and JSON.
     pub(crate) fn parse(opts: Option<&str>, format: Option<&str>) -> Result<Self, Failure> {
         let given = opts
             .map(PrintOptions::parse)
@@ -27,6 +27,7 @@ impl StatsFormat {
         let wants_json = given.as_ref().is_some_and(PrintOptions::is_json);
         let options = match format {
             Some("json") if !wants_json => {
+                // Without `opts`, single arenas (`a`) are omitted, as in the default.
                 let letters = format!("J{}", opts.unwrap_or("a"));
                 Some(PrintOptions::parse(&letters).map_err(to_failure)?)
             }
@@ -48,7 +49,7 @@ impl StatsFormat {
     }
 }
 
-/// Failure for invalid arguments, with the valid formats as remedy.
+/// Failure for invalid arguments, with the valid formats as the remedy.
 fn argument_failure(message: &str) -> Failure {
     Failure::new(ErrorKind::InvalidArgument, message).remedy("valid formats: text, json (opts=J)")
 }

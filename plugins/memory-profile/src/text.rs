@@ -11,7 +11,7 @@ use memprof_messages::{
 
 use arenas::arenas_text;
 
-/// State of profiling with the warnings, and after a fresh start how much memory the new profile does not show.
+/// State of profiling with its warnings. After a fresh start, also the amount of memory that the new profile lacks.
 pub(crate) fn activation_text(activation: &ActivationResult) -> String {
     let text = append_unique(profiling_text(&activation.status), &activation.warnings);
     if !activation.begun {
@@ -24,7 +24,7 @@ pub(crate) fn activation_text(activation: &ActivationResult) -> String {
     format!("{text}; {unseen} are not in its profile, {START_ACTIVE_HINT}")
 }
 
-/// One line about the largest of the dumps, followed by the warnings.
+/// One line about the largest dump of the report, followed by the warnings.
 pub(crate) fn dump_text(report: &DumpReport) -> String {
     let dump = &report.largest;
     let amount = size_text(dump.estimated_inuse_bytes);
@@ -42,7 +42,7 @@ pub(crate) fn dump_text(report: &DumpReport) -> String {
     append_unique(text, &report.warnings)
 }
 
-/// One line per kept dump: its id and size, with the trigger and the RSS if both are known.
+/// One line per kept dump: its id and size, and its trigger and RSS if both are known.
 pub(crate) fn kept_dumps_text(kept: &[KeptDump]) -> String {
     if kept.is_empty() {
         return "no dumps are kept".to_owned();
@@ -57,8 +57,8 @@ pub(crate) fn kept_dumps_text(kept: &[KeptDump]) -> String {
     kept.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// State of profiling in one line: since when, interval, time limit, stack walkers, ages, labels and lost
-/// samples, as far as they apply, then the reason and the remedy.
+/// State of profiling in one line: start, interval, time limit, stack walkers, ages, labels and lost samples, as far as
+/// they apply. The reason and the remedy come last.
 fn profiling_text(status: &ProfilerStatus) -> String {
     let mut text = format!("profiling is {}", status.profiling);
     if let (Some(since), Some(interval)) = (&status.active_since, status.sample_interval) {
@@ -112,7 +112,7 @@ fn profiling_text(status: &ProfilerStatus) -> String {
     append_unique(text, status.reason.iter().chain(&status.remedy))
 }
 
-/// Counts of label sets: ` (1000 of at most 1000 sets, in 400.0 KiB; 12 samples of others)`.
+/// Counts of label sets, such as ` (1000 of at most 1000 sets, in 400.0 KiB; 12 samples of others)`.
 fn label_sets_text(sets: LabelSetStats) -> String {
     let LabelSetStats {
         seen,
@@ -131,7 +131,7 @@ fn label_sets_text(sets: LabelSetStats) -> String {
     )
 }
 
-/// Lines with the messages that each allocator supports.
+/// One line per allocator, with the messages that it supports.
 pub(crate) fn abilities_text(status: &ProfilerStatus) -> String {
     let line = |allocator: &AllocatorStatus| {
         let name = allocator.to_string();
@@ -176,7 +176,7 @@ fn times_text(count: u64) -> String {
     }
 }
 
-/// Whether `gdump` is on, its progress, and the warnings.
+/// State of `gdump`, its progress, and the warnings.
 pub(crate) fn gdump_text(result: &GdumpResult) -> String {
     let progress = result.gdump.as_ref().map(gdump_progress);
     let text = match (result.state == OnOff::On, progress) {
@@ -189,7 +189,7 @@ pub(crate) fn gdump_text(result: &GdumpResult) -> String {
     append_unique(text, &result.warnings)
 }
 
-/// Progress of `gdump`: dumps taken, limit, and end.
+/// Progress of `gdump`: number of dumps taken, limit, and end time.
 fn gdump_progress(gdump: &GdumpStatus) -> String {
     let GdumpStatus {
         taken,
@@ -216,7 +216,7 @@ pub(crate) fn background_threads_text(states: &[BackgroundThreads]) -> String {
     states.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Header, totals and printout of one allocator. The printout of glibc is replaced by a summary of its arenas.
+/// Header, totals and printout of one allocator. A summary of the arenas replaces glibc's printout.
 pub(crate) fn stats_text(stats: &Stats) -> String {
     let head = format!("{} {}\n", stats.kind, stats.version);
     let totals = match (&stats.totals, &stats.error) {
@@ -248,13 +248,12 @@ fn totals_text(totals: &HeapTotals) -> String {
     lines.concat()
 }
 
-/// A line with `name`, `value` in bytes, and the same with a unit, in columns.
+/// A line with `name`, `value` in bytes, and the value with a unit, in columns.
 fn size_line(name: &str, value: u64) -> String {
     format!("{name:<10} {value:>16}  {}\n", size_text(value))
 }
 
-/// Appends each of `more`, after a semicolon, that the text does not contain yet: a reason may also be a
-/// warning.
+/// Appends each part of `more` that the text does not contain yet, after a semicolon. A reason may repeat a warning.
 fn append_unique<'a>(text: String, more: impl IntoIterator<Item = &'a String>) -> String {
     more.into_iter().fold(text, |text, part| {
         if text.contains(part) {

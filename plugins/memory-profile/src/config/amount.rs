@@ -5,7 +5,7 @@ use std::fmt;
 use memprof_messages::{SIZE_EXAMPLE, has_unit, parse_size};
 use serde::Deserialize;
 
-/// Value as written in the configuration.
+/// A size or percentage, as written in the configuration.
 #[derive(Debug, Deserialize)]
 #[serde(
     untagged,
@@ -17,10 +17,11 @@ pub(super) enum SizeOrShare {
 }
 
 impl SizeOrShare {
-    /// Bytes of a size with a unit. A bare number is refused, because it may mean bytes, megabytes or percent.
+    /// Returns the bytes of a size with a unit. Rejects a bare number, because it could mean bytes, megabytes or
+    /// percent.
     ///
     /// # Errors
-    /// The value is not a size, or has no unit. The text names `key`, the value and valid values.
+    /// The value is not a size, or has no unit. The text contains `key`, the value and valid examples.
     pub(super) fn size_with_unit(&self, key: &str) -> Result<u64, String> {
         let share = |number: &str| match key {
             "rss_above" | "cgroup_above" => format!(" or \"{number}%\""),
@@ -45,7 +46,7 @@ impl SizeOrShare {
         }
     }
 
-    /// Number of a percentage such as `80%`, which may be above 100. `None` for any other value, and above 255.
+    /// Number of a percentage such as `80%`; it may exceed 100. `None` for any other value, and above 255.
     pub(super) fn percent(&self) -> Option<u8> {
         match self {
             Self::Number(_) => None,
@@ -53,7 +54,7 @@ impl SizeOrShare {
         }
     }
 
-    /// Bytes, for a key whose name says that it counts bytes; accepts a bare number.
+    /// Returns the bytes of a size, for a key with a name that implies bytes, so that a bare number is clear.
     ///
     /// # Errors
     /// The value is not a size, or is below 0.

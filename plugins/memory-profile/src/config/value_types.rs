@@ -1,8 +1,8 @@
-//! Configuration values of one type each, whose error messages contain no names of Rust types.
+//! Configuration values of one type each. Their error messages contain no names of Rust types.
 
 use serde::Deserialize;
 
-/// A number of at least 0.
+/// A whole number, 0 or more.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a whole number, not below 0")]
 pub(super) enum WholeNumber {
@@ -16,7 +16,7 @@ impl WholeNumber {
     }
 }
 
-/// log2 of a sample interval; its range is checked by [`Config::sample_interval`](super::Config::sample_interval).
+/// log2 of a sample interval. [`Config::sample_interval`](super::Config::sample_interval) checks its range.
 #[derive(Debug, Deserialize)]
 #[serde(
     untagged,
@@ -33,7 +33,7 @@ impl LgSample {
     }
 }
 
-/// Size of a sample interval, with or without a unit; it is parsed like that of a message.
+/// Size of a sample interval, with or without a unit. It is parsed like the argument of a message.
 #[derive(Debug, Deserialize)]
 #[serde(
     untagged,
@@ -53,7 +53,7 @@ impl IntervalText {
     }
 }
 
-/// Text of a duration, parsed by its user.
+/// Text of a duration. The user of this type parses it.
 #[derive(Debug, Deserialize)]
 #[serde(
     untagged,

@@ -1,4 +1,4 @@
-//! `[[watch]]`: the rules of automatic dumps.
+//! `[[watch]]`: the rules for automatic dumps.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -12,20 +12,20 @@ use super::amount::SizeOrShare;
 use super::value_types::Period;
 
 const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// Range of the period of `every`: a dump takes a fraction of a second, so shorter periods would dominate the
-/// program's work.
+/// Accepted periods of `every`. A dump takes a fraction of a second, so shorter periods would take up much of the
+/// program's time.
 const EVERY_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=MONTH;
 const MIN_INTERVAL_RANGE: RangeInclusive<Duration> = Duration::ZERO..=MONTH;
-/// Time between two dumps of a rule without `min_interval`, except `every`.
+/// Default of `min_interval`, except for `every`.
 const DEFAULT_MIN_INTERVAL: Duration = Duration::from_secs(60);
-/// Least growth in bytes; less is noise.
+/// Minimum growth in bytes. Smaller changes are noise.
 const MIN_GROWTH: u64 = 1 << 20;
 
-/// All rules, in their order.
+/// All rules, in the order of the configuration.
 #[derive(Debug, Default)]
 pub(super) struct WatchRules(pub(super) Vec<WatchRule>);
 
-/// One table as written in the configuration.
+/// One table, as written in the configuration.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct WatchTable {
@@ -43,7 +43,7 @@ struct WatchTable {
     activate: bool,
 }
 
-/// A table after its checks.
+/// A rule from a table that passed its checks.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "WatchTable")]
 struct ParsedRule(WatchRule);
@@ -51,7 +51,7 @@ struct ParsedRule(WatchRule);
 impl TryFrom<WatchTable> for ParsedRule {
     type Error = &'static str;
 
-    /// Fails unless the table has exactly one condition, and if `activate` is set with `at_exit`.
+    /// Fails if the table does not have exactly one condition, or if it has both `activate` and `at_exit`.
     fn try_from(table: WatchTable) -> Result<Self, &'static str> {
         let at_exit = table.at_exit.then_some(Condition::AtExit);
         let conditions = [
@@ -87,7 +87,7 @@ impl TryFrom<WatchTable> for ParsedRule {
 }
 
 impl<'de> Deserialize<'de> for WatchRules {
-    /// Accepts only a list of tables; the error for any other value says so.
+    /// Accepts only a list of tables. The error for any other value tells that.
     fn deserialize<D: Deserializer<'de>>(tables: D) -> Result<Self, D::Error> {
         struct Tables;
         impl<'de> Visitor<'de> for Tables {
@@ -132,7 +132,7 @@ fn parse_cgroup_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Cond
     Ok(Some(Condition::CgroupAbove(threshold)))
 }
 
-/// Parses the step of `rss_growth`, a size with a unit of at least 1 MiB.
+/// Parses the step of `rss_growth`, a size of at least 1 MiB with a unit.
 fn parse_rss_growth<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let amount = SizeOrShare::deserialize(value)?;
     let bytes = amount
@@ -145,7 +145,7 @@ fn parse_rss_growth<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condit
     Ok(Some(Condition::RssGrowth(bytes)))
 }
 
-/// Parses a duration in `range`; errors name `key`.
+/// Parses a duration in `range`. Errors contain `key`.
 fn parse_duration<'de, D: Deserializer<'de>>(
     key: &str,
     range: &RangeInclusive<Duration>,
@@ -164,7 +164,7 @@ fn parse_duration<'de, D: Deserializer<'de>>(
     )))
 }
 
-/// Parses a size above 0 or a percentage of 1 to 100; errors name `key`.
+/// Parses a size above 0, or a percentage from 1 to 100. Errors contain `key`.
 fn parse_threshold<'de, D: Deserializer<'de>>(key: &str, value: D) -> Result<Threshold, D::Error> {
     let amount = SizeOrShare::deserialize(value)?;
     let (threshold, is_possible) = match amount.percent() {

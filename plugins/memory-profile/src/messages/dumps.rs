@@ -16,11 +16,10 @@ use crate::text::{dump_text, gdump_text, kept_dumps_text};
 
 /// Content type of jemalloc's dumps.
 const JEMALLOC_PROFILE: &str = "application/x-jemalloc-heap-profile";
-/// Content type of tcmalloc's dumps, which begin with other words.
+/// Content type of tcmalloc's dumps, which have another header.
 const TCMALLOC_PROFILE: &str = "application/x-tcmalloc-heap-profile";
 
-/// Handles `dump`: stores a dump and replies with its description; with `keep=off`, replies with its bytes
-/// instead.
+/// Handles `dump`: stores a dump, and replies with its description. With `keep=off`, replies with its bytes instead.
 pub(super) fn dump(
     profiler: &Profiler,
     mut args: Arguments,
@@ -55,7 +54,7 @@ fn reply_with_dump_bytes(
     reply.file(&dump.file, dump.bytes, content_type)
 }
 
-/// Handles `gdump`: starts or stops the dumps at high water, and replies with their state.
+/// Handles `gdump`: starts or stops the dumps at high-water marks, and replies with their state.
 pub(super) fn gdump(
     profiler: &Arc<Profiler>,
     args: Arguments,
@@ -83,8 +82,8 @@ pub(super) fn list(
     reply_success(reply, &text, DumpList { dumps: kept })
 }
 
-/// Handles `fetch`: replies with the bytes of the kept dump `id`. If they cannot be passed to the host, the
-/// remedy is to read the file at its path.
+/// Handles `fetch`: replies with the bytes of the kept dump `id`. If they cannot be passed to the host, the remedy is
+/// to read the file at its path.
 pub(super) fn fetch(
     profiler: &Profiler,
     mut args: Arguments,
@@ -99,17 +98,17 @@ pub(super) fn fetch(
     passed.map_err(|failure| failure.remedy(format!("read {}", dump.path.display())))
 }
 
-/// Converts the error of a dump, and logs one of kind `Io`.
+/// Converts the error of a dump. Also logs an error of kind `Io`.
 fn dump_failure(error: Error) -> Failure {
-    // Logged, because errors of the system concern the host's operator, not only the sender of the message.
+    // System errors concern the host's operator, and not only the sender of the message.
     if error.kind == ErrorKind::Io {
         log::warn!("{error}");
     }
     to_failure(error)
 }
 
-/// Content type of a dump: tcmalloc's if it begins with `heap profile:`, otherwise jemalloc's, also for a
-/// shorter file.
+/// Returns the content type of a dump: tcmalloc's if it begins with `heap profile:`, otherwise jemalloc's, even if the
+/// file is shorter than that text.
 ///
 /// # Errors
 /// The file cannot be read.

@@ -10,7 +10,7 @@ use crate::arguments::{take_allocator, take_duration, take_enum, take_number};
 use crate::reply::{reply_success, to_failure};
 use crate::text::activation_text;
 
-/// Handles `activate`: starts sampling, and replies with the state.
+/// Handles `activate`: starts sampling, and replies with the new state.
 pub(super) fn activate(
     profiler: &Arc<Profiler>,
     mut args: Arguments,
@@ -22,7 +22,7 @@ pub(super) fn activate(
     reply_activation(reply, activation)
 }
 
-/// Handles `deactivate`: stops sampling, and replies with the state.
+/// Handles `deactivate`: stops sampling, and replies with the new state.
 pub(super) fn deactivate(
     profiler: &Profiler,
     mut args: Arguments,
@@ -33,7 +33,7 @@ pub(super) fn deactivate(
     reply_activation(reply, profiler.deactivate(allocator).map_err(to_failure)?)
 }
 
-/// Handles `reset`: drops all samples, sets the sample interval if it is given, and replies with the state.
+/// Handles `reset`: drops all samples, sets the sample interval if given, and replies with the new state.
 pub(super) fn reset(
     profiler: &Profiler,
     mut args: Arguments,
@@ -46,14 +46,14 @@ pub(super) fn reset(
     reply_activation(reply, activation)
 }
 
-/// Replies with the state after a message that changed it, and logs it.
+/// Replies with the new state, and logs it.
 fn reply_activation(reply: &mut Reply<'_>, activation: ActivationResult) -> Result<(), Failure> {
     let text = activation_text(&activation);
     log::info!("{text}");
     reply_success(reply, &text, activation)
 }
 
-/// Takes the arguments of `activate`; `ages=off` and `labels=off` count as absent.
+/// Takes the arguments of `activate`. `ages=off` and `labels=off` count as absent.
 ///
 /// # Errors
 /// `InvalidArgument`: a value is malformed or out of range.
@@ -79,7 +79,7 @@ fn take_options(args: &mut Arguments) -> Result<ActivateOptions, Failure> {
     })
 }
 
-/// Takes the sample interval: `sample_interval` in bytes, or `lg_sample`, its log2 as in jemalloc's options.
+/// Takes the sample interval: `sample_interval` in bytes, or `lg_sample`, which is its log2, as in jemalloc's options.
 /// `None` if both are absent.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Messages about the state of the profiler, and its end: `status`, `doctor`, `detach`.
+//! Messages about the profiler's state and its end: `status`, `doctor`, `detach`.
 
 use memprof_core::Profiler;
 use memprof_host::adapters::attachment;
@@ -8,7 +8,7 @@ use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
 use crate::reply::{reply_failure, reply_success, to_failure};
 use crate::text::{abilities_text, status_text};
 
-/// Handles `status`: replies with the state of profiling and the messages that each allocator supports.
+/// Handles `status`: replies with the state of profiling, and with the messages that each allocator supports.
 pub(super) fn status(
     profiler: &Profiler,
     args: Arguments,
@@ -20,8 +20,8 @@ pub(super) fn status(
     reply_success(reply, &text, status)
 }
 
-/// Handles `doctor`: replies with the findings. Fails, after the same reply, only if a finding is an error, so that
-/// a script can wait until profiling is possible.
+/// Handles `doctor`: replies with the findings. If one of them is an error, also fails after that reply, so that a
+/// script can wait until profiling is possible.
 pub(super) fn doctor(
     profiler: &Profiler,
     args: Arguments,
@@ -47,10 +47,10 @@ pub(super) fn doctor(
     }
 }
 
-/// Handles `detach`: undoes all that memprof does in the process. The control socket closes after the reply.
+/// Handles `detach`: undoes everything that memprof does in the process. The control socket closes after the reply.
 ///
 /// # Errors
-/// `Unsupported`: the plugin was not loaded by `memprof attach`; otherwise as for [`Profiler::detach`].
+/// `Unsupported`: the plugin was not loaded by `memprof attach`. Otherwise as for [`Profiler::detach`].
 pub(super) fn detach(
     profiler: &Profiler,
     args: Arguments,

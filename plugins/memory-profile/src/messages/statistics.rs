@@ -9,8 +9,8 @@ use crate::reply::{reply_success, to_failure};
 use crate::stats_format::StatsFormat;
 use crate::text::{background_threads_text, stats_text};
 
-/// Handles `stats`: replies with the heap totals and the printout of each allocator, and logs them unless
-/// `log=off`. With `format=text`, the body is the text alone, not JSON.
+/// Handles `stats`: replies with the heap totals and the printout of each allocator. Also logs them, unless `log=off`.
+/// With `format=text`, the body is the plain text instead of JSON.
 pub(super) fn stats(
     profiler: &Profiler,
     mut args: Arguments,
@@ -25,7 +25,7 @@ pub(super) fn stats(
     let stats = profiler.stats(allocator, format.options.as_ref());
     let stats = stats.map_err(to_failure)?;
     let text: String = match format.is_json() {
-        // JSON for programs, without the header lines of the text.
+        // For programs: only JSON, without the header lines of the text.
         true => stats.iter().map(|each| each.report.as_str()).collect(),
         false => stats.iter().map(stats_text).collect(),
     };
@@ -38,7 +38,7 @@ pub(super) fn stats(
     reply_success(reply, &text, PerAllocator { allocators: stats })
 }
 
-/// Handles `purge`: gives free pages back to the kernel, and replies with the resident memory before and after.
+/// Handles `purge`: releases free pages to the kernel, and replies with the resident memory before and after.
 pub(super) fn purge(
     profiler: &Profiler,
     mut args: Arguments,
@@ -52,8 +52,8 @@ pub(super) fn purge(
     reply_success(reply, &text, purged)
 }
 
-/// Handles `background_thread`: turns jemalloc's background threads on or off, or limits them, as far as the
-/// arguments say so, and replies with their state.
+/// Handles `background_thread`: turns jemalloc's background threads on or off (`state`), or limits them (`max`), and
+/// replies with their state.
 pub(super) fn background_thread(
     profiler: &Profiler,
     mut args: Arguments,
@@ -68,8 +68,8 @@ pub(super) fn background_thread(
     reply_success(reply, &text, PerAllocator { allocators })
 }
 
-/// Handles `recent`: replies with the latest sampled allocations of each jemalloc; `max` sets how many jemalloc
-/// records.
+/// Handles `recent`: replies with the latest sampled allocations of each jemalloc. `max` sets the number of allocations
+/// that jemalloc records.
 pub(super) fn recent(
     profiler: &Profiler,
     mut args: Arguments,
@@ -83,8 +83,8 @@ pub(super) fn recent(
     reply_success(reply, &text, PerAllocator { allocators: recent })
 }
 
-/// Handles `ledger`: replies with the resident memory by part; with `smaps=on`, also with the kernel's sums over
-/// all mappings.
+/// Handles `ledger`: replies with the resident memory by part. With `smaps=on`, adds the kernel's sums over all
+/// mappings.
 pub(super) fn ledger(
     profiler: &Profiler,
     mut args: Arguments,

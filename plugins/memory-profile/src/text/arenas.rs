@@ -2,21 +2,21 @@
 
 use super::size_text;
 
-/// Number of arenas that get a line, largest first; a program with many threads has eight per processor.
+/// Maximum number of arenas that get a line. A program with many threads has eight arenas per processor.
 const MAX_SHOWN: usize = 16;
 
-/// Size of an arena, or of all together, in bytes.
+/// Size of one arena, or of all arenas together, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Arena {
     number: u64,
-    /// Bytes from the system.
+    /// Bytes from the kernel.
     size: u64,
-    /// Bytes of these that no object uses.
+    /// Part of `size` that no object uses.
     free: u64,
 }
 
-/// Text about glibc's arenas: a line for each of the largest [`MAX_SHOWN`], largest first, then the number of
-/// the others and the total. `None` if `info` is not the output of `malloc_info(3)`.
+/// Text about glibc's arenas: one line for each of the largest [`MAX_SHOWN`], then the number of other arenas and the
+/// total. `None` if `info` is not the output of `malloc_info(3)`.
 pub(super) fn arenas_text(info: &str) -> Option<String> {
     let mut arenas: Vec<Arena> = Vec::new();
     let mut total = Arena::default();
@@ -38,6 +38,7 @@ pub(super) fn arenas_text(info: &str) -> Option<String> {
                 parse_attribute(line, "size")?,
             );
         } else {
+            // Elements outside of a heap are about all arenas together.
             let arena = if is_inside {
                 arenas.last_mut()?
             } else {
@@ -69,7 +70,7 @@ pub(super) fn arenas_text(info: &str) -> Option<String> {
         text += &format!("{more} smaller arenas\n");
     }
     let count = arenas.len();
-    // The printout has a length limit, which a hundred arenas with many sizes reach.
+    // The printout has a maximum length, which a hundred arenas with many sizes exceed.
     let is_complete = info.contains("\n</malloc>");
     text += &match is_complete {
         true => format!(
@@ -83,8 +84,8 @@ pub(super) fn arenas_text(info: &str) -> Option<String> {
     Some(text)
 }
 
-/// Number in an attribute, such as `size` of `<total type="fast" count="0" size="0"/>`. `None` if the line has
-/// no such attribute, or if it is not a number.
+/// Number in an attribute, such as `size` in `<total type="fast" count="0" size="0"/>`. `None` if the line lacks the
+/// attribute, or if its value is not a number.
 fn parse_attribute(line: &str, name: &str) -> Option<u64> {
     let (_, remaining) = line.split_once(&format!(" {name}=\""))?;
     remaining.split('"').next()?.parse().ok()
