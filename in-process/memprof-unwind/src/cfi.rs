@@ -1,5 +1,4 @@
-//! Call frame information (`.eh_frame`, LSB and System V ABI for x86-64): finds the unwind rule of
-//! one address.
+//! Call frame information (`.eh_frame`, LSB and System V ABI for x86-64): finds the unwind rule of one address.
 
 mod register_rules;
 
@@ -13,12 +12,12 @@ use crate::rule::Rule;
 use crate::walk::StackReader;
 use register_rules::RegisterRules;
 
-/// Bytes of an object with their address, in the object or in memory.
+/// Bytes of a section with their address, as the object's file or memory has it.
 #[derive(Clone, Copy, Debug)]
 pub struct Section<'a> {
     /// Address of the first byte.
     pub address: u64,
-    /// The section's bytes; bytes that follow it are ignored.
+    /// Bytes of the section. Further bytes may follow, and are ignored.
     pub bytes: &'a [u8],
 }
 
@@ -26,11 +25,11 @@ type Bytes<'a> = EndianSlice<'a, NativeEndian>;
 
 const ADDRESS_SIZE: u8 = 8;
 
-/// Returns the rule at `address`: searches the sorted table of `.eh_frame_hdr` and reads the
-/// `.eh_frame` that `section_at` returns for its address.
+/// Returns the rule at `address`. Searches the sorted table of `.eh_frame_hdr`, and reads the `.eh_frame` section,
+/// which `section_at` returns for its address.
 ///
-/// Never fails: information that cannot be read yields [`Rule::Unsupported`], an address without
-/// information yields [`Rule::Undescribed`].
+/// Never fails: returns [`Rule::Unsupported`] if the information cannot be read, and [`Rule::Undescribed`] if the
+/// address has none.
 pub fn rule_at<'a>(
     hdr: Section<'a>,
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,
@@ -47,9 +46,9 @@ pub fn rule_at<'a>(
     }
 }
 
-/// Returns the registers of the caller of a frame at `address`, read by all that DWARF offers. `None` if the information
-/// cannot be read, or needs an unknown register or unreadable memory. Without a return address, the function is the
-/// outermost one, and its caller's program counter is 0.
+/// Returns the registers of the caller of a frame at `address`, with full support for DWARF expressions. `None` if the
+/// information cannot be read, or needs an unknown register or unreadable memory. If there is no return address, the
+/// frame is the outermost one, and its caller's program counter is 0.
 pub(crate) fn caller_at<'a>(
     hdr: Section<'a>,
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,
@@ -67,18 +66,19 @@ pub(crate) fn caller_at<'a>(
     })
 }
 
-/// Way in which code is unwound.
+/// Call frame information of one address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CodeUnwinding<T> {
-    /// By this row of the unwinding table.
+    /// A row of the unwinding table, or its result.
     Row(T),
-    /// There is no information.
+    /// The address has no information.
     Undescribed,
-    /// The kernel's return from a signal handler.
+    /// The code is the kernel's return from a signal handler.
     Signal,
 }
 
-/// Reads the row of the unwinding table at `address` by `use_row`. `None` for information that cannot be read.
+/// Finds the row of the unwinding table at `address` and passes it to `use_row`. `None` if the information cannot be
+/// read.
 fn read_row<'a, T>(
     hdr: Section<'a>,
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,
@@ -118,21 +118,22 @@ fn read_row<'a, T>(
     Some(CodeUnwinding::Row(use_row(&row.state, &eh_frame)))
 }
 
-/// Most states that a function may remember at once; compilers need one.
+/// Maximum number of states that a function may remember at once. Compilers need one.
 const MAX_REMEMBERED_STATES: usize = 4;
 
-/// Row of the unwinding table (DWARF 5, 6.4.1) for the registers of [`RegisterRules`].
+/// Row of the unwinding table (DWARF 5, 6.4.1), with the registers of [`RegisterRules`].
 struct CfiRow {
     start: u64,
     data_alignment: i64,
     state: RegisterRules,
-    /// State after the instructions of the CIE.
+    /// State after the instructions of the CIE. `Restore` returns to its rules.
     initial: Option<RegisterRules>,
     remembered: [Option<RegisterRules>; MAX_REMEMBERED_STATES],
 }
 
 impl CfiRow {
-    /// Creates the row at `start`, before any instruction: registers are unchanged and the return address is undefined.
+    /// Creates the row at `start`, before any instruction: registers are unchanged, and the return address is
+    /// undefined.
     fn new(start: u64, data_alignment: i64) -> Self {
         Self {
             start,
@@ -143,7 +144,7 @@ impl CfiRow {
         }
     }
 
-    /// Runs instructions until the row covers `address`. `None` if an instruction is invalid or not supported.
+    /// Runs instructions until the row covers `address`. `None` if an instruction is invalid or unsupported.
     fn run_to(
         &mut self,
         mut instructions: CallFrameInstructionIter<'_, Bytes<'_>>,
@@ -170,7 +171,7 @@ impl CfiRow {
         Some(())
     }
 
-    /// Applies one instruction to the row. `None` if it is not supported.
+    /// Applies one instruction to the row. `None` if it is unsupported.
     fn apply_instruction(&mut self, instruction: CallFrameInstruction<usize>) -> Option<()> {
         use CallFrameInstruction as I;
         let RegisterRules { cfa, .. } = &mut self.state;
@@ -206,14 +207,14 @@ impl CfiRow {
                 let newest = self.remembered.iter_mut().rev().find_map(Option::take);
                 self.state = newest?;
             }
-            // `ArgsSize`: bytes that a callee pops, irrelevant here.
+            // `ArgsSize` is the number of bytes that a callee pops, which is irrelevant here.
             I::ArgsSize { .. } | I::Nop => {}
             instruction => return self.apply_to_register(instruction),
         }
         Some(())
     }
 
-    /// Applies an instruction that sets the rule of one register. `None` if it is not supported.
+    /// Applies an instruction that sets the rule of one register. `None` if it is unsupported.
     fn apply_to_register(&mut self, instruction: CallFrameInstruction<usize>) -> Option<()> {
         use CallFrameInstruction as I;
         use RegisterRule as R;
@@ -271,7 +272,7 @@ impl CfiRow {
     }
 }
 
-/// Returns the CFA rule "register plus offset". `None` if the offset does not fit an `i64`.
+/// Returns the CFA rule "register plus offset". `None` if the offset does not fit into an `i64`.
 fn register_and_offset(register: Register, offset: u64) -> Option<CfaRule<usize>> {
     let offset = offset.try_into().ok()?;
     Some(CfaRule::RegisterAndOffset { register, offset })

@@ -1,18 +1,18 @@
-//! Comparison of two walks of one stack.
+//! Compares two walks of one stack.
 
 /// Frames that one walker found, from the leaf on.
 #[derive(Debug)]
 pub(crate) struct WalkedStack<'a> {
     pub(crate) frames: &'a [usize],
-    /// The buffer was full, so frames may be missing.
+    /// Whether the buffer was full, so that frames may be missing.
     pub(crate) is_truncated: bool,
 }
 
-/// Most frames of its own that the saved walker puts below its caller.
+/// Maximum number of the saved walker's own frames, which it reports below its caller.
 const MAX_FRAMES_BELOW: usize = 8;
 
-/// Compares memprof's walk with the saved walker's, as far as neither is truncated. `None` if they differ; else the
-/// frame that the saved walker puts below memprof's first one, or 0 if it puts none.
+/// Compares memprof's walk with that of the saved walker, up to the end of a truncated one. `None` if they differ.
+/// Otherwise the frame that the saved walker reports below memprof's first frame; 0 if there is none.
 pub(crate) fn leaf_if_equal(own: &WalkedStack<'_>, saved: &WalkedStack<'_>) -> Option<usize> {
     let first = own.frames.first()?;
     let mut near = saved.frames.iter().take(MAX_FRAMES_BELOW);
@@ -27,8 +27,8 @@ pub(crate) fn leaf_if_equal(own: &WalkedStack<'_>, saved: &WalkedStack<'_>) -> O
     is_equal.then(|| leaf.copied().unwrap_or(0))
 }
 
-/// Whether two frames are of the same code. Where a signal interrupted a function, the saved walker writes that
-/// address, memprof's the one after it.
+/// Whether two frames belong to the same code. For a function that a signal interrupted, the saved walker reports the
+/// address of the interruption, and memprof's walker the address after it.
 fn is_same_frame(own: usize, saved: usize) -> bool {
     own == saved || own == saved.wrapping_add(1)
 }

@@ -1,8 +1,8 @@
-//! Frames that no [`Rule`] expresses: their call frame information is read anew for each walk.
+//! Frames that no [`Rule`] can express. Their call frame information is read again in each walk.
 //!
-//! Most of them need only the registers that a walk follows. If one needs another register, such as a CFA in `rbx`, the
-//! stack is walked again from its innermost frame with all registers that functions restore. That takes about a
-//! microsecond per frame.
+//! Most of them need only the registers that a walk tracks. If a frame needs another register, for example a CFA in
+//! `rbx`, the stack is walked again from its innermost frame, with all registers that functions restore. That takes
+//! about a microsecond per frame.
 #![expect(unsafe_code, reason = "an argument that is passed to another stack")]
 
 use crate::object::{FindObject, loaded_caller_at};
@@ -11,19 +11,19 @@ use crate::rule::Rule;
 use crate::spare_stack::SpareStack;
 use crate::walk::{Registers, StackReader, frame_pointer_caller, has_frame_pointer};
 
-/// Position of a walk with all registers, which follows the walk that needs it.
+/// Position of the walk with all registers, which follows the normal walk as far as needed.
 #[derive(Debug)]
 pub(crate) struct ComplexFrames {
-    /// Registers of the frame at `depth`.
+    /// Registers of frame number `depth`.
     registers: RegisterFile,
     depth: usize,
-    /// 1 if that frame called another one, 0 if a signal interrupted it.
+    /// 1 if that frame called another one; 0 if a signal interrupted it.
     into_call: usize,
-    /// Registers of the innermost frame, until the walk is started.
+    /// Registers of the innermost frame; `None` after the walk with all registers has started.
     start: Option<(Registers, SavedRegisters)>,
 }
 
-/// Frame to unwind on another stack.
+/// Arguments and result of unwinding one frame, which runs on another stack.
 struct UnwindStep<'a, M> {
     find: FindObject,
     address: usize,
@@ -42,15 +42,16 @@ impl ComplexFrames {
         }
     }
 
-    /// Sets the registers of the innermost frame of a walk. Without `saved`, frames that need them are not unwound.
+    /// Sets the registers of the innermost frame of a walk. Without `saved`, frames that need those registers cannot be
+    /// unwound.
     #[inline(always)]
     pub(crate) fn set_start(&mut self, start: Registers, saved: Option<SavedRegisters>) {
         self.registers.forget_all();
         self.start = saved.map(|saved| (start, saved));
     }
 
-    /// Returns the caller's registers for the frame number `depth`, as
-    /// [`RuleSource::complex_caller`](crate::RuleSource::complex_caller) does. `find` is the loader's function.
+    /// Returns the registers of the caller of frame number `depth`; see
+    /// [`RuleSource::complex_caller`](crate::RuleSource::complex_caller). `find` is the loader's function.
     #[cold]
     #[inline(never)]
     pub(crate) fn caller_registers(
@@ -63,6 +64,7 @@ impl ComplexFrames {
     ) -> Option<Registers> {
         let address = callee.pc.wrapping_sub(into_call);
         let partial = RegisterFile::from_registers(callee);
+        // Nearly all frames need only the registers that the normal walk tracks.
         if let Ok((caller, _)) = unwind_step(find, address, &partial, stack, memory) {
             return caller.walk_registers();
         }
@@ -74,6 +76,7 @@ impl ComplexFrames {
             self.advance_to_caller(find, stack, memory)?;
         }
         let own = self.registers.walk_registers()?;
+        // The two walks differ, so these registers may belong to another frame.
         if (own.pc, own.sp) != (callee.pc, callee.sp) {
             return None;
         }
@@ -81,7 +84,7 @@ impl ComplexFrames {
         caller.walk_registers()
     }
 
-    /// Moves to the caller. `None` if it cannot be found.
+    /// Advances the walk with all registers by one frame. `None` if the caller cannot be found.
     fn advance_to_caller(
         &mut self,
         find: FindObject,
@@ -106,7 +109,7 @@ impl ComplexFrames {
     }
 }
 
-/// Returns the caller's registers and whether a signal interrupted the caller, read on `stack`.
+/// Returns the caller's registers, and whether a signal interrupted the caller. Runs on `stack`.
 fn unwind_step<M: StackReader>(
     find: FindObject,
     address: usize,
@@ -125,9 +128,9 @@ fn unwind_step<M: StackReader>(
     step.caller
 }
 
-/// Runs a step, whose address is passed.
+/// Runs the [`UnwindStep`] at an address. Returns 0, which has no meaning.
 extern "C" fn run_step<M: StackReader>(step: usize) -> u32 {
-    // SAFETY: `unwind_step` passes the address of its variable, and does not use it meanwhile.
+    // SAFETY: `unwind_step` passes the address of its variable, and does not use the variable during the call.
     let step = unsafe { &mut *(step as *mut UnwindStep<'_, M>) };
     step.caller = loaded_caller_at(step.find, step.address, step.callee, step.memory);
     0

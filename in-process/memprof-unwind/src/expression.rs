@@ -1,13 +1,13 @@
-//! DWARF expressions (DWARF 5, 2.5) as call frame information uses them.
+//! Evaluates DWARF expressions (DWARF 5, 2.5) in call frame information.
 
 use gimli::{EndianSlice, NativeEndian, Reader, Register, constants as op};
 
 use crate::register_file::RegisterFile;
 use crate::walk::StackReader;
 
-/// Values on an expression's stack; compilers and hand-written code need four.
+/// Maximum depth of an expression's stack. Compilers and hand-written code need four values.
 const MAX_DEPTH: usize = 16;
-/// Operations that are run: an expression may have loops.
+/// Maximum number of operations to run, because an expression may contain loops.
 const MAX_OPERATIONS: usize = 128;
 
 /// Stack of an expression.
@@ -28,14 +28,14 @@ impl ValueStack {
         self.words.get(self.len).copied()
     }
 
-    /// Value below the top by `depth`.
+    /// Value `depth` values below the top.
     fn peek(&self, depth: usize) -> Option<usize> {
         let index = self.len.checked_sub(depth)?.checked_sub(1)?;
         self.words.get(index).copied()
     }
 }
 
-/// Returns the value of an expression, whose stack begins with `initial` if that is given. `None` if it needs an unknown
+/// Returns the value of an expression. `initial`, if given, is on its stack at the start. `None` if it needs an unknown
 /// register or unreadable memory, or is invalid or too long.
 pub(crate) fn evaluate(
     bytes: &[u8],
@@ -72,7 +72,7 @@ pub(crate) fn evaluate(
     None
 }
 
-/// Runs one operation other than a jump. `None` as for [`evaluate`].
+/// Runs one operation other than a jump. `None` under the conditions of [`evaluate`].
 fn run_operation(
     operation: gimli::DwOp,
     rest: &mut EndianSlice<'_, NativeEndian>,
@@ -126,7 +126,7 @@ fn run_operation(
     values.push(value)
 }
 
-/// Result of an operation with two operands; comparisons are of signed numbers. `None` if it is not supported.
+/// Result of an operation with two operands. Comparisons are signed. `None` if the operation is unsupported.
 fn calculate(operation: gimli::DwOp, left: usize, right: usize) -> Option<usize> {
     let (signed_left, signed_right) = (left as isize, right as isize);
     let bits = u32::try_from(right).unwrap_or(u32::MAX);

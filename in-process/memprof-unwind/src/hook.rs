@@ -1,4 +1,4 @@
-//! Function that an allocator calls for each sample.
+//! Function that an allocator calls for the stack of each sample.
 #![expect(unsafe_code, reason = "the allocator calls it, with raw pointers")]
 
 use core::arch::naked_asm;
@@ -18,32 +18,32 @@ use crate::thread_walk::walk_with_fallback_rule;
 use crate::walk::{Frame, Registers, WalkEnd, as_frames};
 use crate::workspace::Workspace;
 
-/// `prof_backtrace_hook_t` of jemalloc 5.3. Fills the array with at most `n` (third argument) program counters from
-/// the leaf on and sets the count, which is 0 before the call.
+/// `prof_backtrace_hook_t` of jemalloc 5.3. Writes up to `n` (the third argument) program counters to the array, leaf
+/// first, and sets the count, which is 0 before the call.
 pub type Walker = unsafe extern "C" fn(*mut *mut c_void, *mut u32, u32);
 
-/// One hook per allocator of the process. The allocator passes no argument that tells hooks apart, so each has its
-/// own entry function. Hooks are static because a thread may be in one at any time.
+/// One hook per allocator of the process. The allocator passes no argument that could distinguish hooks, so each hook
+/// has its own entry function. Hooks are static, because a thread may be in one at any time.
 pub static HOOKS: [BacktraceHook; 4] = [const { BacktraceHook::new() }; 4];
 
 static ENTRIES: [Walker; HOOKS.len()] = [entry::<0>, entry::<1>, entry::<2>, entry::<3>];
 
-/// After the first samples, one of this many is still compared.
+/// After the initial comparisons, one sample in this many is compared.
 const COMPARE_INTERVAL: u64 = 1024;
-/// Least share of equal stacks, in percent, with which memprof's walk stays in use.
+/// Minimum share of equal stacks, in percent, for memprof's walker to stay in use.
 const MIN_AGREEMENT_PERCENT: u64 = 99;
-/// Most frames that a comparison covers: more than any jemalloc of 2026 asks for.
+/// Maximum number of frames that a comparison covers: more than any jemalloc of 2026 requests.
 const MAX_COMPARED_FRAMES: usize = 256;
 
 /// memprof's walker for one allocator.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct BacktraceHook {
-    /// The allocator's own walker, which [`entry`] jumps to at this offset. Constant while armed.
+    /// The allocator's own walker, to which [`entry`] jumps. Constant while the hook is armed.
     saved: AtomicUsize,
-    /// Frame that the allocator's own walker puts below its caller; 0 if none.
+    /// Frame that the allocator's own walker reports below its caller; 0 if there is none.
     leaf: AtomicUsize,
-    /// Number of samples that are compared from the start.
+    /// Number of samples to compare at the start.
     initial_comparisons: AtomicU64,
     given_up: AtomicBool,
     samples: AtomicU64,
@@ -68,16 +68,17 @@ impl BacktraceHook {
         }
     }
 
-    /// Returns the function to give to the allocator, after [`Self::arm`].
+    /// Returns the function to pass to the allocator after [`Self::arm`].
     pub fn entry(&'static self) -> Walker {
         let index = (&raw const *self as usize - &raw const HOOKS as usize) / size_of::<Self>();
         ENTRIES[index]
     }
 
-    /// Resets the counters and activates the hook. `saved` walks the first `initial_comparisons` samples, too.
+    /// Resets the counters and activates the hook. For comparison, `saved` also walks the first `initial_comparisons`
+    /// samples.
     ///
     /// # Safety
-    /// `saved` is the walker of an allocator that stays loaded, this hook is given to that allocator only, and
+    /// `saved` is the walker of an allocator that stays loaded, only that allocator gets this hook, and
     /// [`prepare`](crate::prepare) was called.
     pub unsafe fn arm(&self, saved: Walker, initial_comparisons: u64) {
         self.saved.store(saved as usize, Relaxed);
@@ -94,7 +95,7 @@ impl BacktraceHook {
         self.given_up.store(false, Release);
     }
 
-    /// Counters since [`Self::arm`].
+    /// Counts since [`Self::arm`].
     pub fn counts(&self) -> HookStats {
         HookStats {
             samples: self.samples.load(Relaxed),
@@ -107,8 +108,8 @@ impl BacktraceHook {
     }
 }
 
-/// Returns whether memprof walked each stack since its hooks were armed, so that none lacks its pseudo frames. False if
-/// no hook was called.
+/// Returns whether memprof walked every stack since its hooks were armed, so that no stack lacks its pseudo frames.
+/// False if no hook was called.
 pub fn walked_every_stack() -> bool {
     let counts = HOOKS.iter().map(BacktraceHook::counts);
     let mut called = counts.filter(|counts| counts.samples > 0).peekable();
@@ -121,7 +122,7 @@ pub fn walked_every_stack() -> bool {
 /// Walks the caller's stack. If that fails, jumps to the saved walker with the original arguments.
 ///
 /// # Safety
-/// The contract of [`Walker`]; the caller is the allocator for which the hook `INDEX` is armed.
+/// The contract of [`Walker`]. The caller is the allocator for which hook number `INDEX` is armed.
 #[unsafe(naked)]
 unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32, _: u32) {
     naked_asm!(
@@ -137,7 +138,7 @@ unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32,
         "push rdi",
         "push rsi",
         "push rdx",
-        // Not every program calls malloc with an aligned stack.
+        // Some programs call malloc with a misaligned stack.
         "and rsp, -16",
         "mov r9d, {index}",
         "call {sample}",
@@ -159,11 +160,11 @@ unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32,
     )
 }
 
-/// Takes one sample. Returns false if the saved walker has to take it. `called` points to the return address of the
-/// hook's caller, `bp` is that caller's frame pointer.
+/// Takes one sample. Returns false if the saved walker must take it. `called` points to the return address of the
+/// hook's caller, and `bp` is that caller's frame pointer.
 ///
 /// # Safety
-/// Called only by [`entry`], with the arguments that the allocator passed to it.
+/// Called only by [`entry`], with the arguments of the allocator.
 unsafe extern "C" fn sample(
     frames: *mut *mut c_void,
     count: *mut u32,
@@ -188,7 +189,7 @@ unsafe extern "C" fn sample(
     if number < hook.initial_comparisons.load(Relaxed) || number % COMPARE_INTERVAL == 0 {
         // SAFETY: the allocator's arguments, as this function's caller guarantees.
         let agree = unsafe { hook.compare_walkers(frames, count, capacity, start) };
-        // SAFETY: `Walker`: `count` points to a number. The walk below expects it to be 0.
+        // SAFETY: `Walker`: `count` points to a number. It must be 0 before a walk.
         unsafe { count.write(0) };
         if !agree {
             return false;
@@ -196,7 +197,7 @@ unsafe extern "C" fn sample(
     }
     // SAFETY: `Walker`: the allocator's array has `capacity` pointers.
     let buffer = unsafe { slice::from_raw_parts_mut(frames.cast(), capacity as usize) };
-    // Only now: the comparison is of stacks without pseudo frames.
+    // Only now, because the comparison needs stacks without pseudo frames.
     let pseudo_frames = PseudoFrames::for_this_thread();
     let before = pseudo_frames.frames_left(buffer.len());
     let stack = buffer.get_mut(..before).unwrap_or_default();
@@ -210,8 +211,8 @@ unsafe extern "C" fn sample(
 }
 
 impl BacktraceHook {
-    /// Walks into `buffer`, after it has written `leaf` there unless that is 0. Returns the frame count; `None` if
-    /// the saved walker has to walk.
+    /// Walks the stack into `buffer`, after `leaf` unless that is 0. Returns the number of frames. `None` if the saved
+    /// walker must walk the stack.
     #[inline(always)]
     fn walk(&self, start: Registers, leaf: usize, buffer: &mut [Frame]) -> Option<usize> {
         let (below, buffer) = match buffer.split_first_mut() {
@@ -226,8 +227,8 @@ impl BacktraceHook {
             return None;
         };
         let (_, buffers) = workspace.frames_and_buffers();
-        // Unknown code ends the walk, as it ends libgcc's, with which this walk is compared.
-        // SAFETY: `start` are registers of a frame of this thread; `arm` requires `prepare`.
+        // Unknown code ends the walk, because it ends libgcc's walk, with which this one is compared.
+        // SAFETY: `start` has the registers of a frame of this thread. `arm` requires `prepare`.
         let (frames, end) =
             unsafe { walk_with_fallback_rule(PackedRule::UNKNOWN, (start, None), buffer, buffers) };
         match end {
@@ -243,11 +244,12 @@ impl BacktraceHook {
         Some(below + frames)
     }
 
-    /// Returns whether both walkers agree, and counts it; false at once if memprof's fails. Leaves the saved walker's
-    /// stack in `frames`. Gives up memprof's walker if it agrees too seldom.
+    /// Runs both walkers, and returns whether they agree. Counts the result. Returns false without comparing if
+    /// memprof's walker fails. Leaves the saved walker's stack in `frames`. Gives up memprof's walker if it agrees too
+    /// rarely.
     ///
     /// # Safety
-    /// `frames`, `count` and `capacity` are those that the allocator passed to [`entry`].
+    /// The arguments are those that the allocator passed to [`entry`].
     #[cold]
     #[inline(never)]
     unsafe fn compare_walkers(

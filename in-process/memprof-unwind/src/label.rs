@@ -1,9 +1,8 @@
-//! Labels of a sampled thread, as a pseudo frame above the stack's outermost frame. Labels are read
-//! from OpenTelemetry's thread context (OTEP 4947): the thread-local variable `otel_thread_ctx_v1`
-//! points to a record.
+//! Labels of a sampled thread, as a pseudo frame above the stack's outermost frame. Labels are read from
+//! OpenTelemetry's thread context (OTEP 4947): the thread-local variable `otel_thread_ctx_v1` points to a record.
 //!
-//! This code runs inside `malloc`: it allocates nothing, calls no function of the loader, and reads
-//! a record only after the kernel has confirmed that it is readable.
+//! This code runs inside `malloc`. It allocates nothing, calls no function of the loader, and reads a record only after
+//! the kernel has confirmed that it is readable.
 #![expect(unsafe_code, reason = "variables of threads, and what they point to")]
 
 mod label_set;
@@ -22,27 +21,26 @@ use label_set::{LabelSet, SET_WORDS};
 use label_set_table::LabelSetTable;
 use thread_context::ContextCell;
 
-/// Upper 24 bits of the pseudo frame: no address that a processor accepts, and the kind "label
-/// set".
+/// Upper 24 bits of the pseudo frame: they are part of no valid address, and mean the kind "label set".
 const KIND: usize = 0x4d_5001;
 
-/// Most libraries in which the variable is searched.
+/// Maximum number of libraries with thread contexts.
 pub const MAX_CONTEXTS: usize = 4;
-/// Most label keys that are recorded.
+/// Maximum number of label keys that are recorded.
 pub const MAX_KEYS: usize = 8;
-/// Most distinct label sets; all further ones are recorded as [`OTHER`].
+/// Maximum number of distinct label sets. Further sets are recorded as [`OTHER`].
 pub const MAX_SETS: usize = 1000;
-/// Id that stands for all sets for which the table has no free cell.
+/// Id of all sets for which the table has no free cell.
 pub const OTHER: u32 = 0;
 
-/// Settings that each sample reads. With one context they fill one cache line: all of them are cold
-/// to a sample.
+/// Settings that each sample reads. With one context, they fit into one cache line, because a sample finds none of them
+/// in the cache.
 #[repr(C, align(64))]
 struct LabelConfig {
     is_on: AtomicU32,
     /// Key under which the thread's name is recorded, or [`NONE`].
     thread_name_key: AtomicU8,
-    /// Used ones first.
+    /// Cells in use come first.
     contexts: [ContextCell; MAX_CONTEXTS],
 }
 
@@ -51,27 +49,26 @@ static CONFIG: LabelConfig = LabelConfig {
     thread_name_key: AtomicU8::new(NONE),
     contexts: [const { ContextCell::new() }; MAX_CONTEXTS],
 };
-// Next to the other tables: a variable between two of them would dirty a page of its own.
+// All large tables share a section: a small variable between two of them would make a page of its own resident.
 #[unsafe(link_section = ".bss.tables")]
 static SETS: LabelSetTable = LabelSetTable::new();
 
-/// Stands for an absent key.
+/// Marks an absent key.
 const NONE: u8 = u8::MAX;
 
 /// Location of a library's thread context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LabelContext {
-    /// Number of the library among those with thread-local variables, from 1 (`dlpi_tls_modid`).
+    /// Module ID of the library in the loader's list of modules with thread-local variables, from 1 (`dlpi_tls_modid`).
     pub module: usize,
     /// Offset of the pointer to the record in the library's thread-local variables, in bytes.
     pub offset: usize,
-    /// For each recorded key, its index in the library's records. `None` if the library has no such
-    /// key.
+    /// For each recorded key, its index in the library's records. `None` if the library lacks the key.
     pub keys: [Option<u8>; MAX_KEYS],
 }
 
-/// Sets the labels that samples record from now on: those of the first [`MAX_CONTEXTS`] of `contexts`, and the thread's
-/// name under the key `thread_name`. Nothing is recorded if both are empty.
+/// Sets the labels that samples record from now on: those from the first [`MAX_CONTEXTS`] of `contexts`, and the
+/// thread's name under the key `thread_name`. If both are empty, nothing is recorded.
 pub fn set_labels(contexts: &[LabelContext], thread_name: Option<u8>) {
     CONFIG.is_on.store(0, Release);
     CONFIG
@@ -89,23 +86,23 @@ pub fn set_labels(contexts: &[LabelContext], thread_name: Option<u8>) {
 pub struct LabelSetCounts {
     /// Distinct sets found so far, at most [`MAX_SETS`].
     pub seen: usize,
-    /// Samples whose set found no free cell, recorded as [`OTHER`].
+    /// Samples recorded as [`OTHER`], because no cell was free for their set.
     pub others: u64,
     /// Size of the table, in bytes.
     pub bytes: usize,
 }
 
-/// Usage of the table of label sets so far.
+/// Returns the usage of the table of label sets so far.
 pub fn label_set_counts() -> LabelSetCounts {
     SETS.stats()
 }
 
-/// Visits each label set found so far, with its id. Leaves out sets that are being written.
+/// Visits each label set found so far, with its id. Skips sets that are being written.
 pub fn for_each_label_set(visit: impl FnMut(u32, LabelIter<'_>)) {
     SETS.for_each(visit);
 }
 
-/// Pseudo frame with the calling thread's labels. `None` if it has none, or labels are off.
+/// Returns a pseudo frame with the calling thread's labels. `None` if it has none, or labels are off.
 #[inline(always)]
 pub(crate) fn label_frame() -> Option<usize> {
     match CONFIG.is_on.load(Acquire) {
@@ -139,16 +136,16 @@ fn label_frame_of_this_thread() -> Option<usize> {
     (!words.is_empty()).then(|| KIND << 40 | (SETS.intern(words) as usize) << 1 | 1)
 }
 
-/// Bytes before a thread's name, which [`LabelSet::add`] reads too.
+/// Number of bytes before a thread's name, because [`LabelSet::add`] also reads bytes before a value.
 const NAME_OFFSET: usize = 8;
 
-/// Returns the calling thread's name at [`NAME_OFFSET`], padded with zeros; see prctl(2), `PR_GET_NAME`. The name is
-/// empty if the kernel refuses the call.
+/// Returns the calling thread's name at [`NAME_OFFSET`], padded with zeros. The name is empty if the kernel refuses
+/// prctl(2) with `PR_GET_NAME`.
 fn thread_name() -> [u8; NAME_OFFSET + 16] {
     const PRCTL: isize = 157;
     const PR_GET_NAME: usize = 16;
     let mut bytes = [0_u8; NAME_OFFSET + 16];
-    // SAFETY: prctl(2): PR_GET_NAME writes up to 16 bytes, for which there is room.
+    // SAFETY: prctl(2): PR_GET_NAME writes up to 16 bytes, which fit.
     unsafe {
         asm!(
             "syscall",

@@ -1,9 +1,9 @@
-//! The last walk of each thread, as a cache: the next walk of a thread mostly meets the same rules.
+//! The last walk of each thread, as a cache, because the next walk of a thread mostly uses the same rules.
 //!
-//! Looking up a rule needs the return address, which needs the rule of the frame before: a walk
-//! waits for one memory access after the other. The last walk predicts the index of each rule, so
-//! the processor reads rules and stack in parallel. [`RuleTable::get`] checks each prediction: the
-//! last walk may be outdated, another thread's, or being written by a signal handler.
+//! Looking up a rule needs the return address, which needs the rule of the frame before: a walk waits for one memory
+//! access after another. The last walk predicts the index of each rule, so the processor can read rules and stack in
+//! parallel. [`RuleTable::get`] checks each prediction, because the last walk may be outdated, belong to another
+//! thread, or be in the middle of a write by a signal handler.
 #![expect(unsafe_code, reason = "a buffer that is not initialized")]
 
 use core::mem::MaybeUninit;
@@ -13,17 +13,17 @@ use crate::rule::{PackedRule, Rule};
 use crate::rule_table::{RuleIndex, RuleTable};
 use crate::thread::Thread;
 
-/// Most steps that are saved; with the owner's word, 1 KiB per thread.
+/// Maximum number of steps that are saved. With the owner's word, they take 1 KiB per thread.
 pub(crate) const MAX_STEPS: usize = 127;
 
-/// log2 of the number of threads with a last walk; further threads walk without one.
+/// log2 of the number of threads with a last walk. Further threads walk without one.
 const INDEX_BITS: u32 = 8;
 
-// Next to the other tables: a variable between two of them would dirty a page of its own.
+// All large tables share a section: a small variable between two of them would make a page of its own resident.
 #[unsafe(link_section = ".bss.tables")]
 static LAST_WALKS: [LastWalk; 1 << INDEX_BITS] = [const { LastWalk::new() }; 1 << INDEX_BITS];
 
-/// Releases all last walks: threads may have ended.
+/// Releases all last walks, because threads may have ended.
 pub(crate) fn clear_owners() {
     for last_walk in &LAST_WALKS {
         last_walk.owner.store(0, Relaxed);
@@ -34,9 +34,9 @@ pub(crate) fn clear_owners() {
 #[derive(Debug)]
 #[repr(align(64))]
 struct LastWalk {
-    /// Id of the thread; 0 if free.
+    /// Id of the thread; 0 if the cell is free.
     owner: AtomicU64,
-    /// From the innermost frame outwards.
+    /// Steps of the frames, innermost first.
     steps: [AtomicU64; MAX_STEPS],
 }
 
@@ -48,14 +48,14 @@ impl LastWalk {
         }
     }
 
-    /// Returns whether the cell belongs to `thread`; a free cell is claimed for it.
+    /// Returns whether the cell belongs to `thread`. Claims it for the thread if it is free.
     #[inline(always)]
     fn acquire_for(&self, thread: Thread) -> bool {
         let owner = self.owner.load(Relaxed);
         owner == thread.id() || owner == 0 && self.claim(thread)
     }
 
-    /// Claims a free cell for `thread`. Returns false if another thread was faster.
+    /// Claims a free cell for `thread`. Returns false if another thread claimed it first.
     #[cold]
     fn claim(&self, thread: Thread) -> bool {
         let (free, id) = (0, thread.id());
@@ -64,45 +64,46 @@ impl LastWalk {
     }
 }
 
-/// One frame of a walk: its stack pointer and the position of its rule.
+/// One frame of a walk: its stack pointer in the upper bits, and the index of its rule in the lower bits.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub(crate) struct WalkStep(u64);
 
-/// Stack pointers of the frames of a walk, from the innermost one outwards.
+/// Stack pointers of the frames of a walk, innermost first.
 #[derive(Clone, Copy, Debug)]
 pub struct StackPointers<'a> {
     words: &'a [usize],
-    /// Bits of a word below its stack pointer, which is aligned.
+    /// Number of bits in a word below the stack pointer. Its lowest [`ALIGNMENT_BITS`] bits, which are 0, are not
+    /// stored.
     shift: u32,
 }
 
 impl<'a> StackPointers<'a> {
-    /// Takes the bits of the steps of a walk.
+    /// Wraps the steps of a walk, as plain words.
     pub(crate) fn from_steps(words: &'a [usize]) -> Self {
         let shift = RuleIndex::BITS - ALIGNMENT_BITS;
         Self { words, shift }
     }
 
-    /// Takes the stack pointers themselves.
+    /// Wraps plain stack pointers.
     pub fn from_words(words: &'a [usize]) -> Self {
         Self { words, shift: 0 }
     }
 
-    /// Without those of the first `count` frames.
+    /// Removes the first `count` frames.
     pub fn skip(self, count: usize) -> Self {
         let words = self.words.get(count..).unwrap_or_default();
         Self { words, ..self }
     }
 
-    /// Returns the stack pointer of a frame. `None` if the walk had fewer frames, or did not save it.
+    /// Returns the stack pointer of a frame. `None` if the walk had fewer frames, or did not save this one.
     pub fn get(self, index: usize) -> Option<usize> {
         let word = self.words.get(index)?;
         Some(word >> self.shift & !((1 << ALIGNMENT_BITS) - 1))
     }
 }
 
-/// Low bits of a stack pointer that are 0.
+/// Number of low bits of a stack pointer that are always 0.
 const ALIGNMENT_BITS: u32 = 3;
 
 impl WalkStep {
@@ -116,7 +117,7 @@ impl WalkStep {
         RuleIndex::from_bits(self.0 as u16)
     }
 
-    /// Returns whether the frame lies below `sp`, so that it has been left since.
+    /// Returns whether the frame is below `sp`, so the thread has left it.
     fn is_below(self, sp: usize) -> bool {
         self.0 >> RuleIndex::BITS < sp as u64 >> ALIGNMENT_BITS
     }
@@ -127,12 +128,12 @@ impl WalkStep {
     }
 }
 
-/// A walk that follows its thread's last walk.
+/// A walk in progress that follows its thread's last walk.
 #[derive(Debug)]
 pub(crate) struct LastWalkCursor<'a> {
     /// Steps of the last walk; empty if the thread has none.
     steps: &'static [AtomicU64],
-    /// Index of the step that the next frame is expected to match.
+    /// Index of the step that should match the next frame.
     next: usize,
     /// Steps of this walk.
     new_steps: &'a mut [MaybeUninit<WalkStep>; MAX_STEPS],
@@ -141,8 +142,7 @@ pub(crate) struct LastWalkCursor<'a> {
 }
 
 impl<'a> LastWalkCursor<'a> {
-    /// Starts at the innermost frame of `thread`, the calling one. `new_steps` is the buffer for
-    /// this walk.
+    /// Starts at the innermost frame of `thread`, which is the calling one. `new_steps` is the buffer for this walk.
     #[inline(always)]
     pub(crate) fn new(
         thread: Thread,
@@ -157,7 +157,7 @@ impl<'a> LastWalkCursor<'a> {
         Self::from_steps(steps, new_steps)
     }
 
-    /// Like [`new`](Self::new), but with the given steps of the last walk.
+    /// Like [`new`](Self::new), but with explicit steps of the last walk.
     #[inline(always)]
     fn from_steps(
         steps: &'static [AtomicU64],
@@ -172,8 +172,8 @@ impl<'a> LastWalkCursor<'a> {
         }
     }
 
-    /// Returns the rule at `address` of the next frame, whose stack pointer is `sp`: the one that the last walk
-    /// predicts, else from `table`, else from `find`.
+    /// Returns the rule at `address` for the next frame, which has the stack pointer `sp`: the rule that the last walk
+    /// predicts, or else the rule from `table`, or else the rule from `find`.
     #[inline(always)]
     pub(crate) fn next_rule(
         &mut self,
@@ -193,7 +193,7 @@ impl<'a> LastWalkCursor<'a> {
         rule
     }
 
-    /// Returns the rule that the next step of the last walk predicts, and its position in `table`, and advances. `None`
+    /// Returns the rule that the next step of the last walk predicts, with its index in `table`, and advances. `None`
     /// if the prediction is wrong, or if the last walk has no more steps.
     #[inline(always)]
     fn predicted_rule(
@@ -207,15 +207,15 @@ impl<'a> LastWalkCursor<'a> {
         Some((rule, slot))
     }
 
-    /// Returns the step of the last walk to compare next, without advancing. `None` after its last one.
+    /// Returns the next step of the last walk without advancing. `None` after the last step.
     #[inline(always)]
     fn next_step(&self) -> Option<WalkStep> {
         let step = self.steps.get(self.next)?;
         Some(WalkStep(step.load(Relaxed)))
     }
 
-    /// Finds a rule that was not predicted, and skips to the step of the last walk that has the
-    /// same stack pointer, if there is one.
+    /// Finds a rule that was not predicted. Skips to the step of the last walk that has the same stack pointer, if
+    /// there is one, so that predictions can continue from there.
     #[cold]
     #[inline(never)]
     fn find_and_rejoin(
@@ -238,7 +238,7 @@ impl<'a> LastWalkCursor<'a> {
         table.get_or_find(address, find)
     }
 
-    /// Saves this walk as the thread's last one, if it differs from it.
+    /// Saves this walk as the thread's last walk, if it differs from that.
     #[inline(always)]
     pub(crate) fn save_if_changed(&self) {
         if self.has_diverged {
@@ -246,7 +246,7 @@ impl<'a> LastWalkCursor<'a> {
         }
     }
 
-    /// Writes this walk's steps over those of the last one.
+    /// Overwrites the steps of the last walk with those of this walk.
     #[cold]
     #[inline(never)]
     fn overwrite_last_walk(&self) {

@@ -1,18 +1,17 @@
 //! A stack walk for the inside of an allocator, several times cheaper than libgcc's.
 //!
-//! jemalloc calls a walker (backtrace hook) for each sample, and lets a program replace it at run
-//! time. This walker runs inside `malloc`, in a process that was not built for it. So the crate
-//! uses neither the standard library nor an allocator: nothing in it can allocate, lock, print or
-//! touch thread-local storage. `memprof-core` installs the walker into a process.
+//! jemalloc calls a walker (backtrace hook) for each sample, and lets a program replace it at run time. This walker
+//! runs inside `malloc`, in a process that was not built for it. So the crate uses neither the standard library nor an
+//! allocator: nothing in it can allocate, lock, print or touch thread-local storage. `memprof-core` installs the walker
+//! in a process.
 //!
-//! A [`walk()`] applies one [`Rule`] per frame. Rules are read from the program's own call frame
-//! information ([`cfi`]) and cached in a [`RuleTable`]. The stack is read through
-//! [`ReadableStack`], which asks the kernel about each page before it is touched. The allocator
-//! calls a [`BacktraceHook`]; where no rule leads to the caller, the hook falls back to the
-//! allocator's own walker.
+//! A [`walk()`] applies one [`Rule`] per frame. Rules are read from the program's own call frame information ([`cfi`])
+//! and cached in a [`RuleTable`]. The stack is read through [`ReadableStack`], which asks the kernel about each page
+//! before touching it. The allocator calls a [`BacktraceHook`]; if no rule leads to a caller, the hook falls back to
+//! the allocator's own walker.
 //!
-//! Builds only for x86-64 Linux. Specific to the processor are the registers of rules and walks,
-//! the system call of [`is_readable`], and the entry of a [`BacktraceHook`].
+//! It supports only x86-64 Linux. The registers of rules and walks, the system call of [`is_readable`], and the entry
+//! of a [`BacktraceHook`] are specific to that processor.
 #![no_std]
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 

@@ -1,4 +1,4 @@
-//! Finds call frame information of the code that is loaded in this process.
+//! Finds the call frame information of code that is loaded in this process.
 #![expect(
     unsafe_code,
     reason = "the loader's answers, and what they point to in memory"
@@ -14,10 +14,10 @@ use crate::rule::Rule;
 use crate::stack_memory::{PAGE, is_readable};
 use crate::walk::StackReader;
 
-/// `_dl_find_object` of glibc 2.35 and newer (`dlfcn.h`): takes no lock, allocates nothing.
+/// `_dl_find_object` of glibc 2.35 and newer (`dlfcn.h`). It takes no lock and allocates nothing.
 pub type FindObject = unsafe extern "C" fn(*mut c_void, *mut FoundObject) -> c_int;
 
-/// `struct dl_find_object`, without `dlfo_eh_dbase`, which x86-64 does not have.
+/// `struct dl_find_object`, without `dlfo_eh_dbase`, which x86-64 lacks.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FoundObject {
@@ -25,14 +25,14 @@ pub struct FoundObject {
     map_start: usize,
     map_end: usize,
     link_map: *const c_void,
-    /// `.eh_frame_hdr`; null if the object has none.
+    /// Address of `.eh_frame_hdr`; null if the object has none.
     eh_frame: *const u8,
     reserved: [u64; 7],
 }
 
-/// Returns the rule at an address of this process. `find` is its loader's function. [`Rule::Unknown`] if no loaded
-/// object contains the address, [`Rule::Undescribed`] if the object has no call frame information,
-/// [`Rule::Unsupported`] if that cannot be read.
+/// Returns the rule at an address of this process. `find` is the loader's function. Returns [`Rule::Unknown`] if no
+/// loaded object contains the address, [`Rule::Undescribed`] if the object has no call frame information, and
+/// [`Rule::Unsupported`] if the information cannot be read.
 pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
     let (object, information, hdr) = match FoundObject::find_unwind_info(find, address) {
         Ok(found) => found,
@@ -50,13 +50,13 @@ pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
 }
 
 /// Returns the start of the object that contains an address of this process, or of its segment if the object has gaps.
-/// `None` if the loader knows none.
+/// `None` if the loader knows no such object.
 pub(crate) fn loaded_object_start(find: FindObject, address: usize) -> Option<usize> {
     FoundObject::find(find, address).map(|object| object.map_start)
 }
 
 /// Returns the registers of the caller of a frame at an address of this process, and whether a signal interrupted that
-/// caller. `Err` with the rule of code without call frame information, or [`Rule::Unsupported`] if the information
+/// caller. The error is the rule of code without call frame information, or [`Rule::Unsupported`] if the information
 /// cannot be read, or needs an unknown register or unreadable memory.
 pub(crate) fn loaded_caller_at(
     find: FindObject,
@@ -88,20 +88,21 @@ pub(crate) fn loaded_caller_at(
 }
 
 impl FoundObject {
-    /// Finds the object that contains an address, or its segment if the object has gaps. `None` if the loader knows
-    /// none.
+    /// Finds the object that contains an address, or its segment if the object has gaps. `None` if the loader knows no
+    /// such object.
     fn find(find: FindObject, address: usize) -> Option<Self> {
         let mut found = MaybeUninit::<Self>::zeroed();
-        // SAFETY: dlfcn.h: takes any address, and fills in the object on success.
+        // SAFETY: dlfcn.h: the function takes any address, and fills in the object if it returns 0.
         if unsafe { find(address as *mut c_void, found.as_mut_ptr()) } != 0 {
             return None;
         }
-        // SAFETY: zeros are a valid value, and so is what the loader wrote.
+        // SAFETY: all zeros are a valid value, and so is the loader's result.
         Some(unsafe { found.assume_init() })
     }
 
     /// Finds the object that contains an address, the segment with its call frame information, and the sorted table of
-    /// that. `Err` with the rule of code without such information, or [`Rule::Unsupported`] if it cannot be read.
+    /// that information. The error is the rule of code without such information, or [`Rule::Unsupported`] if it cannot
+    /// be read.
     fn find_unwind_info(
         find: FindObject,
         address: usize,
@@ -127,12 +128,12 @@ impl FoundObject {
     }
 
     /// Returns the memory from `address` to the end of its readable segment. `None` if no readable segment of the
-    /// object contains it.
+    /// object contains the address.
     fn readable_from(&self, address: usize) -> Option<Section<'static>> {
         let end = self.segment_end(address)?;
         let length = end.checked_sub(address)?;
-        // SAFETY: dlfcn.h: the object stays loaded while a frame of its code is on this thread's
-        // stack; these bytes are within a readable segment.
+        // SAFETY: dlfcn.h: the object stays loaded while a frame of its code is on this thread's stack. These bytes are
+        // within a readable segment.
         let bytes = unsafe { slice::from_raw_parts(address as *const u8, length) };
         Some(Section {
             address: address as u64,
@@ -140,8 +141,8 @@ impl FoundObject {
         })
     }
 
-    /// Returns the end of the readable segment that contains `address`. `None` if none does, or if the object's headers
-    /// cannot be read.
+    /// Returns the end of the readable segment that contains `address`. `None` if there is no such segment, or if the
+    /// object's headers cannot be read.
     fn segment_end(&self, address: usize) -> Option<usize> {
         if !self.contains(address) || !is_readable(self.map_start) {
             return None;
@@ -149,7 +150,7 @@ impl FoundObject {
         // SAFETY: `is_readable` checked this page.
         let page = unsafe { &*(self.map_start as *const [u8; PAGE]) };
         if !page.starts_with(ELF64) {
-            // The loader reported a segment without the object's head.
+            // The loader reported a segment that does not start with the object's ELF header.
             return is_readable(self.map_end - 1).then_some(self.map_end);
         }
         // SAFETY: link.h: the first field is `l_addr`, the load bias.
@@ -159,8 +160,8 @@ impl FoundObject {
         (end <= self.map_end).then_some(end)
     }
 
-    /// Returns whether the code at `address` is the kernel's return from a signal handler. Only
-    /// there do the registers lie where [`Rule::Signal`] expects them.
+    /// Returns whether the code at `address` is the kernel's return from a signal handler. Only there are the registers
+    /// at the offsets that [`Rule::Signal`] assumes.
     fn is_signal_return(&self, address: usize) -> bool {
         // mov rax, 15 (rt_sigreturn); syscall
         const CODE: [u8; 9] = [0x48, 0xC7, 0xC0, 15, 0, 0, 0, 0x0F, 0x05];
@@ -171,13 +172,15 @@ impl FoundObject {
 
 const ELF64: &[u8] = b"\x7fELF\x02";
 
-/// Returns the end of the readable `PT_LOAD` that contains `address`, in addresses of the file whose first page is
-/// `page` (gABI, "ELF Header" and "Program Header"). `None` if none does, or if the headers are invalid or not all in
-/// that page.
+/// Returns the end of the readable `PT_LOAD` segment that contains `address`. Addresses are those of the file, and
+/// `page` is its first page (gABI, "ELF Header" and "Program Header"). `None` if there is no such segment, or if the
+/// headers are invalid or not all in that page.
 fn readable_segment_end(page: &[u8; PAGE], address: u64) -> Option<u64> {
     const HEADER_SIZE: u16 = 56;
     const PT_LOAD: u32 = 1;
     const PF_R: u32 = 4;
+    // Offsets in `Elf64_Ehdr`: `e_phoff` 32, `e_phentsize` 54, `e_phnum` 56. In `Elf64_Phdr`: `p_type` 0, `p_flags` 4,
+    // `p_vaddr` 16, `p_filesz` 32.
     if !page.starts_with(ELF64) || u16_at(page, 54)? != HEADER_SIZE {
         return None;
     }

@@ -1,15 +1,16 @@
-//! All registers of one frame that call frame information may name, for frames that a [`Rule`](crate::Rule) cannot
+//! All registers of a frame that call frame information may mention, for frames that a [`Rule`](crate::Rule) cannot
 //! express.
 
 use gimli::{Register, X86_64};
 
 use crate::walk::{Registers, StackReader};
 
-/// Registers of the DWARF mapping for x86-64 (psABI, figure 3.36): 16 general ones and the return address.
+/// Number of registers in the DWARF mapping for x86-64 (psABI, figure 3.36): 16 general registers and the return
+/// address.
 const COUNT: usize = 17;
 
-/// General registers in the order of their DWARF numbers, as offsets in `rt_sigframe` of Linux: bytes from the stack
-/// pointer in the signal trampoline to `uc_mcontext.gregs` of `ucontext_t`.
+/// Offsets of the registers in Linux's `rt_sigframe`, in the order of their DWARF numbers. They are in bytes from the
+/// stack pointer in the signal trampoline, and lead to `uc_mcontext.gregs` of `ucontext_t`.
 const SIGNAL_OFFSETS: [usize; COUNT] = [
     144, 136, 152, 128, 112, 104, 120, 160, 40, 48, 56, 64, 72, 80, 88, 96, 168,
 ];
@@ -24,25 +25,25 @@ pub(crate) const CALLEE_SAVED: [Register; 6] = [
     X86_64::R15,
 ];
 
-/// Values of `rbx` and `r12` to `r15`, which a function must restore before it returns.
+/// Values of `rbx` and `r12` to `r15`. A function must restore these before it returns.
 pub type SavedRegisters = [usize; CALLEE_SAVED.len() - 1];
 
 /// Values of registers, as far as they are known.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RegisterFile {
     values: [usize; COUNT],
-    /// A bit for each known value.
+    /// One bit per register, set if its value is known.
     known: u32,
 }
 
 impl RegisterFile {
-    /// Registers of which none is known.
+    /// A file without known registers.
     pub(crate) const UNKNOWN: Self = Self {
         values: [0; COUNT],
         known: 0,
     };
 
-    /// Creates the registers of a frame of which `others` are known besides: `rbx` and `r12` to `r15`.
+    /// Creates a file with the registers of a frame, and with `others`, the values of `rbx` and `r12` to `r15`.
     pub(crate) fn new(registers: Registers, others: SavedRegisters) -> Self {
         let mut file = Self::from_registers(registers);
         let names = CALLEE_SAVED
@@ -54,7 +55,7 @@ impl RegisterFile {
         file
     }
 
-    /// Creates the registers of a frame of which only these are known.
+    /// Creates a file with only these registers of a frame.
     pub(crate) fn from_registers(registers: Registers) -> Self {
         let mut file = Self::UNKNOWN;
         file.set(X86_64::RA, Some(registers.pc));
@@ -63,7 +64,7 @@ impl RegisterFile {
         file
     }
 
-    /// Reads the registers that a signal interrupted. `None` if the stack cannot be read.
+    /// Reads the registers at the time when a signal interrupted a function. `None` if the stack cannot be read.
     pub(crate) fn before_signal(sp: usize, memory: &mut impl StackReader) -> Option<Self> {
         let mut file = Self::UNKNOWN;
         for (value, offset) in file.values.iter_mut().zip(SIGNAL_OFFSETS) {
@@ -80,7 +81,7 @@ impl RegisterFile {
         (self.known >> index & 1 != 0).then_some(value)
     }
 
-    /// Sets or forgets a value. Ignores registers other than those of this file.
+    /// Sets a value, or makes it unknown. Ignores registers that are not in this file.
     pub(crate) fn set(&mut self, register: Register, value: Option<usize>) {
         let index = usize::from(register.0);
         if let Some(cell) = self.values.get_mut(index) {
@@ -89,13 +90,13 @@ impl RegisterFile {
         }
     }
 
-    /// Forgets all values.
+    /// Makes all values unknown.
     #[inline(always)]
     pub(crate) fn forget_all(&mut self) {
         self.known = 0;
     }
 
-    /// The registers that a walk follows. A frame pointer that is unknown counts as 0. `None` if the program counter or
+    /// Returns the registers that a walk tracks. An unknown frame pointer becomes 0. `None` if the program counter or
     /// the stack pointer is unknown.
     pub(crate) fn walk_registers(&self) -> Option<Registers> {
         Some(Registers {

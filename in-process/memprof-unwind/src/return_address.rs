@@ -1,15 +1,15 @@
-//! Return addresses: whether a word of the stack can be one.
+//! Tests whether a word of the stack can be a return address.
 #![expect(unsafe_code, reason = "code bytes of this process")]
 
 use crate::stack_memory::{is_readable, page_of};
 
-/// Bytes of the longest call without a prefix: opcode, `ModRM`, SIB, 32 bits of displacement.
+/// Length in bytes of the longest call without a prefix: opcode, `ModRM`, SIB, 32 bits of displacement.
 const MAX_CALL: usize = 7;
 
-/// User addresses have 47 bits.
+/// Number of bits in a user address.
 const ADDRESS_BITS: u32 = 47;
 
-/// Whether the bytes before `address` can be read and are a call.
+/// Whether the bytes before `address` are readable and end in a call.
 pub(crate) fn is_after_call(address: usize) -> bool {
     let Some(start) = address.checked_sub(MAX_CALL) else {
         return false;
@@ -21,16 +21,16 @@ pub(crate) fn is_after_call(address: usize) -> bool {
     {
         return false;
     }
-    // SAFETY: `is_readable`: the kernel could read both pages just now. Code that is on this thread's
-    // stack stays mapped.
+    // SAFETY: `is_readable`: the kernel has just read both pages. Code that is on this thread's stack stays mapped.
     ends_in_call(unsafe { &*(start as *const [u8; MAX_CALL]) })
 }
 
-/// Returns the function that the call before `address` names. `None` if the call is indirect. `address` follows a call.
+/// Returns the function that the call before `address` names. `None` if the call is indirect. `address` must follow a
+/// call.
 pub(crate) fn called_function(address: usize) -> Option<usize> {
     const LENGTH: usize = 5;
     let start = address.checked_sub(LENGTH)?;
-    // SAFETY: `is_after_call` could read seven bytes before `address`.
+    // SAFETY: `is_after_call` read seven bytes before `address`.
     let [0xE8, distance @ ..] = (unsafe { *(start as *const [u8; LENGTH]) }) else {
         return None;
     };
@@ -38,7 +38,7 @@ pub(crate) fn called_function(address: usize) -> Option<usize> {
     Some(address.wrapping_add_signed(distance))
 }
 
-/// Whether a function only jumps on through a slot, as an entry of a procedure linkage table does.
+/// Whether a function is only a jump through a slot, like an entry of a procedure linkage table.
 pub(crate) fn is_jump_through_slot(function: usize) -> bool {
     const LENGTH: usize = 8;
     const ENDBR64: &[u8] = &[0xF3, 0x0F, 0x1E, 0xFA];
@@ -48,7 +48,8 @@ pub(crate) fn is_jump_through_slot(function: usize) -> bool {
     if function >> ADDRESS_BITS != 0 || !is_readable(function) || !is_readable(last) {
         return false;
     }
-    // SAFETY: `is_readable`: the kernel could read both pages just now. A call on this thread's stack names the code.
+    // SAFETY: `is_readable`: the kernel has just read both pages. The code stays mapped, because a call on this
+    // thread's stack names it.
     let mut code: &[u8] = unsafe { &*(function as *const [u8; LENGTH]) };
     for prefix in [ENDBR64, BND] {
         code = code.strip_prefix(prefix).unwrap_or(code);
@@ -67,8 +68,8 @@ fn ends_in_call(code: &[u8; MAX_CALL]) -> bool {
     })
 }
 
-/// Returns the length in bytes of the operand of an indirect call, from its `ModRM` byte on. `None` if the bytes are
-/// another instruction's or end too early.
+/// Returns the length of the operand of an indirect call in bytes, including its `ModRM` byte. `None` if the bytes
+/// belong to another instruction or end too early.
 fn call_operand_len(operand: &[u8]) -> Option<usize> {
     const CALL: u8 = 2;
     let modrm = *operand.first()?;

@@ -1,29 +1,29 @@
-//! Unwind rules: how to compute the caller's registers from those of a frame, at one address.
+//! Unwind rules: how to compute the caller's registers from those of a frame at one address.
 
 /// Unwind rule of one code address. Distances are in words of 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// A frame whose return address lies just below its CFA, the caller's stack pointer.
+    /// A frame with its return address just below its CFA, which is the caller's stack pointer.
     Frame {
         /// Location of the CFA.
         cfa: Cfa,
         /// Location of the caller's frame pointer.
         bp: SavedBp,
     },
-    /// The kernel's frame below a signal handler, which holds the interrupted registers.
+    /// The kernel's frame below a signal handler. It contains the interrupted registers.
     Signal,
     /// There is no caller.
     Outermost,
-    /// Code that no loader knows, such as a just-in-time compiler's. Ends a walk.
+    /// Code that the loader does not know, for example from a just-in-time compiler. Ends a walk.
     Unknown,
-    /// Like [`Rule::Unknown`], but the walk goes on by frame pointer: JIT code that is meant to be
-    /// profiled keeps one.
+    /// Like [`Rule::Unknown`], but the walk continues by the frame pointer, because JIT code that is meant to be
+    /// profiled has one.
     FramePointer,
-    /// Code of a loaded object without call frame information, such as assembly. The walk goes on by
-    /// frame pointer if the return address found there follows a call.
+    /// Code of a loaded object without call frame information, such as assembly. The walk continues by the frame
+    /// pointer if the return address found there follows a call.
     Undescribed,
-    /// Call frame information that the other rules cannot express: frames of more than 64 KiB, a CFA in another
-    /// register or computed by an expression. It is read anew for each frame.
+    /// Call frame information that the other rules cannot express: frames of more than 64 KiB, or a CFA that is in
+    /// another register or computed by an expression. It is read again for each frame.
     Complex,
     /// Call frame information that cannot be read.
     Unsupported,
@@ -36,11 +36,11 @@ pub enum Cfa {
     Sp(u16),
     /// Words above the frame pointer.
     Bp(u16),
-    /// In memory, this many words below the address in the frame pointer: a function that realigns
-    /// its stack.
+    /// In memory, at this many words below the address in the frame pointer. Used by a function that realigns its
+    /// stack.
     BelowBp(u16),
-    /// An entry of a procedure linkage table: 16 bytes of code that push a word before the byte
-    /// with this offset.
+    /// For an entry of a procedure linkage table: 16 bytes of code. Code from this offset on runs after the entry has
+    /// pushed a word.
     Plt(u16),
 }
 
@@ -51,13 +51,14 @@ pub enum SavedBp {
     Unchanged,
     /// Words below the CFA; at least 1.
     BelowCfa(u16),
-    /// In the word to which the frame pointer points.
+    /// In the word at the address in the frame pointer.
     AtBp,
 }
 
-/// A rule in 28 bits, never 0.
+/// A rule packed into 28 bits; never 0.
 ///
-/// From the lowest: 3 bits of kind, 13 bits of the CFA's distance, 12 bits of the frame pointer's.
+/// From the lowest bit on: 3 bits for the kind, 13 bits for the distance of the CFA, 12 bits for that of the frame
+/// pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedRule(u32);
 
@@ -65,15 +66,15 @@ const KIND_BITS: u32 = 3;
 const CFA_BITS: u32 = 13;
 const BP_BITS: u32 = 12;
 
-/// Distances of a CFA are smaller.
+/// Exclusive upper bound of the distance of a CFA.
 pub(crate) const CFA_LIMIT: u16 = 1 << CFA_BITS;
-/// Distances of a saved frame pointer are smaller.
+/// Exclusive upper bound of the distance of a saved frame pointer.
 pub(crate) const BP_LIMIT: u16 = AT_BP;
 
-/// Stands for [`SavedBp::AtBp`] in the field for the distance.
+/// Value of the distance field for [`SavedBp::AtBp`].
 const AT_BP: u16 = (1 << BP_BITS) - 1;
 
-/// Kinds. `SP` and `BP`, which nearly all frames have, differ only in the lowest bit.
+/// Kinds. `SP` and `BP`, the kinds of nearly all frames, differ only in the lowest bit.
 const SP: u32 = 0b010;
 const BP: u32 = 0b011;
 const BELOW_BP: u32 = 0b100;
@@ -82,16 +83,16 @@ const SIGNAL: u32 = 0b110;
 const OUTERMOST: u32 = 0b111;
 const UNSUPPORTED: u32 = 0b001;
 
-/// Value of the CFA field under the kind `UNSUPPORTED`.
+/// Value of the CFA field for the kind `UNSUPPORTED`.
 const COMPLEX: u32 = 1;
 
-/// Values of the CFA field under the kind `OUTERMOST`.
+/// Values of the CFA field for the kind `OUTERMOST`.
 const UNKNOWN: u32 = 1;
 const FRAME_POINTER: u32 = 2;
 const UNDESCRIBED: u32 = 3;
 
-/// Decoded rule of a common frame: its CFA is a register plus a distance, and the caller's frame
-/// pointer is in its register or below the CFA. Distances are in words.
+/// Decoded rule of a common frame. Its CFA is a register plus a distance, and the caller's frame pointer is in its
+/// register or below the CFA. Distances are in words.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommonFrame {
     pub(crate) cfa_is_above_bp: bool,
@@ -103,7 +104,7 @@ pub(crate) struct CommonFrame {
 impl PackedRule {
     pub(crate) const BITS: u32 = KIND_BITS + CFA_BITS + BP_BITS;
 
-    /// [`Rule::Outermost`], at which nearly all walks end.
+    /// [`Rule::Outermost`], which ends nearly all walks.
     pub(crate) const OUTERMOST: Self = Self(OUTERMOST);
     /// [`Rule::Unknown`].
     pub(crate) const UNKNOWN: Self = Self(OUTERMOST | UNKNOWN << KIND_BITS);
@@ -118,7 +119,7 @@ impl PackedRule {
         self.0
     }
 
-    /// Decodes the rule of a common frame. `None` if the rule has another shape.
+    /// Decodes the rule of a common frame. `None` for other rules.
     #[inline(always)]
     pub(crate) fn common_frame(self) -> Option<CommonFrame> {
         let is_common = self.0 & 0b110 == SP;
@@ -130,13 +131,13 @@ impl PackedRule {
         })
     }
 
-    /// Distance of the CFA, or the kind of outermost frame.
+    /// Distance of the CFA, or the subkind of `OUTERMOST` and `UNSUPPORTED`.
     #[inline(always)]
     fn cfa_field(self) -> u16 {
         (self.0 >> KIND_BITS) as u16 & (CFA_LIMIT - 1)
     }
 
-    /// Distance of the saved frame pointer, 0 or `AT_BP`.
+    /// Distance of the saved frame pointer; 0 or `AT_BP` for special cases.
     #[inline(always)]
     fn bp_field(self) -> u16 {
         (self.0 >> (KIND_BITS + CFA_BITS)) as u16 & AT_BP

@@ -1,4 +1,4 @@
-//! Cache of the rules found so far, shared by all threads without a lock.
+//! Cache of the rules found so far. All threads share it without a lock.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -6,22 +6,22 @@ use crate::rule::{PackedRule, Rule};
 
 /// Width of user addresses on x86-64 with four-level paging.
 const ADDRESS_BITS: u32 = 47;
-/// log2 of the bytes of code whose rules share one line: calls in one function are often followed
-/// by others in it.
+/// log2 of the bytes of code that share one line for their rules: a call in a function is often followed by others in
+/// the same function.
 const PIECE_BITS: u32 = 8;
 /// log2 of the number of lines.
 const LINE_BITS: u32 = 11;
-/// Rules per line.
+/// Number of rules per line.
 const WAYS: usize = 8;
-/// Bits of an address that its line does not determine.
+/// Number of bits of an address that its line does not determine.
 const TAG_BITS: u32 = ADDRESS_BITS - LINE_BITS;
 
 const _: () = assert!(TAG_BITS + PackedRule::BITS == u64::BITS);
 
-/// Rules of up to 16,384 addresses; a rule that was displaced is read again.
+/// Rules of up to 16,384 addresses. A rule that was displaced is read again when it is needed.
 ///
-/// A slot is one atomic word, so no thread reads half a rule. A slot and its line together hold the
-/// whole address, so no address gets the rule of another.
+/// A slot is one atomic word, so no thread reads half a rule. A slot and its line together contain the whole address,
+/// so no address gets the rule of another.
 #[derive(Debug)]
 pub struct RuleTable {
     lines: [RuleLine; 1 << LINE_BITS],
@@ -34,7 +34,7 @@ pub struct RuleIndex(u16);
 const WAY_BITS: u32 = WAYS.ilog2();
 
 impl RuleIndex {
-    /// Width of an index.
+    /// Number of bits in an index.
     pub const BITS: u32 = LINE_BITS + WAY_BITS;
 
     #[inline(always)]
@@ -42,13 +42,13 @@ impl RuleIndex {
         Self(((line << WAY_BITS) | (way % WAYS)) as u16)
     }
 
-    /// The index in the lowest [`Self::BITS`] bits.
+    /// Returns the index in the lowest [`Self::BITS`] bits.
     #[inline(always)]
     pub fn bits(self) -> u16 {
         self.0
     }
 
-    /// Ignores bits above [`Self::BITS`].
+    /// Converts the lowest [`Self::BITS`] bits to an index, and ignores the others.
     #[inline(always)]
     pub fn from_bits(bits: u16) -> Self {
         Self(bits & ((1 << Self::BITS) - 1))
@@ -72,7 +72,7 @@ impl RuleLine {
     #[inline(always)]
     fn get(&self, way: usize, tag: u64) -> Option<PackedRule> {
         let bits = self.slots[way % WAYS].load(Relaxed) ^ tag << PackedRule::BITS;
-        // 0 would be a free slot under the tag 0.
+        // 0 is a free slot, which would match tag 0. Larger values have another tag.
         let is_match = (1..1 << PackedRule::BITS).contains(&bits);
         is_match.then_some(PackedRule::from_bits(bits as u32))
     }
@@ -88,7 +88,7 @@ impl RuleLine {
 }
 
 impl RuleTable {
-    /// An empty table.
+    /// Creates an empty table.
     #[expect(clippy::new_without_default, reason = "for statics")]
     pub const fn new() -> Self {
         Self {
@@ -100,7 +100,7 @@ impl RuleTable {
         }
     }
 
-    /// Returns the rule of an address. `None` if the slot at `index` is free or has the rule of another address.
+    /// Returns the rule of an address. `None` if the slot at `index` is free, or has the rule of another address.
     #[inline(always)]
     pub fn get(&self, index: RuleIndex, address: usize) -> Option<PackedRule> {
         let hashed = HashedAddress::new(address as u64);
@@ -108,7 +108,7 @@ impl RuleTable {
         rule.filter(|_| hashed.line == index.line() && address >> ADDRESS_BITS == 0)
     }
 
-    /// Returns the rule of an address, and the rule's position in the table. `find` finds one that the table lacks.
+    /// Returns the rule of an address, and the rule's index in the table. `find` provides a rule that the table lacks.
     #[inline(always)]
     pub fn get_or_find(
         &self,
@@ -124,8 +124,9 @@ impl RuleTable {
         }
     }
 
-    /// Searches the whole line, and otherwise stores the rule that `find` returns, in a free way or over the first one.
-    /// Returns [`Rule::Outermost`] for an address of the kernel. Out of line, so that the common case is inlined small.
+    /// Searches the whole line. If the rule is missing, stores the rule that `find` returns, in a free way or in place
+    /// of the first one. Returns [`Rule::Outermost`] for an address of the kernel. Not inlined, to keep the common case
+    /// small.
     #[cold]
     #[inline(never)]
     fn search_or_find(
@@ -160,18 +161,18 @@ impl RuleTable {
     }
 }
 
-/// Position and tag of an address.
+/// Line, way and tag of an address.
 struct HashedAddress {
     line: usize,
     /// First way to probe.
     first_way: usize,
-    /// The rest of the address: with the line it identifies the address.
+    /// The rest of the address. Line and tag together identify the address.
     tag: u64,
 }
 
 impl HashedAddress {
-    /// Splits an address into line, way and tag. The mapping is one to one: the bits that are mixed into the line
-    /// number are in the tag too.
+    /// Splits an address into line, way and tag. The mapping is one to one, because the bits that are mixed into the
+    /// line number are also in the tag.
     #[inline(always)]
     fn new(address: u64) -> Self {
         let (piece, within) = (address >> PIECE_BITS, address & ((1 << PIECE_BITS) - 1));

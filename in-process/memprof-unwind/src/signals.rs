@@ -3,17 +3,17 @@
 
 use core::arch::asm;
 
-/// Blocks all signals of the calling thread until it is dropped.
+/// Guard that blocks all signals of the calling thread.
 #[derive(Debug)]
 pub(crate) struct BlockedSignals {
-    /// The thread's mask before, in the kernel's format.
+    /// The thread's original mask, in the kernel's format.
     before: u64,
 }
 
 const SIG_SETMASK: usize = 2;
 
 impl BlockedSignals {
-    /// Blocks all signals. `None` if the kernel refuses, as under a seccomp filter.
+    /// Blocks all signals. `None` if the kernel refuses, for example because of a seccomp filter.
     pub(crate) fn block_all() -> Option<Self> {
         Some(Self {
             before: swap_mask(u64::MAX)?,
@@ -32,13 +32,12 @@ impl Drop for BlockedSignals {
     }
 }
 
-/// Sets the signal mask and returns the one before. `None` if the kernel refuses; see
-/// sigprocmask(2).
+/// Sets the signal mask, and returns the previous one; see sigprocmask(2). `None` if the kernel refuses.
 fn swap_mask(mask: u64) -> Option<u64> {
     const RT_SIGPROCMASK: isize = 14;
     let mut before = 0_u64;
     let result: isize;
-    // SAFETY: sigprocmask(2): reads one mask of 8 bytes and writes the other.
+    // SAFETY: sigprocmask(2) reads one mask of 8 bytes and writes another.
     unsafe {
         asm!(
             "syscall",

@@ -1,4 +1,4 @@
-//! A stack for deep calls of a walk: that of its thread may be nearly used up.
+//! A stack for deep calls of a walk, because the stack of its thread may be nearly used up.
 #![expect(unsafe_code, reason = "a call on another stack")]
 
 use core::arch::naked_asm;
@@ -7,10 +7,10 @@ use core::mem::MaybeUninit;
 use crate::rule::PackedRule;
 use crate::signals::BlockedSignals;
 
-/// Bytes of [`SpareStack`]: twice what reading a rule needs.
+/// Size of [`SpareStack`] in bytes: twice what reading a rule needs.
 const STACK_SIZE: usize = 8192;
 
-/// A stack for the one deep call of a walk, which reads a rule.
+/// A stack for the only deep call of a walk, which reads a rule.
 #[repr(align(16))]
 pub(crate) struct SpareStack([MaybeUninit<u8>; STACK_SIZE]);
 
@@ -19,16 +19,15 @@ impl SpareStack {
         Self([const { MaybeUninit::zeroed() }; STACK_SIZE])
     }
 
-    /// Calls `read` on this stack, with `address` as its argument. Signals are blocked meanwhile: their handlers may
-    /// need more stack, and one with an alternate stack would start at its top again, though frames below this call may
-    /// be there. If they cannot be blocked, the call is made on the current stack.
+    /// Calls `read` on this stack, with `address` as its argument. Signals are blocked during the call for two reasons:
+    /// their handlers may need more stack, and the kernel would start a handler at the top of its alternate stack, on
+    /// which frames below this call may be. If signals cannot be blocked, the call runs on the current stack.
     pub(crate) fn call(&mut self, read: extern "C" fn(usize) -> u32, address: usize) -> PackedRule {
         let Some(_blocked) = BlockedSignals::block_all() else {
             return PackedRule::from_bits(read(address));
         };
         let end = self.0.as_mut_ptr_range().end;
-        // SAFETY: the ABI's alignment holds by `repr(align)`, and this workspace alone uses the
-        // stack.
+        // SAFETY: `repr(align)` ensures the ABI's alignment, and only this workspace uses the stack.
         PackedRule::from_bits(unsafe { call_on(address, read, end.cast()) })
     }
 }
@@ -36,7 +35,7 @@ impl SpareStack {
 /// Calls `read(address)` on the stack that ends at `end`.
 ///
 /// # Safety
-/// `end` is aligned to 16 and is the end of a stack that is large enough for the function.
+/// `end` is aligned to 16 bytes, and is the end of a stack that is large enough for the function.
 #[unsafe(naked)]
 unsafe extern "C" fn call_on(
     address: usize,

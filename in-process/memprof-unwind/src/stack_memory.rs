@@ -1,4 +1,4 @@
-//! Reads stack memory, after the kernel has confirmed that it is readable.
+//! Reads stack memory after the kernel has confirmed that it is readable.
 #![expect(unsafe_code, reason = "a system call, and words of the stack")]
 
 use core::arch::asm;
@@ -10,17 +10,17 @@ use crate::walk::StackReader;
 pub(crate) const PAGE: usize = 4096;
 const WORD: usize = size_of::<usize>();
 
-/// Returns whether the page that contains `address` is readable now.
+/// Returns whether the page that contains `address` is readable at the moment.
 ///
-/// Calls `rt_sigprocmask(-1, page)`, an invalid way to change the signal mask: the kernel copies
-/// the mask first, which fails with EFAULT if the page is unreadable, and then fails with EINVAL.
-/// The call changes nothing, needs no descriptor and takes no lock of the address space.
+/// Calls `rt_sigprocmask(-1, page)`, which is an invalid way to change the signal mask. The kernel first copies the
+/// mask, which fails with EFAULT if the page is unreadable, and then fails with EINVAL. The call changes nothing, needs
+/// no descriptor, and takes no lock of the address space.
 pub fn is_readable(address: usize) -> bool {
     const RT_SIGPROCMASK: isize = 14;
     const MASK_SIZE: usize = 8;
     const EINVAL: isize = 22;
     let result: isize;
-    // SAFETY: sigprocmask(2): with an unknown `how` nothing is changed.
+    // SAFETY: sigprocmask(2): with an unknown `how`, it changes nothing.
     unsafe {
         asm!(
             "syscall",
@@ -37,20 +37,19 @@ pub fn is_readable(address: usize) -> bool {
     result == -EINVAL
 }
 
-/// Readable words of a stack, from a stack pointer on.
+/// Readable words of a stack from a stack pointer on.
 #[derive(Debug)]
 pub struct ReadableStack {
     /// Every aligned word from here to `end`, the end of a page, is readable.
     start: usize,
     end: usize,
-    /// Every aligned word from here to `known_end` is readable too.
+    /// Every aligned word from here to `known_end` is also readable.
     known: usize,
     known_end: usize,
 }
 
 impl ReadableStack {
-    /// Reads the stack on which the caller runs, from `sp` on. Memory in `known` is not checked
-    /// again.
+    /// Creates a reader of the caller's stack from `sp` on. Memory in `known` is not checked again.
     ///
     /// # Safety
     /// The word at `sp` and all memory in `known` are readable.
@@ -69,9 +68,9 @@ impl ReadableStack {
         }
     }
 
-    /// Checks the page that contains `address` and adds it to the readable range if it follows it;
-    /// otherwise the range starts anew there, as for a signal handler on a stack of its own. `None`
-    /// if the page is unreadable.
+    /// Checks the page that contains `address`. If it follows the readable range, extends the range by it. Otherwise
+    /// the range starts anew there, for example when a walk leaves a signal handler's own stack. `None` if the page is
+    /// unreadable.
     #[cold]
     #[inline(never)]
     fn extend_to(&mut self, address: usize) -> Option<()> {
@@ -107,8 +106,8 @@ impl StackReader for ReadableStack {
         if !(self.start..self.end).contains(&address) {
             self.extend_to(address)?;
         }
-        // SAFETY: an aligned word is within one page; the kernel has just read that page, or the
-        // caller of `new` guaranteed that it is readable.
+        // SAFETY: an aligned word is within one page. The kernel has just read that page, or the caller of `new`
+        // guaranteed that it is readable.
         Some(unsafe { (address as *const usize).read_volatile() })
     }
 }

@@ -13,28 +13,28 @@ pub(crate) struct Thread {
 const ALIGNMENT_BITS: u32 = 6;
 
 impl Thread {
-    /// Width of an id: user addresses with four-level paging, without the aligned bits.
+    /// Number of bits in an id: a user address with four-level paging, without the alignment bits.
     pub(crate) const ID_BITS: u32 = 48 - ALIGNMENT_BITS;
 
     /// Returns the calling thread.
     #[inline(always)]
     pub(crate) fn current() -> Self {
         let control_block;
-        // SAFETY: ELF TLS for x86-64: every thread has a control block from its first instruction
-        // on, whose first word is its own address.
+        // SAFETY: ELF TLS for x86-64: every thread has a control block from its first instruction on. Its first word is
+        // its own address.
         unsafe {
             asm!("mov {}, fs:0", out(reg) control_block, options(nostack, readonly, pure, preserves_flags));
         }
         Self { control_block }
     }
 
-    /// Number that no other running thread has; never 0.
+    /// Number that is unique among running threads; never 0.
     #[inline(always)]
     pub(crate) fn id(self) -> u64 {
         (self.control_block >> ALIGNMENT_BITS) as u64
     }
 
-    /// Index into a table of 2^`bits` entries. Threads may share one.
+    /// Index into a table of 2^`bits` elements. Several threads may have the same index.
     #[inline(always)]
     pub(crate) fn index(self, bits: u32) -> usize {
         let id = self.id();

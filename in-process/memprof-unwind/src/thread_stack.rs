@@ -1,14 +1,13 @@
-//! Cache of which parts of the threads' own stacks are readable: what was checked once up to the
-//! top need not be checked again.
+//! Cache of the readable parts of the threads' own stacks, so that memory that was once checked up to the top is not
+//! checked again.
 //!
-//! A thread's stack ends at its control block, to which `fs` points (ELF TLS for x86-64); the main
-//! thread's ends at the data that the kernel put above it. While the thread runs, the memory
-//! between its stack pointer and that top stays readable. Other stacks, of coroutines and signal
-//! handlers, do not reach up to it without a gap.
+//! A thread's stack ends at its control block, to which `fs` points (ELF TLS for x86-64). The main thread's stack ends
+//! at the data that the kernel put above it. While the thread runs, the memory between its stack pointer and that top
+//! stays readable. Other stacks, those of coroutines and signal handlers, do not extend to the top without a gap.
 //!
-//! A limit: if a thread ended, and another has its control block at the same address but a smaller
-//! stack, the memory below that stack counts as readable until [`clear`]. Only a walk that leaves a
-//! coroutine's stack located exactly there would read unmapped memory.
+//! A known limit: if a thread ended, and another thread has its control block at the same address but a smaller stack,
+//! the memory below that stack counts as readable until [`clear`]. A walk would read unmapped memory only if it left a
+//! coroutine's stack exactly there.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -16,52 +15,54 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::stack_memory::{PAGE, is_readable, page_of};
 use crate::thread::Thread;
 
-/// One word per thread; threads with the same index share one.
+/// One word per thread. Threads with the same index share one.
 static KNOWN: [AtomicU64; 1 << INDEX_BITS] = [const { AtomicU64::new(0) }; 1 << INDEX_BITS];
 const INDEX_BITS: u32 = 9;
 
-/// Low bits of a word: number of readable pages up to the top. The bits above hold the thread's id.
+/// Number of low bits of a word, which hold the number of readable pages up to the top. The bits above hold the
+/// thread's id.
 const COUNT_BITS: u32 = u64::BITS - Thread::ID_BITS;
 
+/// End of the topmost page of the main thread's stack; 0 before [`set_main_stack_top`].
 static MAIN_STACK_TOP: AtomicUsize = AtomicUsize::new(0);
 
-/// Largest stack, in bytes.
+/// Maximum size of a stack, in bytes.
 const MAX_STACK_SIZE: usize = 1 << 30;
-/// Most bytes between the outermost frame and the top: variables of the thread, or the environment.
+/// Maximum number of bytes between the outermost frame and the top: variables of the thread, or the environment.
 const MAX_BYTES_ABOVE: usize = 32 * PAGE;
-/// Most bytes that one sample checks.
+/// Maximum number of bytes that one sample checks.
 const MAX_BYTES_PER_SAMPLE: usize = 4096 * PAGE;
 
-/// Sets the main thread's stack top from an address in its topmost page, such as `AT_RANDOM`.
+/// Sets the top of the main thread's stack. `address` is in its topmost page, for example `AT_RANDOM`.
 pub(crate) fn set_main_stack_top(address: usize) {
     MAIN_STACK_TOP.store(page_of(address) + PAGE, Relaxed);
 }
 
-/// Drops all entries: threads may have ended.
+/// Clears the cache, because threads may have ended.
 pub(crate) fn clear() {
     for word in &KNOWN {
         word.store(0, Relaxed);
     }
 }
 
-/// The stack of the calling thread, if it runs on its own.
+/// The calling thread's own stack, if it is running on it.
 #[derive(Debug)]
 pub(crate) struct ThreadStack {
     thread: Thread,
     word: &'static AtomicU64,
-    /// Readable addresses; empty if none are known.
+    /// Addresses that are known to be readable. May be empty.
     pub(crate) known: Range<usize>,
 }
 
 impl ThreadStack {
     /// Returns the calling thread's stack, which contains `sp`. `known` is empty if no part of it is known to be
-    /// readable, or if the thread runs on another stack than its own.
+    /// readable, or if the thread runs on a stack other than its own.
     #[inline(always)]
     pub(crate) fn for_thread(sp: usize, thread: Thread) -> Self {
         Self::with_word(sp, thread, &KNOWN[thread.index(INDEX_BITS)])
     }
 
-    /// Like [`for_thread`](Self::for_thread), but with a given word of [`KNOWN`].
+    /// Like [`for_thread`](Self::for_thread), but with an explicit word of [`KNOWN`].
     #[inline(always)]
     fn with_word(sp: usize, thread: Thread, word: &'static AtomicU64) -> Self {
         let top = stack_top(sp, thread);
@@ -78,8 +79,8 @@ impl ThreadStack {
         }
     }
 
-    /// Stores that the stack is readable from `sp` to the top, if a walk that ended at `reached`
-    /// came near the top and every page between is readable.
+    /// Stores that the stack is readable from `sp` to the top, if a walk that ended at `reached` came near the top and
+    /// every page between is readable.
     #[cold]
     #[inline(never)]
     pub(crate) fn save_known(&self, sp: usize, reached: usize) {
@@ -99,8 +100,8 @@ impl ThreadStack {
     }
 }
 
-/// Returns the end of the topmost page of the stack that contains `sp`, if it is the thread's own stack or the main
-/// thread's; 0 if not.
+/// Returns the end of the topmost page of the stack that contains `sp`, if that is the thread's own stack or the main
+/// thread's. Otherwise 0.
 #[inline(always)]
 fn stack_top(sp: usize, thread: Thread) -> usize {
     let thread = page_of(thread.control_block) + PAGE;

@@ -1,4 +1,4 @@
-//! The walk of the calling thread's stack, with the rules of the code that is loaded in this process.
+//! Walks the calling thread's stack with the rules of the code that is loaded in this process.
 #![expect(unsafe_code, reason = "the loader's function, and registers")]
 
 use core::mem;
@@ -21,25 +21,25 @@ use crate::thread_stack::{self, ThreadStack, set_main_stack_top};
 use crate::walk::{Frame, Registers, RuleSource, StackReader, WalkEnd, walk};
 use crate::workspace::{WalkBuffers, Workspace};
 
-// Next to the other tables: a variable between two of them would dirty a page of its own.
+// All large tables share a section: a small variable between two of them would make a page of its own resident.
 #[unsafe(link_section = ".bss.tables")]
 static RULES: RuleTable = RuleTable::new();
 static FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
 static RULES_READ: AtomicU64 = AtomicU64::new(0);
 
-/// Initializes the state that all walks share. `find` is the loader's `_dl_find_object`; `main_stack_top` is an
-/// address in the topmost page of the main thread's stack, such as `AT_RANDOM` of getauxval(3).
+/// Initializes the state that all walks share. `find` is the loader's `_dl_find_object`. `main_stack_top` is an address
+/// in the topmost page of the main thread's stack, for example `AT_RANDOM` of getauxval(3).
 pub fn prepare(find: FindObject, main_stack_top: usize) {
     set_main_stack_top(main_stack_top);
     FIND_OBJECT.store(find as usize, Release);
 }
 
-/// Drops all cached rules: code may have been unloaded, and other code loaded at its addresses.
+/// Clears all cached rules, because code may have been unloaded, and other code loaded at its addresses.
 pub fn clear_rules() {
     RULES.clear();
 }
 
-/// Drops what is cached about stacks: threads may have ended.
+/// Clears all caches about stacks, because threads may have ended.
 pub fn clear_stack_cache() {
     thread_stack::clear();
     last_walk::clear_owners();
@@ -50,11 +50,12 @@ pub fn rules_read_count() -> u64 {
     RULES_READ.load(Relaxed)
 }
 
-/// Writes the calling thread's program counters into `workspace`, from `start` outwards. Returns their number and why
-/// the walk ended. Unlike a hook's, it follows the frame pointer through code without call frame information.
+/// Writes the calling thread's program counters into `workspace`, from `start` outwards. Returns their number and the
+/// reason why the walk ended. Unlike the walk of a hook, it follows the frame pointer through code without call frame
+/// information.
 ///
 /// # Safety
-/// `start` and `saved` are registers of the calling thread, in a function that has not returned; [`prepare`] was
+/// `start` and `saved` are registers of the calling thread, in a function that has not returned. [`prepare`] was
 /// called.
 #[inline(always)]
 pub unsafe fn walk_this_thread(
@@ -68,11 +69,11 @@ pub unsafe fn walk_this_thread(
     unsafe { walk_with_fallback_rule(PackedRule::FRAME_POINTER, start, frames, buffers) }
 }
 
-/// Like [`walk_this_thread`], but into `frames`, with a given rule for code that no loader knows, and perhaps without
-/// further registers.
+/// Like [`walk_this_thread`], but writes into `frames`, with an explicit rule for code that the loader does not know.
+/// The saved registers are optional.
 ///
 /// # Safety
-/// `start` are registers of the calling thread, in a function that has not returned; [`prepare`] was called.
+/// `start` has registers of the calling thread, in a function that has not returned. [`prepare`] was called.
 #[inline(always)]
 pub(crate) unsafe fn walk_with_fallback_rule(
     unknown_code_rule: PackedRule,
@@ -82,7 +83,7 @@ pub(crate) unsafe fn walk_with_fallback_rule(
 ) -> (usize, WalkEnd) {
     let thread = Thread::current();
     let own = ThreadStack::for_thread(start.sp, thread);
-    // SAFETY: `start.sp` is on this thread's stack, as the caller guarantees; `own` checked the rest.
+    // SAFETY: the caller guarantees that `start.sp` is on this thread's stack. `own` checked the rest.
     let mut stack = unsafe { ReadableStack::new(start.sp, &own.known) };
     buffers.complex.set_start(start, saved);
     let mut rules = ProcessRules {
@@ -99,14 +100,14 @@ pub(crate) unsafe fn walk_with_fallback_rule(
     walked
 }
 
-/// Rules of the code in this process, from the last walk, the table or call frame information.
+/// Rules of the code in this process: from the last walk, from the table, or from call frame information.
 struct ProcessRules<'a> {
     cursor: LastWalkCursor<'a>,
-    /// Frames that no rule expresses.
+    /// Frames that no rule can express.
     complex: &'a mut ComplexFrames,
-    /// Separate stack on which rules are read.
+    /// Separate stack for reading rules.
     rule_stack: &'a mut SpareStack,
-    /// Rule for code that no loader knows.
+    /// Rule for code that the loader does not know.
     unknown_code_rule: PackedRule,
 }
 
@@ -123,16 +124,16 @@ impl RuleSource for ProcessRules<'_> {
         }
     }
 
-    /// False in jemalloc's hook: libgcc's walk, with which it is compared, ends at such code.
+    /// Always false in jemalloc's hook, because libgcc's walk, with which it is compared, ends at such code.
     fn may_return_to(&mut self, address: usize) -> bool {
         if self.unknown_code_rule != PackedRule::FRAME_POINTER || !is_after_call(address) {
             return false;
         }
-        // The frame pointer is the caller's if it leads to a call of a function that is described: the one that is not
-        // described was called by that function, and keeps no frame pointer.
+        // The frame pointer cannot be the right one if it leads to a call of a function with call frame information:
+        // that function called the undescribed one, which keeps no frame pointer of its own.
         called_function(address).is_none_or(|function| {
             let rule = Rule::from(self.rule_stack.call(read_rule, function));
-            // V8 calls its builtins, which are not described, by way of jumps that it generates.
+            // V8 calls its builtins, which are not described, through jumps that it generates.
             matches!(rule, Rule::Undescribed | Rule::Unknown) || is_jump_through_slot(function)
         })
     }
@@ -150,12 +151,12 @@ impl RuleSource for ProcessRules<'_> {
     }
 }
 
-/// Returns the start of the loaded object that contains an address. `None` if the loader knows none.
+/// Returns the start of the loaded object that contains an address. `None` if the loader knows no such object.
 pub fn object_start(address: usize) -> Option<usize> {
     loaded_object_start(find_object()?, address)
 }
 
-/// The loader's function. `None` before [`prepare`].
+/// Returns the loader's function. `None` before [`prepare`].
 fn find_object() -> Option<FindObject> {
     let find = FIND_OBJECT.load(Acquire) as *const ();
     if find.is_null() {
@@ -165,7 +166,7 @@ fn find_object() -> Option<FindObject> {
     Some(unsafe { mem::transmute::<*const (), FindObject>(find) })
 }
 
-/// Reads the rule of an address from call frame information. Returns its packed bits.
+/// Reads the rule of an address from call frame information. Returns the bits of the packed rule.
 #[cold]
 #[inline(never)]
 extern "C" fn read_rule(address: usize) -> u32 {

@@ -1,18 +1,18 @@
-//! The stack walk: rules and memory in, program counters out.
+//! The stack walk: converts rules and memory to program counters.
 #![expect(unsafe_code, reason = "buffers that are not initialized")]
 
 use core::mem::MaybeUninit;
 
 use crate::rule::{Cfa, PackedRule, Rule, SavedBp};
 
-/// The registers that a walk follows.
+/// The registers that a walk tracks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
     /// The program counter.
     pub pc: usize,
     /// The stack pointer.
     pub sp: usize,
-    /// The frame pointer. Code that keeps none may use the register for anything.
+    /// The frame pointer. Code without a frame pointer may use the register for anything.
     pub bp: usize,
 }
 
@@ -25,41 +25,41 @@ pub enum WalkEnd {
     Full,
     /// The next stack word is in unreadable memory.
     Unreadable,
-    /// The call frame information of the last frame cannot be read, or needs a register that is unknown.
+    /// The call frame information of the last frame cannot be read, or needs an unknown register.
     Unsupported,
-    /// No loader knows the code of the last frame, such as a just-in-time compiler's, and it keeps no frame pointer.
+    /// The loader does not know the code of the last frame, which also keeps no frame pointer, for example code from a
+    /// just-in-time compiler.
     UnknownCode,
-    /// The code of the last frame has no call frame information, and keeps no frame pointer.
+    /// The code of the last frame has no call frame information and keeps no frame pointer.
     Undescribed,
 }
 
 /// Cell for one program counter.
 pub type Frame = MaybeUninit<usize>;
 
-/// Reinterprets an initialized buffer as a buffer for a walk.
+/// Converts an initialized buffer to a buffer for a walk.
 pub fn as_frames(buffer: &mut [usize]) -> &mut [Frame] {
     let frames = &raw mut *buffer as *mut [Frame];
-    // SAFETY: `MaybeUninit<usize>` has the layout of `usize`, and a walk writes only initialized
-    // values.
+    // SAFETY: `MaybeUninit<usize>` has the layout of `usize`, and a walk writes only initialized values.
     unsafe { &mut *frames }
 }
 
 /// Source of the unwind rules of a walk.
 pub trait RuleSource {
-    /// Returns the rule for the code at `address`, in the next frame, whose stack pointer is `sp`.
-    /// A walk calls it once per frame, the innermost first.
+    /// Returns the rule for the code at `address` in the next frame, which has the stack pointer `sp`. A walk calls it
+    /// once per frame, innermost first.
     fn rule_at(&mut self, address: usize, sp: usize) -> PackedRule;
 
-    /// Whether a function without call frame information may return to `address`: the code before it is a call, and
-    /// not one of a function that has such information. Checked where a frame pointer is followed in
-    /// [`Rule::Undescribed`] code, which may use the register for anything, or leave it to its caller.
+    /// Whether a function without call frame information may return to `address`: the code before it must be a call,
+    /// and not of a function that has such information. Checked when a walk follows the frame pointer in
+    /// [`Rule::Undescribed`] code, which may use the register for anything, or leave its caller's value in it.
     fn may_return_to(&mut self, _address: usize) -> bool {
         false
     }
 
-    /// Returns the registers of the caller of `callee`, a frame with the rule [`Rule::Complex`]. `depth` is the
-    /// frame's number, counted from the innermost one, which has 0. `into_call` is 1 if the frame called another
-    /// one, 0 if a signal interrupted it. `None` if they cannot be found.
+    /// Returns the registers of the caller of `callee`, a frame with the rule [`Rule::Complex`]. `depth` is the frame's
+    /// number; the innermost frame has 0. `into_call` is 1 if the frame called another one, and 0 if a signal
+    /// interrupted it. `None` if the registers cannot be found.
     fn complex_caller(
         &mut self,
         _callee: Registers,
@@ -79,13 +79,13 @@ pub trait StackReader {
 
 const WORD: usize = size_of::<usize>();
 
-/// Largest distance from the stack pointer to the frame pointer, in bytes. A register beyond it
-/// holds a number of the program, not a frame pointer.
+/// Maximum distance from the stack pointer to the frame pointer, in bytes. Beyond it, the register contains some number
+/// of the program and not a frame pointer.
 const MAX_FRAME_BYTES: usize = 1 << 20;
 
-/// Writes the program counters from `start` outwards into `buffer`. All have the form of return addresses, because
-/// readers look up the byte before: for a function that a signal interrupted, and for the trampoline that the
-/// handler returns to, the address plus 1 is written. Returns the number of frames and why the walk ended.
+/// Writes the program counters from `start` outwards into `buffer`. Returns the number of frames and the reason why the
+/// walk ended. Readers look up the byte before each program counter, as for a return address. For a function that a
+/// signal interrupted, and for the trampoline to which the handler returns, the address plus 1 is therefore written.
 #[inline(always)]
 pub fn walk(
     start: Registers,
@@ -99,8 +99,7 @@ pub fn walk(
         mut sp,
         mut bp,
     } = start;
-    // A return address follows the call, so it may lie in the next function: look up the byte
-    // before it.
+    // A return address follows the call, so it may be in the next function. Look up the byte before it.
     let mut into_call = 1;
     let mut frames = 0;
     while pc != 0 {
@@ -144,7 +143,7 @@ pub fn walk(
     (frames, WalkEnd::Outermost)
 }
 
-/// Returns the caller's registers, and whether a signal interrupted the caller. `Err` with the reason if the walk
+/// Returns the caller's registers, and whether a signal interrupted the caller. The error is the reason why the walk
 /// ends at `callee`.
 #[cold]
 #[inline(never)]
@@ -177,17 +176,18 @@ fn uncommon_caller(
     Ok((caller, rule == Rule::Signal))
 }
 
-/// Whether the frame pointer may be one: it points at most `MAX_FRAME_BYTES` above the stack pointer.
+/// Whether the frame pointer can be valid: it must point at most `MAX_FRAME_BYTES` above the stack pointer.
 pub(crate) fn has_frame_pointer(registers: Registers) -> bool {
     let frame = registers.sp..registers.sp.saturating_add(MAX_FRAME_BYTES);
     frame.contains(&registers.bp)
 }
 
-/// Returns the registers of the caller of a frame with a frame pointer. `None` if the stack cannot be read.
+/// Returns the registers of the caller of a frame that has a frame pointer. `None` if the stack cannot be read.
 pub(crate) fn frame_pointer_caller(
     callee: Registers,
     memory: &mut impl StackReader,
 ) -> Option<Registers> {
+    // The caller's frame pointer is at the address in bp, and the return address one word above it.
     frame_caller(callee, Cfa::Bp(2), SavedBp::BelowCfa(2), memory)
 }
 
@@ -204,6 +204,7 @@ fn frame_caller(
         Cfa::Bp(words) => callee.bp.wrapping_add(bytes(words)),
         Cfa::BelowBp(words) => memory.read_word(callee.bp.wrapping_sub(bytes(words)))?,
         Cfa::Plt(byte) => {
+            // The entry has pushed a word if its code before this offset has run.
             let pushed = callee.pc & 15 >= usize::from(byte);
             callee.sp.wrapping_add(bytes(1 + u16::from(pushed)))
         }
@@ -217,8 +218,8 @@ fn frame_caller(
     Some(Registers { pc, sp: cfa, bp })
 }
 
-/// Offsets in Linux's `rt_sigframe` on x86-64, in bytes from the stack pointer in the signal
-/// trampoline: `uc_mcontext.gregs[REG_RBP, REG_RSP, REG_RIP]` of `ucontext_t`.
+/// Offsets in Linux's `rt_sigframe` on x86-64, in bytes from the stack pointer in the signal trampoline:
+/// `uc_mcontext.gregs[REG_RBP, REG_RSP, REG_RIP]` of `ucontext_t`.
 const SIGNAL_BP_OFFSET: usize = 120;
 const SIGNAL_SP_OFFSET: usize = 160;
 const SIGNAL_PC_OFFSET: usize = 168;
@@ -236,8 +237,7 @@ fn registers_before_signal(callee: Registers, memory: &mut impl StackReader) -> 
 mod tests {
     use super::*;
 
-    /// Below 0x1000 code with this rule, above it one function that pushes nothing, and whose
-    /// addresses follow calls.
+    /// Below 0x1000 code with this rule, above it one function that pushes nothing, and whose addresses follow calls.
     struct Code(Rule);
 
     impl RuleSource for Code {

@@ -1,5 +1,5 @@
-//! Memory of a walk that is not on the stack of its thread: in a coroutine of 4 KiB, the allocator
-//! already uses part of the stack.
+//! Memory for a walk that is not on its thread's stack: in a coroutine with 4 KiB of stack, the allocator already uses
+//! part of it.
 #![expect(unsafe_code, reason = "memory that one walk uses at a time")]
 
 use core::cell::UnsafeCell;
@@ -16,18 +16,18 @@ use crate::spare_stack::SpareStack;
 use crate::thread::Thread;
 use crate::walk::Frame;
 
-/// Frames per workspace.
+/// Maximum number of frames per workspace.
 pub const WORKSPACE_FRAMES: usize = 144;
 
-/// Words of memory that a workspace has for the work on a walked stack.
+/// Number of words in a workspace for work on a walked stack.
 pub const SCRATCH_WORDS: usize = 448;
 
-/// Most walks at the same time, of threads and of signal handlers that interrupted one. Further
-/// ones fail.
+/// Maximum number of walks at the same time, including those of signal handlers that interrupted a walk. Further walks
+/// fail.
 const WORKSPACES: usize = 1 << INDEX_BITS;
 const INDEX_BITS: u32 = 5;
 
-// Next to the other tables: a variable between two of them would dirty a page of its own.
+// All large tables share a section: a small variable between two of them would make a page of its own resident.
 #[unsafe(link_section = ".bss.tables")]
 static CELLS: [WorkspaceCell; WORKSPACES] = [const { WorkspaceCell::new() }; WORKSPACES];
 
@@ -40,7 +40,7 @@ struct WorkspaceCell {
 // SAFETY: `memory` is reached only through a `Workspace`, and `is_acquired` admits one per cell.
 unsafe impl Sync for WorkspaceCell {}
 
-/// Buffers of one walk.
+/// Buffers for one walk.
 struct WorkspaceMemory {
     frames: [Frame; WORKSPACE_FRAMES],
     steps: [MaybeUninit<WalkStep>; MAX_STEPS],
@@ -49,7 +49,7 @@ struct WorkspaceMemory {
     scratch: [usize; SCRATCH_WORDS],
 }
 
-/// Buffers of one walk, except for its frames.
+/// Buffers for one walk, except for its frames.
 pub(crate) struct WalkBuffers<'a> {
     /// Steps of this walk.
     pub(crate) steps: &'a mut [MaybeUninit<WalkStep>; MAX_STEPS],
@@ -57,15 +57,14 @@ pub(crate) struct WalkBuffers<'a> {
     pub(crate) stack: &'a mut SpareStack,
 }
 
-/// Memory of one walk, released when dropped.
+/// Exclusive access to the memory for one walk, until it is dropped.
 #[derive(Debug)]
 pub struct Workspace {
     cell: &'static WorkspaceCell,
 }
 
 impl core::fmt::Debug for WorkspaceCell {
-    // Inline, so that code that runs inside malloc does not contain it unless something formats the
-    // value.
+    // Inlined, so that code that runs inside malloc contains it only if something formats the value.
     #[inline]
     fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         formatter.debug_struct("Cell").finish_non_exhaustive()
@@ -87,7 +86,7 @@ impl Workspace {
         Some(Self { cell })
     }
 
-    /// Releases all workspaces in a forked child: their threads do not exist there.
+    /// Releases all workspaces in a forked child, because their threads do not exist there.
     pub fn enter_child() {
         for cell in &CELLS {
             cell.is_acquired.store(false, Relaxed);
@@ -95,21 +94,20 @@ impl Workspace {
     }
 
     fn memory(&mut self) -> &mut WorkspaceMemory {
-        // SAFETY: `is_acquired` gives the cell to this workspace alone.
+        // SAFETY: `is_acquired` reserves the cell for this workspace.
         unsafe { &mut *self.cell.memory.get() }
     }
 
-    /// Buffer for frames.
+    /// Buffer for the frames of a walk.
     #[inline(always)]
     pub fn frames(&mut self) -> &mut [Frame; WORKSPACE_FRAMES] {
         &mut self.memory().frames
     }
 
-    /// The first `count` frames of the walk that was made here, with the stack pointers of its frames, and memory for
-    /// the work on them.
+    /// Returns the first `count` frames of the walk, their stack pointers, and memory for work on them.
     ///
     /// # Safety
-    /// A walk wrote `count` frames since the workspace was acquired.
+    /// A walk has written `count` frames since the workspace was acquired.
     #[inline(always)]
     pub unsafe fn walked(&mut self, count: usize) -> (&[usize], StackPointers<'_>, &mut [usize]) {
         let memory = self.memory();
@@ -117,7 +115,7 @@ impl Workspace {
         let steps = memory.steps.get(..count.min(MAX_STEPS)).unwrap_or_default();
         // SAFETY: the caller guarantees that a walk wrote these frames.
         let frames = unsafe { &*(&raw const *frames as *const [usize]) };
-        // SAFETY: a walk writes a step, which is one word, for each of its first frames; all others are zeros.
+        // SAFETY: a walk writes a step, which is one word, for each of its first frames. All other words are zero.
         let steps = unsafe { &*(&raw const *steps as *const [usize]) };
         (
             frames,
@@ -126,7 +124,7 @@ impl Workspace {
         )
     }
 
-    /// Replaces the frames by words of the scratch memory of [`walked`](Self::walked). Returns their number.
+    /// Replaces the frames by words from the scratch memory of [`walked`](Self::walked). Returns their number.
     pub fn set_frames_from_scratch(&mut self, words: Range<usize>) -> usize {
         let memory = self.memory();
         let words = memory.scratch.get(words).unwrap_or_default();
@@ -136,7 +134,7 @@ impl Workspace {
         words.len().min(WORKSPACE_FRAMES)
     }
 
-    /// Buffers for frames and for the rest of a walk.
+    /// Buffer for frames, and buffers for the rest of a walk.
     #[inline(always)]
     pub(crate) fn frames_and_buffers(
         &mut self,

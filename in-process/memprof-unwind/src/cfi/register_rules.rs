@@ -1,4 +1,4 @@
-//! Row of an unwinding table: the rules of its registers, as a [`Rule`] or applied to a frame.
+//! Row of an unwinding table: the rules of its registers. Converts them to a [`Rule`], or applies them to a frame.
 
 use gimli::{CfaRule, EhFrame, Register, RegisterRule, UnwindExpression, X86_64};
 
@@ -14,9 +14,9 @@ const WORD: i64 = 8;
 #[derive(Clone, Debug)]
 pub(super) struct RegisterRules {
     pub(super) cfa: CfaRule<usize>,
-    /// Rules of [`CALLEE_SAVED`], in its order.
+    /// Rules of the registers in [`CALLEE_SAVED`], in that order.
     saved: [RegisterRule<usize>; CALLEE_SAVED.len()],
-    /// `Undefined`: the caller's stack pointer is the CFA, as the psABI has it.
+    /// `Undefined` means that the caller's stack pointer is the CFA, as in the psABI.
     sp: RegisterRule<usize>,
     return_address: RegisterRule<usize>,
 }
@@ -35,7 +35,7 @@ impl RegisterRules {
         }
     }
 
-    /// Rule of a register. `None` for one that is not followed.
+    /// Rule of a register. `None` for a register that is not tracked.
     pub(super) fn rule_of(&mut self, register: Register) -> Option<&mut RegisterRule<usize>> {
         match register {
             X86_64::RA => Some(&mut self.return_address),
@@ -48,7 +48,7 @@ impl RegisterRules {
     }
 
     /// Returns the caller's registers. `None` if its stack pointer or program counter cannot be found. Other registers
-    /// that cannot be found are unknown.
+    /// that cannot be found become unknown.
     pub(super) fn caller_registers(
         &self,
         eh_frame: &EhFrame<Bytes<'_>>,
@@ -99,7 +99,7 @@ impl RegisterRules {
         Some(caller)
     }
 
-    /// Converts the row to a rule. `None` if [`Rule`] has no variant for it, or a distance is too large for one.
+    /// Converts the row to a rule. `None` if [`Rule`] has no variant for it, or if a distance is too large.
     pub(super) fn to_rule(&self, eh_frame: &EhFrame<Bytes<'_>>) -> Option<Rule> {
         match self.return_address {
             RegisterRule::Offset(offset) if offset == -WORD => {}
@@ -142,8 +142,8 @@ impl RegisterRules {
     }
 }
 
-/// Converts bytes to words of 8 bytes. `None` if `bytes` is negative or no multiple of 8, or if the result is not below
-/// `limit`.
+/// Converts bytes to words of 8 bytes. `None` if `bytes` is negative or not a multiple of 8, or if the result is not
+/// below `limit`.
 fn bytes_to_words(bytes: i64, limit: u16) -> Option<u16> {
     if bytes % WORD != 0 {
         return None;
@@ -167,10 +167,11 @@ const DEREF: u8 = 0x06;
 /// `DW_OP_lit0`.
 const LIT: u8 = 0x30;
 
-/// Decodes the two kinds of expression that linkers and compilers emit for a CFA. `None` if it is neither.
+/// Decodes the two kinds of expressions that linkers and compilers emit for a CFA. `None` for other expressions.
 fn cfa_from_expression(expression: &[u8]) -> Option<Cfa> {
     match *expression {
-        // A function that realigns its stack stores the CFA below its frame pointer.
+        // A function that realigns its stack stores the CFA below its frame pointer. The offset is a negative SLEB128
+        // byte.
         [BREG_BP, offset @ 0x40..0x80, DEREF] => {
             let below = 0x80 - i64::from(offset);
             Some(Cfa::BelowBp(bytes_to_words(below, CFA_LIMIT)?))

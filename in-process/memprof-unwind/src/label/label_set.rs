@@ -4,22 +4,22 @@ use core::mem::MaybeUninit;
 use core::ptr;
 use core::slice;
 
-/// Most words of a set.
+/// Maximum number of words in a set.
 pub(super) const SET_WORDS: usize = 23;
 
 const WORD: usize = size_of::<u64>();
-/// Bytes before a value: its key and its length.
+/// Number of bytes before a value: its key and its length.
 const HEAD: usize = 2;
 
 // A length is stored in one byte.
 const _: () = assert!(SET_WORDS * WORD <= u8::MAX as usize);
 
-/// Buffer for the words of a set. It is not cleared: each sample has its own set.
+/// Buffer for the words of a set. It is not initialized, because each sample uses a new one.
 pub(super) type LabelSetBuffer = [MaybeUninit<u64>; SET_WORDS];
 
-/// Labels in their stored form: for each, key index, length and value, padded with zeros to whole words.
-/// They are copied, hashed and compared by words: a word load right after byte stores would stall on the
-/// processor's store buffer.
+/// Labels as they are stored: for each label, the key index, the length and the value, padded with zeros to whole
+/// words. Sets are copied, hashed and compared by whole words, because a word load right after byte stores would stall
+/// on the processor's store buffer.
 pub(super) struct LabelSet<'a> {
     words: &'a mut LabelSetBuffer,
     /// Number of written words.
@@ -31,12 +31,12 @@ impl<'a> LabelSet<'a> {
         Self { words, length: 0 }
     }
 
-    /// Adds a label, whose value its thread may have been changing when it was interrupted. A later label of the same
-    /// key replaces an earlier one. A value that does not fit is cut between two characters; if the set is full, the
-    /// label is left out.
+    /// Adds a label. A later label with the same key replaces an earlier one. A value that does not fit is cut between
+    /// two characters. If the set is full, the label is omitted. The value may be inconsistent if a signal interrupted
+    /// its thread while it changed it.
     ///
     /// # Safety
-    /// `length` bytes from `value` on are readable, and the eight bytes before them.
+    /// The `length` bytes from `value` on, and the eight bytes before them, are readable.
     #[inline(always)]
     pub(super) unsafe fn add(&mut self, key: u8, value: usize, length: usize) {
         self.remove(key);
@@ -46,8 +46,7 @@ impl<'a> LabelSet<'a> {
             if available == 0 {
                 return;
             }
-            // SAFETY: the value is longer than `available - HEAD`, and readable as the caller
-            // guarantees.
+            // SAFETY: the value is longer than `available - HEAD`, and the caller guarantees that it is readable.
             kept = unsafe { truncate_at_char(value, available - HEAD) };
         }
         let (start, size) = (value.wrapping_sub(HEAD), HEAD + kept);
@@ -57,15 +56,15 @@ impl<'a> LabelSet<'a> {
             return;
         };
         for (index, word) in whole.iter_mut().enumerate() {
-            // SAFETY: these bytes start at most `HEAD` before the value, all of which is readable
-            // as the caller guarantees.
+            // SAFETY: these bytes start at most `HEAD` before the value. The caller guarantees that they are readable.
             word.write(unsafe { read_once(start.wrapping_add(index * WORD)) });
         }
-        // SAFETY: the last eight bytes of the value, or some of those before it: readable as the
-        // caller guarantees.
+        // SAFETY: these are the last eight bytes of the value, or some before it. The caller guarantees that they are
+        // readable.
         let end: u64 = unsafe { read_once(start.wrapping_add(size).wrapping_sub(WORD)) };
         last.write(end >> (u8::BITS as usize * (count * WORD - size)));
         let head = (kept as u64) << 8 | u64::from(key);
+        // The two bytes before the value become its key and length.
         if let Some(first) = self.words.get_mut(self.length) {
             // SAFETY: the loop or `last.write` above has initialized the first word.
             first.write(unsafe { first.assume_init() } & !0xffff | head);
@@ -90,7 +89,7 @@ impl<'a> LabelSet<'a> {
         }
     }
 
-    /// Returns the written words.
+    /// Returns the words written so far.
     pub(super) fn words(&self) -> &[u64] {
         let written = self.words.get(..self.length).unwrap_or_default();
         // SAFETY: `add` has initialized the first `length` words.
@@ -98,15 +97,14 @@ impl<'a> LabelSet<'a> {
     }
 }
 
-/// Returns the length, at most `max`, at which to cut a longer value without breaking a character.
+/// Returns the length at which to cut a longer value: at most `max`, and not inside a character.
 ///
 /// # Safety
 /// `max + 1` bytes from `value` on are readable.
 #[cold]
 unsafe fn truncate_at_char(value: usize, max: usize) -> usize {
     let continues = |index: usize| {
-        // SAFETY: `index` is at most `max`, and `max + 1` bytes are readable as the caller
-        // guarantees.
+        // SAFETY: `index` is at most `max`, and the caller guarantees that `max + 1` bytes are readable.
         let byte: u8 = unsafe { read_once(value.wrapping_add(index)) };
         // Continuation bytes of UTF-8 start with the bits 10.
         byte & 0xc0 == 0x80
@@ -118,7 +116,7 @@ unsafe fn truncate_at_char(value: usize, max: usize) -> usize {
     end
 }
 
-/// Reads a number from any address, aligned or not, exactly once.
+/// Reads a number from an address, aligned or not, exactly once.
 ///
 /// # Safety
 /// `size_of::<T>()` bytes from `address` on are readable.
@@ -126,11 +124,11 @@ unsafe fn truncate_at_char(value: usize, max: usize) -> usize {
 pub(super) unsafe fn read_once<T: Copy>(address: usize) -> T {
     #[repr(C, packed)]
     struct Anywhere<T>(T);
-    // SAFETY: a packed struct needs no alignment; the bytes are readable as the caller guarantees.
+    // SAFETY: a packed struct needs no alignment, and the caller guarantees that the bytes are readable.
     unsafe { ptr::with_exposed_provenance::<Anywhere<T>>(address).read_volatile() }.0
 }
 
-/// Labels of a stored set: the index of the key among the recorded ones, and the value.
+/// Labels of a stored set: the index of each key among the recorded keys, and the value.
 #[derive(Clone, Debug)]
 pub struct LabelIter<'a>(pub(super) &'a [u8]);
 

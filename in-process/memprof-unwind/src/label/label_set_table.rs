@@ -1,4 +1,4 @@
-//! Interns label sets: each distinct set has an id.
+//! Interns label sets, so that each distinct set has an id.
 
 use core::sync::atomic::{
     AtomicU32, AtomicU64, AtomicUsize,
@@ -8,18 +8,18 @@ use core::sync::atomic::{
 use super::label_set::{LabelIter, SET_WORDS};
 use super::{LabelSetCounts, MAX_SETS, OTHER};
 
-/// Distinct label sets. They are never removed: live samples may refer to them.
+/// Distinct label sets. They are never removed, because live samples may refer to them.
 pub(super) struct LabelSetTable {
     cells: [LabelSetCell; CELL_COUNT],
     used: AtomicUsize,
-    /// Samples whose set found no free cell.
+    /// Samples for whose set no cell was free.
     other_samples: AtomicU64,
 }
 
-/// Number of cells, at most half of which are used.
+/// Number of cells. At most half of them are used.
 const CELL_COUNT: usize = (2 * MAX_SETS).next_power_of_two();
 
-/// Aligned so that a short set is within one cache line.
+/// Cell of one set. Aligned so that a short set is within one cache line.
 #[repr(C, align(64))]
 struct LabelSetCell {
     /// Hash of the words; 0 if the cell is free.
@@ -44,7 +44,7 @@ impl LabelSetTable {
         }
     }
 
-    /// Returns the id of a set, from 1 on, and inserts the set if it is new. If no cell is free, counts the sample and
+    /// Returns the id of a set, from 1 on. Inserts the set if it is new. If no cell is free, counts the sample and
     /// returns [`OTHER`].
     #[inline(always)]
     pub(super) fn intern(&self, words: &[u64]) -> u32 {
@@ -62,7 +62,7 @@ impl LabelSetTable {
         }
     }
 
-    /// Returns the id of a set, from 1 on, and inserts the set if it is new. `None` if no cell is free.
+    /// Returns the id of a set, from 1 on. Inserts the set if it is new. `None` if no cell is free.
     #[inline(always)]
     fn find_or_insert(&self, words: &[u64]) -> Option<u32> {
         let hash = hash(words);
@@ -96,7 +96,7 @@ impl LabelSetTable {
         None
     }
 
-    /// Visits the completely written sets with their ids.
+    /// Visits the completely written sets, with their ids.
     pub(super) fn for_each(&self, mut visit: impl FnMut(u32, LabelIter<'_>)) {
         for (index, cell) in self.cells.iter().enumerate() {
             let length = cell.length.load(Acquire) as usize;
@@ -118,15 +118,15 @@ impl LabelSetCell {
         self.length.store(words.len() as u32, Release);
     }
 
-    /// Returns all words as bytes, also those beyond the set's length.
+    /// Returns all words as bytes, including those beyond the set's length.
     fn bytes(&self) -> [[u8; size_of::<u64>()]; SET_WORDS] {
         self.words
             .each_ref()
             .map(|word| word.load(Relaxed).to_ne_bytes())
     }
 
-    /// Returns whether the cell holds these words. Does not wait for a cell that is being written,
-    /// maybe by this very thread, which a signal interrupted: an equal hash then counts as equal.
+    /// Returns whether the cell holds these words. If the cell is being written, counts an equal hash as equal instead
+    /// of waiting: the writer may be this thread, interrupted by a signal.
     #[inline(always)]
     fn may_equal(&self, words: &[u64]) -> bool {
         match self.length.load(Acquire) as usize {
@@ -139,8 +139,7 @@ impl LabelSetCell {
     }
 }
 
-/// Hashes the words of a set; never 0. Each label stores its length, so no set is a prefix of
-/// another.
+/// Hashes the words of a set; never 0. No set is a prefix of another, because each label stores its length.
 #[inline(always)]
 fn hash(words: &[u64]) -> u64 {
     let step = |hash: u64, word: &u64| {

@@ -1,4 +1,4 @@
-//! Thread context record, as OTEP 4947 defines it:
+//! Record of a thread context, as OTEP 4947 defines it:
 //!
 //! ```text
 //! 0 trace id [16] · 16 span id [8] · 24 valid, 1 if whole · 25 flags · 26 length, 2 bytes · 28 attributes
@@ -15,15 +15,15 @@ use crate::stack_memory::{is_readable, page_of};
 
 const VALID_OFFSET: usize = 24;
 const ATTRIBUTES_OFFSET: usize = 28;
-/// Most bytes of attributes in a record (OTEP 4947).
+/// Maximum number of attribute bytes in a record (OTEP 4947).
 const MAX_ATTRIBUTE_BYTES: usize = 612;
 
-/// Cell for one [`LabelContext`], which samples read while it changes.
+/// Cell for one [`LabelContext`]. Samples may read it while it changes.
 pub(super) struct ContextCell {
     /// 0 if the cell is empty.
     module: AtomicUsize,
     offset: AtomicUsize,
-    /// For each recorded key, in one byte: its index in a record, or [`NONE`].
+    /// One byte for each recorded key: its index in a record, or [`NONE`].
     pub(super) keys: AtomicU64,
 }
 
@@ -36,7 +36,7 @@ impl ContextCell {
         }
     }
 
-    /// Stores `context`, or clears the cell if that is `None`. A sample that is being taken may read fields of both
+    /// Stores `context`, or clears the cell if it is `None`. A sample taken at the same time may read fields of both
     /// the old and the new context.
     pub(super) fn set_context(&self, context: Option<&LabelContext>) {
         let Some(context) = context else {
@@ -53,7 +53,7 @@ impl ContextCell {
     }
 
     /// Returns the calling thread's record. `None` if the cell is empty, or if the thread has no record that is
-    /// readable and completely written.
+    /// readable and complete.
     #[inline(always)]
     pub(super) fn record_of_this_thread(&self) -> Option<ContextRecord> {
         let module = self.module.load(Relaxed);
@@ -62,8 +62,8 @@ impl ContextCell {
         }
         let variables = thread_variables(module)?;
         let variable = variables.checked_add(self.offset.load(Relaxed))?;
-        // The executable's variables are in the thread's own TLS block, below its control block,
-        // while the thread runs.
+        // Module 1 is the executable. Its variables are in the thread's own TLS block, next to the control block, so
+        // they are readable while the thread runs.
         let is_readable_now = module == 1 || is_readable(variable);
         if !is_readable_now || !variable.is_multiple_of(size_of::<usize>()) {
             return None;
@@ -74,40 +74,39 @@ impl ContextCell {
     }
 }
 
-/// Returns the address of the calling thread's variables of a library (ELF Handling For
-/// Thread-Local Storage, 3; glibc's `dtv_t`). `None` if they are not allocated.
+/// Returns the address of the calling thread's variables of a library (ELF Handling For Thread-Local Storage, 3;
+/// glibc's `dtv_t`). `None` if they are not allocated.
 #[inline(always)]
 fn thread_variables(module: usize) -> Option<usize> {
-    /// glibc's mark of a block that is not allocated yet.
+    /// glibc's value for a block that is not allocated yet.
     const UNALLOCATED: usize = usize::MAX;
     let vector: *const [usize; 2];
-    // SAFETY: ELF TLS: the second word of a thread's control block points to its vector of TLS
-    // blocks.
+    // SAFETY: ELF TLS: the second word of a thread's control block points to its vector of TLS blocks.
     unsafe {
         asm!("mov {}, fs:8", out(reg) vector, options(nostack, readonly, preserves_flags));
     }
-    // SAFETY: glibc keeps the number of entries before the first one.
+    // SAFETY: glibc stores the number of elements before the first one.
     let [count, _] = unsafe { vector.wrapping_sub(1).read() };
     if module > count {
         return None;
     }
-    // SAFETY: `module` is at most the number of entries.
+    // SAFETY: `module` is at most the number of elements.
     let [address, _] = unsafe { vector.wrapping_add(module).read() };
     (address != UNALLOCATED && address != 0).then_some(address)
 }
 
-/// Record of which `ATTRIBUTES_OFFSET + length` bytes can be read, each page after a check.
+/// A thread's record. Each page of it is checked before it is read.
 pub(super) struct ContextRecord {
     address: usize,
     /// Size of all attributes, in bytes.
     length: usize,
-    /// Pages that are known to be readable, because each check costs a system call.
+    /// Pages that are known to be readable. Remembered because each check costs a system call.
     pages: [usize; 2],
 }
 
 impl ContextRecord {
-    /// Reads the head of the record at `address`. `None` if there is no complete record. `known` is
-    /// an address in a readable page.
+    /// Reads the head of the record at `address`. `None` if there is no complete record. `known` is an address in a
+    /// page that is readable.
     #[inline(always)]
     fn parse(address: usize, known: usize) -> Option<Self> {
         let mut record = Self {
@@ -118,7 +117,7 @@ impl ContextRecord {
         if address == 0 || !record.can_read(0, ATTRIBUTES_OFFSET) {
             return None;
         }
-        // SAFETY: `can_read` checked the head; only this thread writes it, and it is here.
+        // SAFETY: `can_read` checked the head. Only this thread writes it, and this thread is here.
         let head: u32 = unsafe { read_once(address.wrapping_add(VALID_OFFSET)) };
         let [valid, _, low, high] = head.to_ne_bytes();
         record.length = usize::from(u16::from_ne_bytes([low, high])).min(MAX_ATTRIBUTE_BYTES);
@@ -134,7 +133,7 @@ impl ContextRecord {
         let Some(last) = start.checked_add(length.saturating_sub(1)) else {
             return false;
         };
-        // A record is smaller than a page, so it touches at most two.
+        // A record is smaller than a page, so it touches at most two pages.
         let pages = [page_of(start), page_of(last)];
         pages == [self.pages[0]; 2] || pages.into_iter().all(|page| self.can_read_page(page))
     }
@@ -152,8 +151,8 @@ impl ContextRecord {
         can
     }
 
-    /// Adds the record's attributes whose keys are recorded to `set`. `keys` has a byte for each recorded key: its
-    /// index in the record. Stops at an incomplete attribute.
+    /// Adds the record's attributes to `set`, as far as their keys are recorded. `keys` has one byte for each recorded
+    /// key: its index in the record. Stops at an incomplete attribute.
     #[inline(always)]
     pub(super) fn add_labels_to(&mut self, keys: u64, set: &mut LabelSet<'_>) {
         if self.length == 0 || !self.can_read(ATTRIBUTES_OFFSET, self.length) {
@@ -162,17 +161,17 @@ impl ContextRecord {
         let mut address = self.address.wrapping_add(ATTRIBUTES_OFFSET);
         let mut remaining = self.length;
         while let Some(rest) = remaining.checked_sub(2) {
-            // SAFETY: these bytes are within those that `can_read` checked.
+            // SAFETY: these bytes are among those that `can_read` checked.
             let [index, length] = unsafe { read_once::<u16>(address) }.to_ne_bytes();
             address = address.wrapping_add(2);
             let length = usize::from(length);
-            // The value is missing or incomplete.
+            // The length exceeds the record: the value is missing or incomplete.
             let Some(rest) = rest.checked_sub(length) else {
                 return;
             };
             if let Some(key) = key_position(index, keys) {
-                // SAFETY: the value and the record's head before it, of more than eight bytes, are
-                // within those that `can_read` checked.
+                // SAFETY: the value is among the bytes that `can_read` checked. So are the eight bytes before it, which
+                // are at least part of the record's head.
                 unsafe { set.add(key, address, length) };
             }
             address = address.wrapping_add(length);
@@ -181,13 +180,14 @@ impl ContextRecord {
     }
 }
 
-/// Returns the position in `keys`, one byte per recorded key, of the key with `index` in the record. `None` if that key
-/// is not recorded.
+/// Returns the position in `keys` of the key with `index` in the record. `keys` has one byte per recorded key. `None`
+/// if that key is not recorded.
 #[inline(always)]
 fn key_position(index: u8, keys: u64) -> Option<u8> {
     const LOWEST: u64 = u64::from_ne_bytes([1; 8]);
     const HIGHEST: u64 = LOWEST << 7;
-    // The byte of an equal key is 0, and the lowest 0 borrows from the byte above it.
+    // Finds a zero byte: the byte of an equal key is 0, and subtracting 1 from it sets its highest bit. Bytes above the
+    // lowest zero may be wrong, because it borrows from them.
     let differing = keys ^ (u64::from(index) * LOWEST);
     let equal = differing.wrapping_sub(LOWEST) & !differing & HIGHEST;
     let number = equal.trailing_zeros() / u8::BITS;
