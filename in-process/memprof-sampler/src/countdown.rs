@@ -8,24 +8,23 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::excluded_threads;
 use crate::thread_pointer::{hash_of, thread_pointer};
 
-/// Bytes after which a thread checks again whether sampling is on.
+/// Number of bytes after which a thread checks again whether sampling is on.
 const PARKED_BYTES: u64 = 1 << 20;
 
-/// Countdowns of a process. Threads whose hashes collide share one: a race then loses bytes of a countdown,
-/// never memory.
+/// Number of countdowns in a process. Threads with the same hash share one. A race between them can lose counted bytes,
+/// but cannot corrupt memory.
 const COUNTDOWN_COUNT: usize = 1024;
 
 /// Mean bytes between samples; 0 while sampling is stopped.
 static INTERVAL: AtomicU64 = AtomicU64::new(0);
 
-/// Countdowns by hash of the thread pointer. They are not thread-local, because a library that is loaded late
-/// may find no room in the static TLS.
-// THREADS lies in the section of the other tables, because a page between two tables would become resident as
-// soon as it is written.
+/// Countdowns by hash of the thread pointer. They are not thread-local variables, because for a library that is loaded
+/// late the static TLS may have no room.
+// All large tables share a section: a small variable between two of them would make a page of its own resident.
 #[unsafe(link_section = ".bss.tables")]
 static THREADS: [Countdown; COUNTDOWN_COUNT] = [const { Countdown::new() }; COUNTDOWN_COUNT];
 
-/// One thread's countdown, alone in its cache line.
+/// One thread's countdown, in a cache line of its own.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Countdown {
@@ -35,14 +34,14 @@ struct Countdown {
     random: AtomicU64,
 }
 
-/// Countdown of the calling thread, which other threads may share.
+/// Countdown of the calling thread. Other threads may share it.
 #[inline(always)]
 fn current_countdown() -> &'static Countdown {
     &THREADS[hash_of(thread_pointer(), COUNTDOWN_COUNT.ilog2())]
 }
 
-/// Subtracts bytes from this thread's countdown. Returns true while it has not expired (fast path, not
-/// sampled); on false the caller must call [`start_next_countdown`].
+/// Subtracts bytes from this thread's countdown. Returns true while it has not expired: the fast path, without a
+/// sample. If it returns false, the caller must call [`start_next_countdown`].
 #[inline(always)]
 pub(crate) fn count_down(bytes: usize) -> bool {
     let countdown = current_countdown();
@@ -56,8 +55,8 @@ pub(crate) fn count_down(bytes: usize) -> bool {
     !is_over
 }
 
-/// Starts the next countdown after [`count_down`] returned false. Returns whether the allocation of `bytes` is to be
-/// sampled. False while sampling is stopped, in an excluded thread, and mostly at a thread's first call, which draws
+/// Starts the next countdown after [`count_down`] returned false. Returns whether to sample the allocation of `bytes`.
+/// Returns false while sampling is stopped, in an excluded thread, and usually at a thread's first call, which draws
 /// its first countdown.
 #[cold]
 #[inline(never)]
@@ -71,7 +70,8 @@ pub(crate) fn start_next_countdown(bytes: usize) -> bool {
     }
     if countdown.random.load(Relaxed) == 0 {
         countdown.random.store(new_seed(), Relaxed);
-        // The countdown of a thread that did not sample says nothing about this allocation.
+        // The expired countdown is from before the thread sampled, so it says nothing about this allocation: draw a new
+        // one.
         let gap = countdown.draw_gap(interval);
         if let Some(remaining) = gap.checked_sub(bytes as u64) {
             countdown.remaining.store(remaining, Relaxed);
@@ -80,19 +80,19 @@ pub(crate) fn start_next_countdown(bytes: usize) -> bool {
     }
     let gap = countdown.draw_gap(interval);
     countdown.remaining.store(gap, Relaxed);
-    // Only the excluded thread's sample is dropped: a thread of the program may share the countdown, and
-    // would miss samples if it were parked.
+    // An excluded thread only drops its sample. Parking it could cost samples of a program thread that shares the
+    // countdown.
     !excluded_threads::is_excluded()
 }
 
-/// Pauses this thread's countdown until it is dropped: nested allocations are part of one that was counted.
+/// Guard that pauses this thread's countdown, because nested allocations are part of one that was already counted.
 #[derive(Debug)]
 pub(crate) struct CountdownPause {
     countdown: &'static Countdown,
     remaining: u64,
 }
 
-/// More bytes than one call can allocate.
+/// More bytes than any call can allocate.
 const PAUSED_BYTES: u64 = 1 << 62;
 
 impl CountdownPause {
@@ -108,7 +108,7 @@ impl CountdownPause {
     }
 }
 
-/// Runs also while a C++ exception unwinds: `operator new` throws.
+/// Also runs while a C++ exception unwinds, because `operator new` throws.
 impl Drop for CountdownPause {
     #[inline(always)]
     fn drop(&mut self) {
@@ -131,7 +131,7 @@ pub(crate) fn interval() -> u64 {
     INTERVAL.load(Relaxed)
 }
 
-/// Returns a seed for a thread's random numbers, which differs between threads and between activations.
+/// Returns a seed for a thread's random numbers. It differs between threads and between activations.
 fn new_seed() -> u64 {
     // SAFETY: every x86-64 has a time-stamp counter.
     let time = unsafe { _rdtsc() };
@@ -150,7 +150,7 @@ impl Countdown {
         }
     }
 
-    /// Draws the bytes until the next sample from this countdown's random numbers, and advances them.
+    /// Draws the number of bytes until the next sample, and advances the countdown's random numbers.
     fn draw_gap(&self, interval: u64) -> u64 {
         let state = xorshift(self.random.load(Relaxed));
         self.random.store(state, Relaxed);
@@ -165,20 +165,20 @@ fn xorshift(mut state: u64) -> u64 {
     state ^ (state << 17)
 }
 
-/// Draws a number of bytes from the exponential distribution with mean `interval`, for a uniform `random`.
+/// Converts a uniform `random` to a number of bytes that is exponentially distributed with mean `interval`.
 fn exponential_gap(random: u64, interval: u64) -> u64 {
-    // The middle of one of 2^53 parts of 0..1, so never 0.
+    // The middle of one of 2^53 equal parts of 0..1, so it is never 0.
     let uniform = ((random >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
     (-ln(uniform) * interval as f64) as u64
 }
 
-/// Natural logarithm of a normal number above 0, to 2e-6. libm is exact to the last digit, and takes three
-/// times as long.
+/// Natural logarithm of a normal number above 0, with an error of at most 2e-6. libm is exact, but takes three times as
+/// long.
 fn ln(number: f64) -> f64 {
     const SQRT_HALF: u64 = core::f64::consts::FRAC_1_SQRT_2.to_bits();
     let bits = number.to_bits();
     let exponent = (bits.wrapping_sub(SQRT_HALF) as i64) >> 52;
-    // The mantissa lies between √½ and √2, where the series below converges soon: ln m = 2 artanh((m - 1) / (m + 1)).
+    // The mantissa is between √½ and √2, where few terms of the series suffice: ln m = 2 artanh((m - 1) / (m + 1)).
     let mantissa = f64::from_bits(bits.wrapping_sub((exponent << 52) as u64));
     let ratio = (mantissa - 1.0) / (mantissa + 1.0);
     let square = ratio * ratio;

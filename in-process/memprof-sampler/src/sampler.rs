@@ -25,8 +25,7 @@ use crate::sleep::wait_a_millisecond;
 use crate::stack_table::{MAX_FRAMES, StackRecord, StackRecordId, StackTable};
 use crate::tally;
 
-// FILTER shares a section with the other tables. Any page between two tables would become resident as soon as it is
-// written.
+// All large tables share a section: a small variable between two of them would make a page of its own resident.
 #[unsafe(link_section = ".bss.tables")]
 static FILTER: Filter = Filter::new();
 /// Tables that other processes find by their mark. `used` keeps the optimizer from removing or moving them.

@@ -34,8 +34,7 @@ const CHUNK_FLAGS: usize = 0b111;
 /// Flag of `mchunk_size` for a chunk that is its own mapping.
 const MAPPED_FLAG: usize = 0b010;
 
-// THREADS shares a section with the other tables. Any page between two tables would become resident as soon as it is
-// written.
+// All large tables share a section: a small variable between two of them would make a page of its own resident.
 #[unsafe(link_section = ".bss.tables")]
 static THREADS: [ThreadTotals; MAX_THREADS] = [const { ThreadTotals::new() }; MAX_THREADS];
 /// Sums of the threads that found no free row.
