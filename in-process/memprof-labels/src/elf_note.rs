@@ -1,4 +1,4 @@
-//! The ELF note by which plugins find the labels of this program or library (`memprof.h`, `memprof_labels_t`).
+//! The ELF note through which plugins find the labels of this program or library (`memprof.h`, `memprof_labels_t`).
 #![expect(unsafe_code, reason = "the ABI boundary")]
 
 use std::arch::global_asm;
@@ -21,8 +21,8 @@ unsafe extern "C" fn context_pointer() -> *const *const c_void {
     record::context_pointer()
 }
 
-/// Implements `key` of `memprof_labels_t`: returns the number of a key, or a negative status: `MEMPROF_UNAVAILABLE` if
-/// there are too many keys, `MEMPROF_INVALID_ARGUMENT` if the text is not valid.
+/// Implements `key` of `memprof_labels_t`: returns the number of a key, or a negative status. `MEMPROF_UNAVAILABLE`:
+/// there are too many keys. `MEMPROF_INVALID_ARGUMENT`: the text is not UTF-8.
 unsafe extern "C" fn intern_key(key: memprof_str_t) -> i32 {
     // SAFETY: memprof.h: the caller lends the text for the call.
     match unsafe { key.as_str() } {
@@ -31,13 +31,14 @@ unsafe extern "C" fn intern_key(key: memprof_str_t) -> i32 {
     }
 }
 
-// The symbol is weak because a program may contain two versions of this crate, each with its note.
+// The symbol is weak, because a program may contain two versions of this crate, each with its note.
 global_asm!(
     ".pushsection .note.memprof, \"a\", %note",
     ".balign 4",
     ".weak memprof_labels_note",
     ".hidden memprof_labels_note",
     "memprof_labels_note:",
+    // Lengths of the owner and of the content, and the type of the note.
     ".long 8, 8, 1",
     ".asciz \"memprof\"",
     ".quad {labels} - .",

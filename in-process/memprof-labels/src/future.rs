@@ -1,4 +1,4 @@
-//! Labels of asynchronous work, which may be polled on a different thread each time.
+//! Labels of asynchronous work, which may run on a different thread at each poll.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use crate::labels::Labels;
 
 /// Adds labels to futures.
 pub trait Label: Future + Sized {
-    /// Labels all memory that the future allocates while it is polled, in addition to the thread's labels.
+    /// Labels all memory that the future allocates while it is polled. The thread's other labels stay in force.
     fn labelled(self, labels: Labels) -> Labelled<Self> {
         Labelled {
             labels,
@@ -22,7 +22,7 @@ pub trait Label: Future + Sized {
 impl<F: Future> Label for F {}
 
 pin_project! {
-    /// A future whose work has labels. Created by [`Label::labelled`].
+    /// A future with labels, created by [`Label::labelled`].
     #[derive(Debug)]
     #[must_use = "futures do nothing unless they are polled"]
     pub struct Labelled<F> {

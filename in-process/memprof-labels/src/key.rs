@@ -1,4 +1,4 @@
-//! Keys of labels, and the numbers that stand for them in records.
+//! Keys of labels, and their numbers in records.
 #![expect(
     unsafe_code,
     reason = "a symbol of the ELF note, and keys that are never freed"
@@ -8,24 +8,24 @@ use std::hint::black_box;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Largest number of keys in a process.
+/// Maximum number of keys in a process.
 pub const MOST_KEYS: usize = 64;
 
 unsafe extern "C" {
-    /// The note of the module `elf_note`.
+    /// The note in the module `elf_note`.
     safe static memprof_labels_note: u32;
 }
 
 static KEYS: KeyTable = KeyTable::new();
 
-/// Returns the number of a key in this process, and adds the key if it is new. `None` if there are [`MOST_KEYS`] other
-/// keys.
+/// Returns the number of a key in this process. Adds the key if it is new. `None` if there are already [`MOST_KEYS`]
+/// other keys.
 pub(crate) fn intern_key(key: &str) -> Option<u8> {
     KEYS.intern_key(key)
 }
 
-/// Keys by number, each null or leaked. It has no lock, for which a child that is forked while another thread adds a
-/// key would wait for ever.
+/// Keys by number; each element is null or a leaked key. The table has no lock: if a child were forked while another
+/// thread held it, the child would wait for it forever.
 struct KeyTable([AtomicPtr<Box<str>>; MOST_KEYS]);
 
 impl KeyTable {
@@ -33,18 +33,18 @@ impl KeyTable {
         Self([const { AtomicPtr::new(ptr::null_mut()) }; MOST_KEYS])
     }
 
-    /// Returns the number of a key, and adds the key if it is new. `None` if the table is full.
+    /// Returns the number of a key. Adds the key if it is new. `None` if the table is full.
     fn intern_key(&self, key: &str) -> Option<u8> {
         let mut slots = (0..).zip(&self.0);
         slots.find_map(|(number, slot)| (intern_at(slot, key) == key).then_some(number))
     }
 }
 
-/// Returns the key in the slot, after storing `key` there if the slot was empty.
+/// Returns the key in a slot. If the slot is empty, stores `key` there first.
 fn intern_at<'a>(slot: &'a AtomicPtr<Box<str>>, key: &str) -> &'a str {
     let mut current = slot.load(Ordering::Acquire);
     if current.is_null() {
-        // The reference makes the linker include the note with the code that needs it.
+        // This reference makes the linker include the note in every program that sets labels.
         black_box(&raw const memprof_labels_note);
         let new = Box::into_raw(Box::new(key.into()));
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
@@ -57,7 +57,7 @@ fn intern_at<'a>(slot: &'a AtomicPtr<Box<str>>, key: &str) -> &'a str {
             }
         }
     }
-    // SAFETY: a key that this or another thread leaked into the slot.
+    // SAFETY: the slot contains a key that this or another thread leaked.
     unsafe { &*current }
 }
 

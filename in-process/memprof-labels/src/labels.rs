@@ -1,21 +1,22 @@
-//! Labels that last as long as a scope.
+//! Labels for the duration of a scope.
 
 use std::marker::PhantomData;
 
 use crate::record::{Mark, encode_label, encoded_labels, pop, push, push_encoded};
 
-/// Labels the memory that the calling thread allocates until the guard is dropped, in addition to its other labels. If
-/// a key is labelled twice, the inner label counts. A value is truncated to 255 bytes; a label for which the thread has
-/// no room ([`MOST_BYTES`](crate::MOST_BYTES)) or the process no key ([`MOST_KEYS`](crate::MOST_KEYS)) is left out.
+/// Labels the memory that the calling thread allocates until the guard is dropped. The thread's other labels stay in
+/// force. If a key is labelled twice, the inner label counts. A value is truncated to 255 bytes. The label is omitted
+/// if the thread has no space left for it ([`MOST_BYTES`](crate::MOST_BYTES)), or if the process has no key left
+/// ([`MOST_KEYS`](crate::MOST_KEYS)).
 ///
-/// Guards must be dropped in reverse order, as scopes do. In `async` code the thread may change at each `.await`: use
+/// Guards must be dropped in reverse order, as scopes do. `async` code may change its thread at each `.await`, so use
 /// [`labelled`](crate::Label::labelled) there.
 #[must_use = "the label ends where this is dropped"]
 pub fn label(key: &str, value: &str) -> Entered {
     Entered::from(push(key, value))
 }
 
-/// Labels that are created once and entered often: for a request, a tenant, a task.
+/// Labels that are created once and entered often, for example for a request, a tenant or a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Labels {
     encoded: Vec<u8>,
@@ -29,15 +30,15 @@ impl Labels {
         }
     }
 
-    /// Returns the labels of the calling thread, to hand them to another thread or task.
+    /// Returns the labels of the calling thread, to pass them to another thread or task.
     pub fn current() -> Self {
         Self {
             encoded: encoded_labels(),
         }
     }
 
-    /// Adds a label. If a key is added twice, the later label counts. A value is truncated to 255 bytes; a label is
-    /// left out if the process has [`MOST_KEYS`](crate::MOST_KEYS) other keys.
+    /// Adds a label. If a key is added twice, the later label counts. A value is truncated to 255 bytes. The label is
+    /// omitted if the process already has [`MOST_KEYS`](crate::MOST_KEYS) other keys.
     #[must_use]
     pub fn with(mut self, key: &str, value: &str) -> Self {
         if let Some((head, value)) = encode_label(key, value) {
@@ -47,17 +48,17 @@ impl Labels {
         self
     }
 
-    /// Like [`label`], for all of these labels: either all of them fit, or all are left out.
+    /// Like [`label`], for all of these labels. Either all of them fit, or all are omitted.
     #[must_use = "the labels end where this is dropped"]
     pub fn enter(&self) -> Entered {
         Entered::from(push_encoded(&self.encoded))
     }
 }
-/// Ends labels of the calling thread when it is dropped.
+/// Guard that ends labels of the calling thread when it is dropped.
 #[derive(Debug)]
 pub struct Entered {
     before: Mark,
-    /// Makes the guard not `Send`: a label belongs to the thread that pushed it.
+    /// Makes the guard `!Send`, because a label belongs to the thread that pushed it.
     not_sent: PhantomData<*const ()>,
 }
 

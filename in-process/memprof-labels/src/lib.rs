@@ -1,9 +1,9 @@
 //! Labels the work of threads, so that memprof's heap profiles show for which tenant, route or task memory was
 //! allocated.
 //!
-//! A sample has the labels of the thread that allocated it, at the time of the allocation: they show which work
-//! allocated the memory, not which holds it now. `memprof activate labels=KEY,…` makes the plugin record them, whether
-//! the program loads it, or it is preloaded or attached.
+//! A sample gets the labels that its thread has at the time of the allocation. They show which work allocated the
+//! memory, not which work holds it now. `memprof activate labels=KEY,…` makes the plugin record labels, whether it is
+//! loaded by the program, preloaded, or attached.
 //!
 //! ```
 //! use memprof_labels::{Label, Labels, label};
@@ -19,9 +19,9 @@
 //! }
 //! ```
 //!
-//! A label costs a few nanoseconds and no memory beside 1 KiB per thread; there is no lock. A process has up to
-//! [`MOST_KEYS`] keys, and a thread up to [`MOST_BYTES`] bytes of labels, each of which needs two bytes beside its
-//! value. Labels beyond these limits are omitted.
+//! A label costs a few nanoseconds. Memory is limited to 1 KiB per thread, and there is no lock. A process has up to
+//! [`MOST_KEYS`] keys, and a thread up to [`MOST_BYTES`] bytes of labels, each of which needs two bytes in addition to
+//! its value. Labels beyond these limits are omitted.
 
 mod elf_note;
 mod future;

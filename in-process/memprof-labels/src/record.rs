@@ -1,18 +1,18 @@
-//! The calling thread's labels, as memprof reads them during `malloc`: a record of OpenTelemetry's thread context (OTEP
-//! 4947) without ids. A record is written and read only by its thread.
+//! The calling thread's labels in the format that memprof reads during `malloc`: a record of OpenTelemetry's thread
+//! context (OTEP 4947) without ids. Only its own thread writes and reads a record.
 
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// Largest number of bytes of a thread's labels (OTEP 4947: 640 for a whole record).
+/// Maximum size of a thread's labels in bytes (OTEP 4947: 640 bytes for a whole record).
 pub const MOST_BYTES: usize = 612;
 
-/// Largest number of bytes of a value, whose length is stored in one byte.
+/// Maximum size of a value in bytes. Its length is stored in one byte.
 const MAX_VALUE_BYTES: usize = u8::MAX as usize;
 
-/// Number of bytes of labels that the thread had before a [`push`].
+/// Size of the thread's labels before a [`push`], in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(pub u16);
 
@@ -20,7 +20,7 @@ thread_local! {
     static CONTEXT: Context = const { Context::new() };
 }
 
-/// A thread's context. Lies within one page, so that a reader needs at most one system call to check that it is
+/// A thread's context. It is within one page, so that a reader needs at most one system call to check that it is
 /// readable.
 #[repr(C, align(1024))]
 struct Context {
@@ -36,7 +36,7 @@ struct Record {
     valid: u8,
     flags: u8,
     length: Cell<u16>,
-    /// Key number, length and value of each label; of labels with the same key the last one counts.
+    /// Key number, length and value of each label. If several labels have the same key, the last one counts.
     attributes: [Cell<u8>; MOST_BYTES],
 }
 
@@ -56,7 +56,7 @@ impl Context {
         }
     }
 
-    /// Appends the two parts as a whole, or nothing if they do not fit. Returns the previous length.
+    /// Appends both parts, or neither if they do not fit. Returns the previous length.
     fn push(&self, parts: [&[u8]; 2]) -> Mark {
         let before = self.record.length.get();
         let (start, length) = (usize::from(before), parts[0].len() + parts[1].len());
@@ -66,14 +66,14 @@ impl Context {
         for (to, from) in room.iter().zip(parts.into_iter().flatten()) {
             to.set(*from);
         }
-        // A signal handler that allocates in between finds the previous labels.
+        // The length is stored last: a signal handler that allocates before that gets the previous labels.
         compiler_fence(Ordering::Release);
         self.record.length.set(before + length as u16);
         self.current.set(&raw const self.record);
         Mark(before)
     }
 
-    /// Truncates the labels to the length before a push. Does nothing if they are shorter already.
+    /// Truncates the labels to their length before a push. Does nothing if they are already shorter.
     fn pop(&self, Mark(before): Mark) {
         let current = self.record.length.get();
         self.record.length.set(current.min(before));
@@ -81,8 +81,9 @@ impl Context {
 }
 
 /// Labels the memory that the calling thread allocates until [`pop`] of the returned mark. For callers without scopes,
-/// such as those in C; otherwise use [`label`](crate::label). A value is truncated to 255 bytes; a label for which the
-/// thread has no room ([`MOST_BYTES`]) or the process no key ([`MOST_KEYS`](crate::MOST_KEYS)) is left out.
+/// such as C code; otherwise use [`label`](crate::label). A value is truncated to 255 bytes. The label is omitted if
+/// the thread has no space left for it ([`MOST_BYTES`]), or if the process has no key left
+/// ([`MOST_KEYS`](crate::MOST_KEYS)).
 #[must_use]
 pub fn push(key: &str, value: &str) -> Mark {
     match encode_label(key, value) {
@@ -91,25 +92,26 @@ pub fn push(key: &str, value: &str) -> Mark {
     }
 }
 
-/// Ends the labels of the calling thread that were pushed since the [`push`] that returned `mark`, and including it.
+/// Ends the calling thread's label from the [`push`] that returned `mark`, and all labels pushed after it.
 pub fn pop(mark: Mark) {
     CONTEXT.with(|context| context.pop(mark));
 }
 
-/// Like [`push`], for several labels in the form of [`encoded_labels`]: either all of them fit, or all are left out.
+/// Like [`push`], for several labels in the format of [`encoded_labels`]. Either all of them fit, or all are omitted.
 pub(crate) fn push_encoded(labels: &[u8]) -> Mark {
     CONTEXT.with(|context| context.push([labels, &[]]))
 }
 
-/// Returns the bytes before the value, which are the key's number and the value's length, and the value, truncated to
-/// 255 bytes at a character boundary. `None` if the process has [`MOST_KEYS`](crate::MOST_KEYS) other keys.
+/// Encodes a label: returns the bytes before the value, which are the key's number and the value's length, and the
+/// value. Truncates the value to 255 bytes at a character boundary. `None` if the process already has
+/// [`MOST_KEYS`](crate::MOST_KEYS) other keys.
 pub(crate) fn encode_label<'a>(key: &str, value: &'a str) -> Option<([u8; 2], &'a [u8])> {
     let number = crate::key::intern_key(key)?;
     let value = &value[..value.floor_char_boundary(MAX_VALUE_BYTES)];
     Some(([number, value.len() as u8], value.as_bytes()))
 }
 
-/// Returns the labels of the calling thread, encoded as in its record.
+/// Returns the labels of the calling thread, in the encoding of its record.
 pub(crate) fn encoded_labels() -> Vec<u8> {
     CONTEXT.with(|Context { record, .. }| {
         let length = usize::from(record.length.get());
