@@ -1,6 +1,6 @@
 //! Arguments of messages.
 
-/// An argument of a message, given as `key=value`.
+/// Specification of a message's argument `key=value`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArgumentSpec {
     /// Text before the equals sign.
@@ -9,11 +9,11 @@ pub struct ArgumentSpec {
     pub values: ArgumentType,
     /// Description of its effect, in one line without a period.
     pub help: &'static str,
-    /// Value that applies if it is omitted. `None` if there is no such value.
+    /// Value that applies if the argument is omitted. `None` if there is no such value.
     pub default: Option<&'static str>,
-    /// Whether the message is refused without it.
+    /// Whether the message is rejected without the argument.
     pub is_required: bool,
-    /// Whether it is another form of the argument before it in the table: only one of them may be given.
+    /// Whether it is an alternative to the argument before it in the table: only one of them may be given.
     pub is_alternative: bool,
 }
 
@@ -22,23 +22,23 @@ pub struct ArgumentSpec {
 pub enum ArgumentType {
     /// One of these names.
     OneOf(&'static [&'static str]),
-    /// One of these names, which are too many for a line: help shows the placeholder before them.
+    /// One of these names. They are too many for one line, so help shows the placeholder instead.
     NamedOneOf(&'static str, &'static [&'static str]),
     /// A whole number.
     Integer {
         /// Smallest accepted number.
         min: u32,
-        /// Largest accepted number. `None` if the host decides.
+        /// Largest accepted number. `None` if the host determines it.
         max: Option<u32>,
         /// Typical values.
         examples: &'static [&'static str],
     },
-    /// A text in a form of its own, shown by these examples.
+    /// Text in another format, which these examples show.
     Examples(&'static [&'static str]),
 }
 
 impl ArgumentType {
-    /// Values to offer when the argument is completed on a command line.
+    /// Values to suggest when the argument is completed on a command line.
     pub const fn completions(&self) -> &'static [&'static str] {
         match self {
             Self::OneOf(names) | Self::NamedOneOf(_, names) | Self::Examples(names) => names,
@@ -72,7 +72,7 @@ impl ArgumentSpec {
         self
     }
 
-    /// Makes the argument another form of the one before it in the table.
+    /// Makes the argument an alternative to the one before it in the table.
     pub(crate) const fn alternative(mut self) -> Self {
         self.is_alternative = true;
         self

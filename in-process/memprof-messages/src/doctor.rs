@@ -12,7 +12,7 @@ use crate::open_enum::{OpenEnum, named_enums};
 pub struct DoctorReport {
     /// Whether there are no findings.
     pub healthy: bool,
-    /// Problems found, the most severe first.
+    /// Problems found, most severe first.
     pub findings: Vec<Finding>,
 }
 
@@ -24,13 +24,13 @@ pub struct Finding {
     pub kind: Cow<'static, str>,
     /// Consequence of the problem for profiling.
     pub severity: OpenEnum<Severity>,
-    /// Description of the problem, naming the object that has it.
+    /// Description of the problem. It names the object concerned.
     pub message: String,
-    /// Remedy: an imperative sentence.
+    /// Remedy: one imperative sentence.
     pub remedy: String,
 }
 
-/// The findings with their remedies, for people.
+/// The findings with their remedies, as text for people.
 pub fn findings_text(findings: &[Finding]) -> String {
     if findings.is_empty() {
         return "healthy: nothing stands in the way of a heap profile".to_owned();

@@ -10,7 +10,7 @@ use crate::{EarlyEndReason, OpenEnum, ProfileKind, TriggerKind};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Dump {
-    /// Id of the dump, an argument of `fetch`.
+    /// Id of the dump, for the argument of `fetch`.
     pub id: String,
     /// Data in the dump.
     pub kind: OpenEnum<ProfileKind>,
@@ -22,34 +22,34 @@ pub struct Dump {
     pub stacks: u64,
     /// Mean bytes between samples; 0 if the profile is not sampled.
     pub sample_interval: u64,
-    /// Bytes in use, estimated from the samples. In a growth profile, all bytes of it; in a profile of pinned slabs,
-    /// the free bytes beside live objects.
+    /// Bytes in use, estimated from the samples. In a growth profile, the bytes of growth; in a profile of pinned
+    /// slabs, the free bytes beside live objects.
     pub estimated_inuse_bytes: u64,
-    /// Allocator with its version: `jemalloc 5.3.0`.
+    /// Allocator with its version, such as `jemalloc 5.3.0`.
     pub allocator: String,
-    /// Memory of the samples in the process, in bytes: the tables of memprof's sampler, or the internal memory of
-    /// jemalloc's arenas, where its samples are stored. Absent if the allocator does not report it.
+    /// Memory that the samples occupy in the process, in bytes: the tables of memprof's sampler, or the internal memory
+    /// of jemalloc's arenas, which contains jemalloc's samples. Absent if the allocator does not report it.
     pub metadata_bytes: Option<u64>,
-    /// Frees that memprof's sampler did not see, so that the dump shows freed memory as in use; absent if there is no
+    /// Frees that memprof's sampler did not see, so that the dump shows freed memory as in use. Absent if there is no
     /// sign of any.
     #[serde(default)]
     pub unseen_frees: Option<UnseenFrees>,
-    /// Bytes in use that memprof's sampler did not see when they were allocated, so that the dump lacks them; absent if
+    /// Bytes in use that memprof's sampler did not see when they were allocated, so that the dump lacks them. Absent if
     /// there is no sign of any.
     #[serde(default)]
     pub unseen_allocation_bytes: Option<u64>,
-    /// Samples of memprof's sampler whose stacks lack their outermost frames, most first.
+    /// Samples of memprof's sampler whose stacks lack their outermost frames, largest counts first.
     #[serde(default)]
     pub early_ends: Vec<EarlyEnds>,
 }
 
-/// Samples whose stacks end early for one reason in one object, with those that were freed since.
+/// Samples whose stacks end early for one reason in one object, including samples freed since.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EarlyEnds {
-    /// Reason for which they end.
+    /// Reason why the stacks end early.
     pub reason: OpenEnum<EarlyEndReason>,
-    /// File of the code at which they end; absent if it is in no file, or for stacks with too many frames.
+    /// File of the code at which they end. Absent if the code is in no file, or if the stacks have too many frames.
     pub object: Option<PathBuf>,
     /// Number of samples.
     pub samples: u64,
@@ -59,9 +59,9 @@ pub struct EarlyEnds {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct UnseenFrees {
-    /// Sampled blocks that were allocated again while they counted as in use. They no longer count.
+    /// Sampled blocks that were allocated again while they counted as in use. They are no longer counted.
     pub samples: u64,
-    /// Bytes by which the dump exceeds what the allocator holds, beyond chance.
+    /// Bytes by which the dump exceeds the allocator's own count, if the difference is significant.
     pub bytes: u64,
 }
 
@@ -74,7 +74,7 @@ pub struct DumpReport {
     pub largest: Dump,
     /// Start of sampling: RFC 3339, UTC.
     pub active_since: Option<String>,
-    /// Time from the message's arrival to the naming of the dump, in milliseconds.
+    /// Time from the arrival of the message until the dump has its name, in milliseconds.
     pub duration_ms: u64,
     /// All dumps, including `largest`.
     pub dumps: Vec<Dump>,
@@ -86,19 +86,19 @@ pub struct DumpReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct KeptDump {
-    /// Id of the dump, an argument of `fetch`.
+    /// Id of the dump, for the argument of `fetch`.
     pub id: String,
     /// Absolute path of the file.
     pub path: PathBuf,
     /// Size of the file in bytes.
     pub bytes: u64,
-    /// Time at which it was taken: RFC 3339, UTC.
+    /// Time when it was taken: RFC 3339, UTC.
     pub taken: String,
     /// Id of the process that wrote it.
     pub pid: u32,
     /// Data in the dump.
     pub kind: OpenEnum<ProfileKind>,
-    /// Reason for which it was taken; absent for a dump of an earlier version.
+    /// Reason why it was taken. Absent for a dump of an earlier version.
     pub trigger: Option<OpenEnum<TriggerKind>>,
     /// Resident memory of the process when the dump was taken, in bytes.
     pub rss_bytes: Option<u64>,

@@ -3,15 +3,15 @@
 /// Time and process that the id of a kept dump contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DumpId {
-    /// Time at which the dump was taken: RFC 3339, UTC, to the second.
+    /// Time when the dump was taken: RFC 3339, UTC, to the second.
     pub taken: String,
     /// Id of the process that wrote it.
     pub pid: u32,
 }
 
 impl DumpId {
-    /// Parses an id as `dump` and `list` return it: `20261121T111244Z.42.7.0000beef.message.9kib`. `None` if it does
-    /// not begin with a time and a process id.
+    /// Parses an id that `dump` or `list` returned, such as `20261121T111244Z.42.7.0000beef.message.9kib`. `None` if it
+    /// does not begin with a time and a process id.
     pub fn parse(id: &str) -> Option<Self> {
         let mut parts = id.split('.');
         let (stamp, pid) = (parts.next()?, parts.next()?);

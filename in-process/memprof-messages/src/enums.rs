@@ -11,7 +11,7 @@ named_enums! {
         Tcmalloc = "tcmalloc",
         /// mimalloc of Microsoft.
         Mimalloc = "mimalloc",
-        /// The allocator of glibc.
+        /// glibc's malloc.
         Glibc = "glibc",
     }
 
@@ -21,9 +21,9 @@ named_enums! {
         /// Live memory by stack, sampled.
         #[default]
         Heap = "heap",
-        /// Growth of the heap by stack, since the start of the process.
+        /// Growth of the heap since the start of the process, by stack.
         Growth = "growth",
-        /// Objects by stack that keep nearly empty slabs of jemalloc in use, sampled. Their sum is jemalloc's.
+        /// Objects that keep nearly empty slabs of jemalloc in use, by stack, sampled. jemalloc reports their total.
         Pinned = "pinned",
     }
 
@@ -35,42 +35,42 @@ named_enums! {
         Memprof = "memprof" | "ours",
     }
 
-    /// Walker of the stacks of samples, as requested.
+    /// Requested walker for the stacks of samples.
     #[derive(Default)]
     UnwinderChoice {
-        /// memprof's walker where it is sound, otherwise the allocator's.
+        /// memprof's walker if it is sound, otherwise the allocator's.
         #[default]
         Auto = "auto",
-        /// memprof's walker, also in place of one that the program installed. If that is impossible, a warning is
-        /// returned.
+        /// memprof's walker, even in place of a walker that the program installed. If that is impossible, the reply
+        /// contains a warning.
         Memprof = "memprof" | "ours",
-        /// The allocator's built-in walker or sampler.
+        /// The allocator's built-in walker.
         Allocator = "allocator",
     }
 
-    /// Whether stacks name the functions of an interpreter's program.
+    /// Whether stacks contain the function names of an interpreted program.
     #[derive(Default)]
     LanguagesChoice {
-        /// Those of each interpreter whose structures are known.
+        /// Yes, for each interpreter that memprof knows.
         #[default]
         Auto = "auto",
-        /// No: stacks are those of the interpreter.
+        /// No: stacks contain the functions of the interpreter.
         Off = "off",
     }
 
-    /// Sampler of allocations, as requested.
+    /// Requested sampler of allocations.
     #[derive(Default)]
     SamplerChoice {
         /// The allocator's sampler if it has one, otherwise memprof's.
         #[default]
         Auto = "auto",
-        /// The allocator's built-in walker or sampler.
+        /// The allocator's built-in sampler.
         Allocator = "allocator",
         /// memprof's sampler.
         Memprof = "memprof" | "ours",
     }
 
-    /// Method by which calls of `malloc` and its relatives reach memprof's sampler.
+    /// Method by which calls of `malloc` and related functions reach memprof's sampler.
     #[derive(Default)]
     InterceptionKind {
         /// The GOT slots of the allocator's functions are patched.
@@ -78,22 +78,21 @@ named_enums! {
         Slots = "slots",
         /// jemalloc calls the sampler through its hooks, because it is statically linked.
         JemallocHooks = "jemalloc_hooks",
-        /// The first instructions of the allocator's functions are replaced with jumps, because it is statically
-        /// linked.
+        /// Jumps replace the first instructions of the allocator's functions, because it is statically linked.
         Entries = "entry_patches" | "entries",
     }
 
-    /// Reason for which stacks of samples end before their outermost frame.
+    /// Reason why stacks of samples end before their outermost frame.
     EarlyEndReason {
-        /// They have more than 128 frames, and the outermost ones are left out.
+        /// They have more than 128 frames; the outermost frames are omitted.
         TooManyFrames = "too-many-frames",
         /// The next word of the stack is in unreadable memory.
         UnreadableStack = "unreadable-stack",
-        /// The call frame information cannot be read, or needs a register that is unknown.
+        /// The call frame information cannot be read, or needs an unknown register.
         UnreadableFrameInformation = "unreadable-frame-information",
-        /// The code is in no file, such as a just-in-time compiler's, and keeps no frame pointer.
+        /// The code is in no file and keeps no frame pointer, for example code from a just-in-time compiler.
         UnknownCode = "unknown-code",
-        /// The code has no call frame information, and keeps no frame pointer.
+        /// The code has no call frame information and keeps no frame pointer.
         NoFrameInformation = "no-frame-information",
     }
 
@@ -115,7 +114,7 @@ named_enums! {
         Off = "off",
     }
 
-    /// Reason for which a dump was taken, as its file name and `list` show it.
+    /// Reason why a dump was taken, as its file name and `list` show it.
     TriggerKind {
         /// A message requested it.
         Message = "message",

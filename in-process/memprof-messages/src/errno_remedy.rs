@@ -1,5 +1,5 @@
-//! Remedies for errors of the kernel: what each errno means for an operation, and the command that helps. The plugin
-//! and the program report them with the same texts.
+//! Remedies for errors of the kernel: the meaning of each errno for an operation, and the command that helps. The
+//! plugin and the program report the same texts.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit};
@@ -19,13 +19,13 @@ pub enum Operation {
 
 use Operation::{File, Memory, MemoryFile, Thread};
 
-/// Least number of open files to suggest as the new limit.
+/// Minimum number of open files to suggest as the new limit.
 const MIN_OPEN_FILES: u64 = 65_536;
 
 const ANY: &[Operation] = &[File, MemoryFile, Thread, Memory];
 
-/// Remedies by errno and operation. `{prlimit}` stands for the command that changes this process's limits, `{nofile}`
-/// for its option that raises the limit of open files.
+/// Remedies by errno and operation. `{prlimit}` is replaced by the command that changes this process's limits, and
+/// `{nofile}` by its option that raises the limit of open files.
 const REMEDIES: &[(Errno, &[Operation], &str)] = &[
     (
         Errno::MFILE,
@@ -125,7 +125,7 @@ const REMEDIES: &[(Errno, &[Operation], &str)] = &[
     ),
 ];
 
-/// Remedy for an error of the kernel. `None` if the table has none for that operation.
+/// Remedy for an error of the kernel. `None` if the table has none for this errno and operation.
 pub fn errno_remedy(errno: Errno, operation: Operation) -> Option<String> {
     let mut rows = REMEDIES.iter();
     let (_, _, text) =
@@ -138,8 +138,8 @@ pub fn errno_remedy(errno: Errno, operation: Operation) -> Option<String> {
     })
 }
 
-/// Option of prlimit(1) that doubles the soft limit of open files. `--nofile=N:` keeps the hard limit, which
-/// may be higher; without the colon both are set.
+/// Option of prlimit(1) that doubles the soft limit of open files. `--nofile=N:` keeps the hard limit, which may be
+/// higher. Without the colon, the option sets both limits.
 fn nofile_option(limit: Rlimit) -> String {
     let raised = limit
         .current

@@ -5,13 +5,13 @@ use serde::{Deserialize, Serialize};
 use crate::open_enum::{OpenEnum, named_enums};
 use crate::{AllocatorKind, HeapUsage};
 
-/// Resident memory divided into parts: the rows sum to it.
+/// Resident memory divided into parts. The rows add up to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Ledger {
     /// Resident memory in bytes, as the kernel counts it.
     pub rss_bytes: u64,
-    /// Parts in a fixed order; they sum to `rss_bytes`.
+    /// Parts in a fixed order. They add up to `rss_bytes`.
     pub rows: Vec<LedgerRow>,
     /// Each allocator's report of its heap.
     pub allocators: Vec<AllocatorHeap>,
@@ -19,14 +19,14 @@ pub struct Ledger {
     pub cgroup: Option<Cgroup>,
     /// Significant findings, with remedies.
     pub verdicts: Vec<LedgerFinding>,
-    /// The kernel's account of all mappings, if it was requested.
+    /// The kernel's sums over all mappings, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smaps: Option<Smaps>,
-    /// The heaps' walk from outside the process, if `memprof ledger` made one: the rows are then exact.
+    /// Walk of the heaps from outside the process, if `memprof ledger` made one. The rows are exact then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub walk: Option<HeapWalk>,
-    /// Parts of `not_the_allocator`, which they sum to, and of memory outside of RSS, the largest first; only
-    /// `memprof ledger` fills them.
+    /// Parts of `not_the_allocator`, which add up to it, and parts of memory outside of RSS; largest first. Only
+    /// `memprof ledger` fills this list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<MemoryPart>,
 }
@@ -35,13 +35,13 @@ pub struct Ledger {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MemoryPart {
-    /// Owner for people, e.g. `Java heap`.
+    /// Owner, for people, such as `Java heap`.
     pub owner: String,
     /// Kind of the memory.
     pub kind: OpenEnum<MemoryPartKind>,
-    /// Resident bytes; 0 for memory that RSS does not contain.
+    /// Resident bytes; 0 for memory that is not part of RSS.
     pub resident_bytes: u64,
-    /// Bytes of its address ranges.
+    /// Size of its address ranges, in bytes.
     pub mapped_bytes: u64,
 }
 
@@ -51,13 +51,13 @@ pub struct MemoryPart {
 pub struct HeapWalk {
     /// Names of the allocators whose heaps were walked.
     pub allocators: Vec<String>,
-    /// Bytes of live objects that are not resident: never written to, or swapped out.
+    /// Bytes of live objects that are not resident, because they were never written or were swapped out.
     pub untouched_bytes: u64,
-    /// Bytes of live objects in huge pages of hugetlbfs, which RSS does not contain.
+    /// Bytes of live objects in huge pages of hugetlbfs, which are not part of RSS.
     pub huge_page_bytes: u64,
-    /// Bytes that `purge` would give back now.
+    /// Bytes that `purge` would release now.
     pub purgeable_bytes: u64,
-    /// Time in microseconds for which the process was stopped.
+    /// Time for which the process was stopped, in microseconds.
     pub stopped_us: u64,
 }
 
@@ -77,22 +77,22 @@ pub struct LedgerRow {
 pub struct AllocatorHeap {
     /// Name of the allocator.
     pub kind: OpenEnum<AllocatorKind>,
-    /// Version as the allocator reports it: `5.3.0-0-g54eaed1d…`.
+    /// Version in the allocator's format, such as `5.3.0-0-g54eaed1d…`.
     pub version: String,
     /// Whether it serves this process's `malloc`.
     pub owns_malloc: bool,
-    /// Sizes of its heap; absent if it keeps no count.
+    /// Sizes of its heap. Absent if it keeps no count.
     #[serde(flatten)]
     pub totals: Option<HeapUsage>,
-    /// Memory used by sampling, if the allocator samples or has sampled.
+    /// Memory that sampling uses, if the allocator samples or has sampled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampled: Option<SampledObjects>,
-    /// Reason for which it reports no sizes.
+    /// Reason why it reports no sizes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// Live sampled small objects, estimated from the size classes of the unsampled ones.
+/// Live sampled small objects, estimated from the unsampled objects of each size class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SampledObjects {
@@ -100,7 +100,7 @@ pub struct SampledObjects {
     pub objects: u64,
     /// Bytes that the program requested, rounded up to size classes.
     pub bytes: u64,
-    /// Bytes of the memory in which they are laid out, which `active` of the heap includes.
+    /// Bytes that `active` of the heap includes for them.
     pub active: u64,
     /// Bytes that `allocated` of the heap includes for them.
     pub allocated: u64,
@@ -112,14 +112,14 @@ pub struct SampledObjects {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cgroup {
-    /// Memory that all processes of the cgroup and their page cache use.
+    /// Memory that all processes of the cgroup use, including page cache.
     pub usage_bytes: u64,
-    /// Limit of the cgroup; absent if there is none.
+    /// Limit of the cgroup. Absent if there is none.
     pub limit_bytes: Option<u64>,
-    /// Files in memory that the kernel can free: `file` of memory.stat without `shmem`; absent if unknown.
+    /// Files in memory that the kernel can free: `file` of memory.stat without `shmem`. Absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_cache_bytes: Option<u64>,
-    /// Shared memory, memfds and tmpfs, which the kernel can only swap out; absent if unknown.
+    /// Shared memory, memfds and tmpfs, which the kernel can only swap out. Absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_bytes: Option<u64>,
 }
@@ -136,20 +136,20 @@ pub struct LedgerFinding {
     pub remedy: String,
 }
 
-/// Sums over all mappings (`proc_pid_smaps(5)`), in bytes. The kernel walks every page to compute them: 12 to 22 ms for
-/// 150 MB, seconds for 200 GB.
+/// Sums over all mappings (`proc_pid_smaps(5)`), in bytes. The kernel walks every page to compute them, which takes 12
+/// to 22 ms for 150 MB, and seconds for 200 GB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Smaps {
-    /// Resident, where the size of each shared page is divided by the number of processes that share it.
+    /// Resident memory, in which the size of each shared page is divided by the number of processes that share it.
     pub pss_bytes: u64,
-    /// Written by this process only: the memory that its end would free.
+    /// Memory that only this process has written. It would be free after the process's end.
     pub private_dirty_bytes: u64,
-    /// Marked as free until the kernel needs it (`MADV_FREE`).
+    /// Memory that the kernel may free when it needs it (`MADV_FREE`).
     pub lazy_free_bytes: u64,
-    /// Backed by huge pages.
+    /// Memory in huge pages.
     pub anon_huge_pages_bytes: u64,
-    /// Swapped out, so not part of RSS.
+    /// Memory that was swapped out, so it is not part of RSS.
     pub swap_bytes: u64,
 }
 
@@ -160,19 +160,19 @@ named_enums! {
         LiveHeap = "live_heap",
         /// Freed objects in the caches of threads.
         ThreadCaches = "thread_caches",
-        /// Memory that samples use beside the objects.
+        /// Memory that sampling uses in addition to the objects.
         Sampling = "sampling",
         /// Free memory in pages that contain live objects.
         Fragmentation = "fragmentation",
         /// Free pages that were not returned to the kernel yet.
         Dirty = "dirty",
-        /// Memory of the allocators for themselves.
+        /// Memory that the allocators use internally.
         Metadata = "metadata",
-        /// Memory of allocators that do not distinguish live memory from free, or count more than is resident.
+        /// Memory of allocators that do not distinguish live from free memory, or that count more than is resident.
         UndividedHeap = "undivided_heap",
-        /// Stacks, static data, and mappings that no allocator made.
+        /// Stacks, static data, and mappings that no allocator created.
         NotTheAllocator = "not_the_allocator",
-        /// Memory of which it is not known whether an allocator or the program mapped it.
+        /// Memory that either an allocator or the program mapped; unknown which.
         NotKnown = "not_known",
         /// Pages of files.
         File = "file",
@@ -182,21 +182,21 @@ named_enums! {
 
     /// Kind of memory outside of the allocators.
     MemoryPartKind {
-        /// Objects of a language runtime, which no `malloc` served.
+        /// Objects of a language runtime that does not allocate them with `malloc`.
         LanguageHeap = "language_heap",
-        /// Code that a runtime has compiled.
+        /// Code that a runtime compiled.
         CompiledCode = "compiled_code",
         /// Stacks of threads.
         ThreadStacks = "thread_stacks",
         /// Variables of the program and its libraries, and other changed pages of files.
         Variables = "variables",
-        /// The mapping `[heap]`, as far as no walk explains it.
+        /// The part of the mapping `[heap]` that no walk explains.
         Brk = "brk",
-        /// Mappings that the process has named.
+        /// Mappings to which the process gave names.
         Named = "named",
         /// Tables of memprof's sampler.
         Memprof = "memprof",
-        /// Anonymous memory of which nothing is known.
+        /// Other anonymous memory.
         NotKnown = "not_known",
         /// Huge pages of hugetlbfs, outside of RSS.
         HugePages = "huge_pages",
@@ -216,7 +216,7 @@ named_enums! {
         Dirty = "dirty",
         /// Much freed memory is in the caches of threads.
         ThreadCaches = "thread_caches",
-        /// A notable part of the rows is not certain.
+        /// A notable part of the rows is uncertain.
         Uncertain = "uncertain",
         /// Much memory is outside of the heap.
         NotTheAllocator = "not_the_allocator",
@@ -228,12 +228,12 @@ named_enums! {
 }
 
 impl LedgerFinding {
-    /// Least size in bytes of a part that is worth a finding.
+    /// Minimum size of a part for a finding, in bytes.
     pub const MIN_BYTES: u64 = 16 << 20;
-    /// Share of the whole above which a part is worth a finding.
+    /// Share of the whole that a part must exceed for a finding.
     pub const MIN_SHARE: f64 = 0.10;
 
-    /// Whether a part of `bytes` is notable in a `whole` of that many.
+    /// Whether a part of `bytes` is notable in a `whole`, which is also in bytes.
     pub fn is_notable(bytes: u64, whole: u64) -> bool {
         let share = bytes as f64 / whole.max(1) as f64;
         share > Self::MIN_SHARE && bytes >= Self::MIN_BYTES

@@ -1,4 +1,4 @@
-//! Texts for people about the resident memory, which the plugin and `memprof ledger` write.
+//! Texts for people about the resident memory. The plugin and `memprof ledger` write them.
 
 use crate::{AllocatorHeap, HeapUsage, HeapWalk, Ledger, LedgerPart, MemoryPart, PurgeResult};
 
@@ -62,7 +62,7 @@ pub fn ledger_text(ledger: &Ledger) -> String {
     text
 }
 
-/// Line about one allocator: `tcmalloc 2.10: counts 12.3 MiB as live and 14.0 MiB as resident`.
+/// Line about one allocator, such as `tcmalloc 2.10: counts 12.3 MiB as live and 14.0 MiB as resident`.
 fn heap_text(heap: &AllocatorHeap) -> String {
     let usage = match (&heap.totals, &heap.error) {
         (Some(HeapUsage::Detailed(totals)), _) => {
@@ -80,8 +80,8 @@ fn heap_text(heap: &AllocatorHeap) -> String {
     format!("{} {}{owner}: {usage}\n", heap.kind, heap.version)
 }
 
-/// Line about a walk of the heaps: `walked glibc from outside, stopped for 2.1 ms: 1.0 GiB of live objects are not
-/// resident, purge would give back 12.3 MiB`.
+/// Line about a walk of the heaps, such as `walked glibc from outside, stopped for 2.1 ms: 1.0 GiB of live objects are
+/// not resident, purge would give back 12.3 MiB`.
 fn walk_text(walk: &HeapWalk) -> String {
     let mut parts = Vec::new();
     if walk.untouched_bytes > 0 {
@@ -106,10 +106,10 @@ fn walk_text(walk: &HeapWalk) -> String {
     )
 }
 
-/// Sum below which estimates give no figure: a few pages more or less would be a large part of it.
+/// Minimum of an estimate to show as a number, in bytes. In a smaller one, a few pages more or less would matter.
 const LEAST_ESTIMATE: u64 = 1 << 20;
 
-/// Estimated size: `12.3 MiB`, `less than 1 MiB`.
+/// Estimated size, such as `12.3 MiB` or `less than 1 MiB`.
 fn estimate_text(bytes: u64) -> String {
     match bytes {
         0..LEAST_ESTIMATE => "less than 1 MiB".to_owned(),
@@ -120,9 +120,9 @@ fn estimate_text(bytes: u64) -> String {
 /// Source of the estimate of a purge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PurgeEstimate {
-    /// The allocators' counts of free pages, of which some may not be resident.
+    /// The allocators' counts of free pages, some of which may not be resident.
     Counts,
-    /// A walk of the heaps, which reads what is resident.
+    /// A walk of the heaps, which reads which pages are resident.
     Walk,
 }
 
@@ -144,7 +144,7 @@ pub fn purged_text(purged: &PurgeResult, source: PurgeEstimate) -> String {
     )
 }
 
-/// Formats a size with one decimal: `12.3 MiB`.
+/// Formats a size with one decimal, such as `12.3 MiB`.
 pub fn size_text(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;

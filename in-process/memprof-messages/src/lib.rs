@@ -1,9 +1,9 @@
-//! The contract of the plugin `memory_profile` with people and programs: its messages, their arguments and their
-//! replies. Plain data: nothing here runs.
+//! The interface of the plugin `memory_profile` for people and programs: its messages, their arguments and their
+//! replies. This crate contains only data.
 //!
-//! The plugin's descriptors and its `help`, the program's commands, their `--help` and completion, the HTTP API and its
-//! description are generated from [`MESSAGES`]. To send messages see `memprof-host`; to write a plugin see
-//! `memprof-plugin-abi`.
+//! [`MESSAGES`] is the source of the plugin's descriptors and its `help`, of the program's commands with their `--help`
+//! and completion, and of the HTTP API with its description. To send messages, see `memprof-host`; to write a plugin,
+//! see `memprof-plugin-abi`.
 
 mod argument;
 mod doctor;

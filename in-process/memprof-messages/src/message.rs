@@ -7,7 +7,7 @@ use crate::{ArgumentSpec, ReplyType};
 pub struct MessageSpec {
     /// Name by which it is sent.
     pub name: &'static str,
-    /// Description in one line that begins with a verb and has no period.
+    /// Description in one line. It begins with a verb and has no period.
     pub help: &'static str,
     /// Whether it changes the host.
     pub effect: Effect,
@@ -22,16 +22,16 @@ pub struct MessageSpec {
 /// Effect of a message on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It changes nothing.
+    /// The message changes nothing.
     ReadOnly,
-    /// It may change the host's behaviour or its files.
+    /// The message may change the host's behaviour or its files.
     Mutating,
 }
 
 /// Expected time until the reply to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyLatency {
-    /// The reply comes at once, also while a dump is running.
+    /// The reply comes immediately, even while a dump is running.
     Immediate,
     /// The reply may take as long as a dump, or longer.
     Long,

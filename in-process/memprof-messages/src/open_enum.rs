@@ -1,4 +1,4 @@
-//! Enums whose values have names, in arguments and in replies.
+//! Enums with named values, for arguments and replies.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,19 +6,19 @@ use std::fmt;
 use memprof_plugin_abi::ErrorKind;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// An enum whose values have names.
+/// An enum with named values.
 pub trait NamedEnum: Copy + 'static {
     /// Names of all values.
     const NAMES: &'static [&'static str];
 
-    /// Returns the value's name in arguments and replies: `inactive`.
+    /// Returns the value's name in arguments and replies, such as `inactive`.
     fn name(self) -> &'static str;
 
-    /// Returns the value with this name. `None` if there is none.
+    /// Returns the value with this name. `None` if the name is unknown.
     fn from_name(name: &str) -> Option<Self>;
 }
 
-/// A name in a reply. A newer plugin may return names that this version does not know: they are preserved.
+/// A name in a reply. A newer plugin may return names that this version does not know; they are preserved.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum OpenEnum<T> {
     /// A name that is known.
@@ -27,7 +27,7 @@ pub enum OpenEnum<T> {
     Other(String),
 }
 
-/// The error of parsing a name that is not known, where only known names are accepted.
+/// Error for an unknown name, where only known names are accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownName {
     /// Text that was parsed.
@@ -37,7 +37,7 @@ pub struct UnknownName {
 }
 
 impl<T: NamedEnum> OpenEnum<T> {
-    /// Returns the name as it is written in replies.
+    /// Returns the name as replies contain it.
     pub fn as_str(&self) -> &str {
         match self {
             Self::Known(known) => known.name(),
@@ -45,7 +45,7 @@ impl<T: NamedEnum> OpenEnum<T> {
         }
     }
 
-    /// Returns the value. `None` if the name is not known.
+    /// Returns the value. `None` if the name is unknown.
     pub const fn known(&self) -> Option<T> {
         match self {
             Self::Known(known) => Some(*known),
@@ -116,7 +116,7 @@ impl NamedEnum for ErrorKind {
     }
 }
 
-/// Parses a name: the `FromStr` of every named enum.
+/// Parses a name. Every named enum uses this for its `FromStr`.
 pub(crate) fn parse_name<T: NamedEnum>(name: &str) -> Result<T, UnknownName> {
     T::from_name(name).ok_or_else(|| UnknownName {
         name: name.to_owned(),
@@ -124,7 +124,7 @@ pub(crate) fn parse_name<T: NamedEnum>(name: &str) -> Result<T, UnknownName> {
     })
 }
 
-/// Defines enums whose values have names.
+/// Defines enums with named values.
 macro_rules! named_enums {
     ($(
         $(#[$meta:meta])*
@@ -142,7 +142,7 @@ macro_rules! named_enums {
             /// Names of all values, in the same order.
             pub const NAMES: &'static [&'static str] = &[$($text),+];
 
-            /// Returns the value's name in arguments and replies: `inactive`.
+            /// Returns the value's name in arguments and replies, such as `inactive`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)+
@@ -179,7 +179,7 @@ macro_rules! named_enums {
             }
         }
 
-        /// For configs, where an unknown name is an error. Replies use an [`OpenEnum`]($crate::OpenEnum).
+        /// For configurations, in which an unknown name is an error. Replies use an [`OpenEnum`]($crate::OpenEnum).
         impl<'de> serde::Deserialize<'de> for $name {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let name = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;

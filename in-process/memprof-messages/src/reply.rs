@@ -1,4 +1,4 @@
-//! The parts that every JSON reply has: a status, a text for people, and the fields.
+//! The common parts of all JSON replies: a status, a text for people, and the fields.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ use crate::open_enum::{OpenEnum, named_enums};
 pub struct ReplyEnvelope<T> {
     /// Whether the message was carried out.
     pub status: OpenEnum<ReplyStatus>,
-    /// Text for people; may have several lines.
+    /// Text for people. May have several lines.
     pub text: String,
     /// Fields of the message's reply type.
     #[serde(flatten)]
@@ -45,7 +45,7 @@ pub enum ReplyType {
     Gdumping,
     /// [`PerAllocator`](crate::PerAllocator) of [`RecentAllocations`](crate::RecentAllocations)
     Recent,
-    /// [`DoctorReport`](crate::DoctorReport), also if the message is refused.
+    /// [`DoctorReport`](crate::DoctorReport), even if a finding is an error.
     Findings,
     /// [`DumpList`](crate::DumpList)
     KeptDumps,
@@ -57,7 +57,7 @@ pub enum ReplyType {
     Nothing,
 }
 
-/// The reply to `detach`: no field.
+/// The reply to `detach`, which has no fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EmptyReply {}
@@ -82,32 +82,32 @@ pub struct MessageHelp {
     pub help: String,
 }
 
-/// The error in the reply to a refused message.
+/// The error in the reply to a message that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ErrorBody {
     /// Kind of the error, for programs.
     pub kind: OpenEnum<ErrorKind>,
-    /// Description of the failure, naming the object concerned.
+    /// Description of the failure. It names the object concerned.
     pub message: String,
-    /// Remedy: an imperative sentence; empty if none is known.
+    /// Remedy: one imperative sentence; empty if none is known.
     #[serde(default)]
     pub remedy: String,
-    /// Action that failed: `open /var/lib/x`.
+    /// Action that failed, such as `open /var/lib/x`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub act: Option<String>,
-    /// Cause as the operating system or the allocator reports it; `message` contains it too.
+    /// Cause in the words of the operating system or the allocator. `message` contains it too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
     /// Number of the system error (errno(3)).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub errno: Option<i32>,
-    /// Time in milliseconds after which a retry may succeed.
+    /// Time after which a retry may succeed, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
 }
 
-/// The fields of the reply to a refused message.
+/// The fields of the reply to a message that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "schema",
@@ -117,7 +117,7 @@ pub struct ErrorBody {
 pub struct ErrorReply<T> {
     /// The error.
     pub error: ErrorBody,
-    /// Fields of the reply type that are returned in spite of the error.
+    /// Fields of the reply type that are returned despite the error.
     #[serde(flatten)]
     pub fields: T,
 }
@@ -146,14 +146,14 @@ impl From<&Failure> for ErrorBody {
 }
 
 impl ErrorBody {
-    /// Returns the error in a reply. `None` if the reply is no JSON object with an error.
+    /// Parses the error in a reply. `None` if the reply is not a JSON object with an error.
     pub fn from_reply(reply: &[u8]) -> Option<Self> {
         let parsed = serde_json::from_slice::<ErrorReply<()>>(reply);
         parsed.ok().map(|parsed| parsed.error)
     }
 }
 
-/// Formats the error and its remedy in one line.
+/// Formats the error and its remedy as one line.
 impl fmt::Display for ErrorBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;

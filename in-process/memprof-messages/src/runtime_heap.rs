@@ -1,10 +1,10 @@
-//! Memory that a language runtime allocates itself, so that no allocator's profile shows it.
+//! Memory that a language runtime manages itself, so that the profile of no allocator shows it.
 
 use std::ffi::CStr;
 
 use crate::{Finding, Severity};
 
-/// A language runtime or library whose objects do not come from malloc.
+/// A language runtime or library that does not allocate its objects with malloc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuntimeHeap {
     /// pymalloc.
@@ -27,7 +27,7 @@ pub enum RuntimeHeap {
     InnoDb,
 }
 
-/// Properties of the process by which a runtime is recognized.
+/// Properties of a process that reveal its runtimes.
 #[expect(missing_debug_implementations, reason = "it holds functions")]
 pub struct RuntimeSigns<'a> {
     /// Whether the program or a library exports a symbol.
@@ -53,7 +53,7 @@ const ALL: [RuntimeHeap; 9] = [
     RuntimeHeap::InnoDb,
 ];
 
-/// Finds the runtimes that are present and not configured to use malloc.
+/// Finds the runtimes that are present and are not configured to use malloc.
 pub fn find_runtime_heaps(signs: &RuntimeSigns<'_>) -> Vec<RuntimeHeap> {
     let has_file = |start: &str| signs.files.iter().any(|file| file.starts_with(start));
     let is_configured = |name: &str, values: &[&str]| {
@@ -72,7 +72,7 @@ pub fn find_runtime_heaps(signs: &RuntimeSigns<'_>) -> Vec<RuntimeHeap> {
         RuntimeHeap::Jvm => has_file("libjvm.so"),
         RuntimeHeap::Ruby => (signs.is_exported)(c"ruby_init") || has_file("libruby"),
         RuntimeHeap::Erlang => {
-            // erl(1) passes `+Mea` on as `-Mea`, also from ERL_FLAGS.
+            // erl(1) passes `+Mea` on as `-Mea`, even if it comes from ERL_FLAGS.
             let mut pairs = signs.arguments.windows(2);
             (signs.is_exported)(c"enif_alloc") && !pairs.any(|pair| pair == ["-Mea", "min"])
         }
@@ -86,7 +86,7 @@ pub fn find_runtime_heaps(signs: &RuntimeSigns<'_>) -> Vec<RuntimeHeap> {
 }
 
 impl RuntimeHeap {
-    /// Finding that heap profiles do not show the runtime's objects, and what does.
+    /// Converts to the finding that heap profiles do not show the runtime's objects, with the remedy.
     pub fn to_finding(self) -> Finding {
         let (message, remedy) = self.message_and_remedy();
         Finding {
@@ -97,7 +97,7 @@ impl RuntimeHeap {
         }
     }
 
-    /// Message and remedy of the finding: which memory heap profiles do not show, and how to show it.
+    /// Message and remedy of the finding: which memory heap profiles do not show, and which tool shows it.
     pub const fn message_and_remedy(self) -> (&'static str, &'static str) {
         match self {
             Self::Python => (

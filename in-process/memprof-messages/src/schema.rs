@@ -1,4 +1,4 @@
-//! JSON Schemas of the replies, for API descriptions. They describe the replies of this version; later versions may
+//! JSON Schemas of the replies, for API descriptions. They describe the replies of this version. Later versions may
 //! have more fields and names.
 
 use std::borrow::Cow;
@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl ReplyType {
-    /// Returns the schema of the reply, and adds the types that it refers to to `types`. `None` if the reply is the
-    /// bytes of a profile.
+    /// Returns the schema of the reply, and adds the types that it uses to `types`. `None` if the reply is the bytes of
+    /// a profile.
     pub fn schema(self, types: &mut SchemaGenerator) -> Option<Schema> {
         let schema = match self {
             Self::Activation => types.subschema_for::<ReplyEnvelope<ActivationResult>>(),
@@ -41,7 +41,7 @@ impl ReplyType {
     }
 }
 
-/// The schema accepts any text, because a later version may have other names.
+/// The schema accepts any text, because later versions may have other names.
 impl<T: NamedEnum> JsonSchema for OpenEnum<T> {
     fn schema_name() -> Cow<'static, str> {
         "Word".into()

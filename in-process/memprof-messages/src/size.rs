@@ -1,4 +1,4 @@
-//! Parses and formats sizes in bytes as people write them.
+//! Parses and formats sizes in bytes, as people write them.
 
 /// First letter of each unit, and its size in bytes. `K`, `KB` and `KiB` are all 1024 bytes.
 const UNITS: [(char, u64); 5] = [
@@ -12,8 +12,8 @@ const UNITS: [(char, u64); 5] = [
 /// Examples of sizes, for help texts and errors.
 pub const SIZE_EXAMPLE: &str = "64KiB, 8MiB or 4GiB (K, KB and KiB are all 1024 bytes)";
 
-/// Parses a size into bytes: `64KiB`, `8 MB`, `4G`, `512B`, or a number of bytes. `None` if the text is no size or the
-/// bytes exceed 64 bits.
+/// Parses a size into bytes: `64KiB`, `8 MB`, `4G`, `512B`, or a number of bytes. `None` if the text is not a size, or
+/// if the bytes exceed 64 bits.
 pub fn parse_size(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let factor = match &text[digits.len()..] {
@@ -21,12 +21,13 @@ pub fn parse_size(text: &str) -> Option<u64> {
         unit => unit_bytes(unit)?,
     };
     let digits = digits.trim_end();
+    // `parse` would also accept a sign.
     let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
     let count = digits.parse::<u64>().ok().filter(|_| is_number)?;
     count.checked_mul(factor)
 }
 
-/// Formats a size as in a config: `64KiB`, in the largest unit that divides it.
+/// Formats a size for a configuration, in the largest unit that divides it: `64KiB`.
 pub fn format_size(bytes: u64) -> String {
     let fits = |(_, factor): &&(char, u64)| bytes != 0 && bytes.is_multiple_of(*factor);
     match UNITS.iter().rev().find(fits) {
@@ -40,7 +41,7 @@ pub fn has_unit(text: &str) -> bool {
     text.ends_with(|letter: char| letter.is_ascii_alphabetic())
 }
 
-/// Returns the size of a unit in bytes. `None` if there is no such unit.
+/// Returns the size of a unit in bytes. `None` if the unit is unknown.
 fn unit_bytes(unit: &str) -> Option<u64> {
     let mut letters = unit.chars();
     let first = letters.next()?.to_ascii_uppercase();

@@ -12,33 +12,33 @@ pub struct HeapTotals {
     pub allocated: u64,
     /// Pages that contain allocated memory.
     pub active: u64,
-    /// Memory of the allocator for itself.
+    /// Memory that the allocator uses internally.
     pub metadata: u64,
     /// Physical memory.
     pub resident: u64,
-    /// Mapped extents.
+    /// Size of the mapped extents.
     pub mapped: u64,
-    /// Extents that were returned to the kernel: address space only.
+    /// Extents that were released to the kernel. They are only address space.
     pub retained: u64,
-    /// Freed objects in the caches of threads, as far as the allocator reports them: a part of `active`, none of
+    /// Freed objects in the caches of threads, if the allocator reports them. They are part of `active`, but not of
     /// `allocated`.
     #[serde(default)]
     pub thread_caches: u64,
-    /// Free pages marked as such, which the kernel takes when memory is short (`MADV_FREE`); not in `resident`.
+    /// Free pages that the kernel may take when memory is short (`MADV_FREE`). They are not part of `resident`.
     #[serde(default)]
     pub lazily_free: u64,
 }
 
-/// Sizes that an allocator reports of its heap.
+/// Sizes of a heap, as its allocator reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum HeapUsage {
-    /// The allocator distinguishes live memory from free.
+    /// The allocator distinguishes live from free memory.
     Detailed(HeapTotals),
-    /// The allocator does not distinguish them.
+    /// The allocator does not distinguish live from free memory.
     CommittedOnly {
-        /// Bytes of the pages that may be touched.
+        /// Bytes of the pages that may have been touched.
         committed: u64,
     },
 }
@@ -49,15 +49,15 @@ pub enum HeapUsage {
 pub struct Stats {
     /// Name of the allocator.
     pub kind: OpenEnum<AllocatorKind>,
-    /// Version as the allocator reports it: `5.3.0-0-g54eaed1d…`.
+    /// Version in the allocator's format, such as `5.3.0-0-g54eaed1d…`.
     pub version: String,
-    /// Sizes of its heap; absent if it keeps no count.
+    /// Sizes of its heap. Absent if it keeps no count.
     #[serde(flatten)]
     pub totals: Option<HeapUsage>,
-    /// Reason for which it reports no sizes.
+    /// Reason why it reports no sizes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The allocator's printout, or the reason for which there is none. By default, jemalloc prints no single arenas.
+    /// The allocator's printout, or the reason why there is none. By default, jemalloc omits single arenas.
     pub report: String,
 }
 
@@ -71,7 +71,7 @@ pub struct PurgeResult {
     pub anonymous_after_bytes: u64,
     /// Bytes before minus bytes after; 0 if the memory grew.
     pub released_bytes: u64,
-    /// Bytes that the allocators, or a walk of the heaps by `memprof purge`, promised before; absent if unknown.
+    /// Bytes that the allocators, or a walk of the heaps by `memprof purge`, predicted before. Absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimated_bytes: Option<u64>,
 }
@@ -82,25 +82,25 @@ pub struct PurgeResult {
 pub struct BackgroundThreads {
     /// Name of the allocator.
     pub kind: OpenEnum<AllocatorKind>,
-    /// Version as the allocator reports it: `5.3.0-0-g54eaed1d…`.
+    /// Version in the allocator's format, such as `5.3.0-0-g54eaed1d…`.
     pub version: String,
-    /// Whether the threads run.
+    /// Whether the threads are running.
     pub background_thread: bool,
-    /// Largest number of threads.
+    /// Maximum number of threads.
     pub max_background_threads: u64,
 }
 
-/// Latest sampled allocations that one jemalloc has recorded.
+/// The latest sampled allocations that one jemalloc recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RecentAllocations {
     /// Name of the allocator.
     pub kind: OpenEnum<AllocatorKind>,
-    /// Version as the allocator reports it: `5.3.0-0-g54eaed1d…`.
+    /// Version in the allocator's format, such as `5.3.0-0-g54eaed1d…`.
     pub version: String,
-    /// Number of allocations that jemalloc keeps; -1: all of them.
+    /// Number of allocations that jemalloc keeps; -1 means all.
     pub alloc_max: i64,
-    /// jemalloc's JSON with `sample_interval`, `recent_alloc_max` and `recent_alloc`.
+    /// jemalloc's JSON, with `sample_interval`, `recent_alloc_max` and `recent_alloc`.
     pub report: String,
 }
 

@@ -14,22 +14,22 @@ use crate::{
 pub struct ProfilerStatus {
     /// Whether allocations are sampled.
     pub profiling: OpenEnum<Profiling>,
-    /// Reason for which profiling is unavailable.
+    /// Reason why profiling is unavailable.
     pub reason: Option<String>,
     /// Remedy that makes profiling available.
     pub remedy: Option<String>,
     /// Start of sampling: RFC 3339, UTC.
     pub active_since: Option<String>,
-    /// Time at which sampling stops automatically: RFC 3339, UTC.
+    /// Time when sampling stops automatically: RFC 3339, UTC.
     pub active_until: Option<String>,
     /// Mean bytes between samples.
     pub sample_interval: Option<u64>,
     /// Every allocator of the process.
     pub allocators: Vec<AllocatorStatus>,
-    /// File whose `malloc` serves the process, if it is none of these allocators.
+    /// File whose `malloc` serves the process, if it belongs to none of these allocators.
     pub unknown_malloc: Option<String>,
-    /// Path of the program, if it contains a jemalloc that memprof cannot control: no profile contains the memory that
-    /// it allocates.
+    /// Path of the program, if it contains a jemalloc that memprof cannot control. No profile contains memory from that
+    /// jemalloc.
     #[serde(alias = "undrivable_jemalloc")]
     pub stripped_jemalloc: Option<String>,
     /// Directory of the kept dumps.
@@ -49,9 +49,10 @@ pub struct ProfilerStatus {
     /// Keys of the labels that are recorded with samples.
     #[serde(default)]
     pub labels: Vec<String>,
-    /// Label sets that were recorded; absent before the first activation with labels.
+    /// Label sets that were recorded. Absent before the first activation with labels.
     pub label_sets: Option<LabelSetStats>,
-    /// Interpreters whose programs' functions samples name, or the reason why not; those found by the last `activate`.
+    /// Interpreters that the last `activate` found, with counts of the frames of their programs, or the reason why
+    /// there are none.
     #[serde(default)]
     pub languages: Vec<LanguageStatus>,
 }
@@ -60,21 +61,22 @@ pub struct ProfilerStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LanguageStatus {
-    /// Name of the language: `python`.
+    /// Name of the language, such as `python`.
     pub language: String,
-    /// Version, as far as it is known: `3.11.2`.
+    /// Version, as far as it is known, such as `3.11.2`.
     pub version: String,
-    /// File that has the interpreter.
+    /// File that contains the interpreter.
     pub runtime: String,
-    /// Stacks of memprof's sampler in which its frames were looked for, since the start of the process.
+    /// Number of stacks of memprof's sampler that were searched for the interpreter's frames, since the start of the
+    /// process.
     pub samples: u64,
-    /// Those of `samples` with frames of the program.
+    /// Number of `samples` with frames of the program.
     pub with_frames: u64,
-    /// Those of `with_frames` whose frames end in one that could not be read.
+    /// Number of `with_frames` stacks that end at a frame that could not be read.
     pub ended_early: u64,
-    /// Distinct functions and lines in these frames, of at most 32,768.
+    /// Number of distinct functions and lines in these frames; at most 32,768.
     pub names: u32,
-    /// Reason why stacks have the interpreter's functions only.
+    /// Reason why stacks contain only the interpreter's own functions.
     pub off_because: Option<String>,
 }
 
@@ -84,11 +86,11 @@ pub struct LanguageStatus {
 pub struct LabelSetStats {
     /// Number of distinct sets so far.
     pub seen: u64,
-    /// Largest number of sets that are distinguished.
+    /// Maximum number of sets that are distinguished.
     pub most: u64,
-    /// Samples of all further sets, which are recorded as `[other]`.
+    /// Number of samples with further sets, which are recorded as `[other]`.
     pub others: u64,
-    /// Largest size, in bytes, of the sets in the process.
+    /// Size of the table of these sets in the process, in bytes.
     pub bytes: u64,
 }
 
@@ -98,24 +100,24 @@ pub struct LabelSetStats {
 pub struct AllocatorStatus {
     /// Name of the allocator.
     pub kind: OpenEnum<AllocatorKind>,
-    /// Version as the allocator reports it: `5.3.0-0-g54eaed1d…`.
+    /// Version in the allocator's format, such as `5.3.0-0-g54eaed1d…`.
     pub version: String,
     /// Source of its functions: `host`, `dlsym` or the symbol table.
     pub found_by: String,
     /// Whether it serves this process's `malloc`.
     pub owns_malloc: bool,
-    /// Whether it is sampled now.
+    /// Whether it is being sampled.
     pub prof_active: bool,
-    /// Provider of its sampler; absent if it cannot be profiled.
+    /// Provider of its sampler. Absent if it cannot be profiled.
     pub sampler: Option<OpenEnum<Provider>>,
-    /// State of memprof's sampler, if that samples it.
+    /// State of memprof's sampler, if that sampler is in use.
     #[serde(flatten)]
     pub sampled: Option<SamplerStatus>,
     /// Mean bytes between samples, if it can be profiled.
     pub sample_interval: Option<u64>,
     /// Messages that it supports.
     pub can: Vec<String>,
-    /// Reason for which it cannot be profiled.
+    /// Reason why it cannot be profiled.
     pub reason: Option<String>,
     /// Remedy that makes it profilable.
     pub remedy: Option<String>,
@@ -149,11 +151,11 @@ pub struct SamplerStatus {
     pub slots: SlotCounts,
     /// Sampled allocations since the last `reset`.
     pub samples: u64,
-    /// Those of `samples` that are not freed.
+    /// Number of `samples` that were not freed.
     pub live_samples: u64,
-    /// Those of `samples` that were lost because the tables were full.
+    /// Number of `samples` that were lost because a table was full.
     pub lost: u64,
-    /// Blocks that were allocated again while their samples were live: the program freed them by a call that memprof
+    /// Blocks that were allocated again while their samples were live. The program freed them by calls that memprof
     /// does not intercept, so the profile shows other such blocks as live.
     #[serde(default)]
     pub unseen_frees: u64,
@@ -161,17 +163,17 @@ pub struct SamplerStatus {
     pub table_bytes: u64,
 }
 
-/// Counts of GOT slots of `malloc` and its relatives.
+/// Counts of GOT slots of `malloc` and related functions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SlotCounts {
-    /// Slots that are patched to the sampler. Of an allocator that is intercepted by `entry_patches`, its patched functions.
+    /// Patched slots. For an allocator that is intercepted by `entry_patches`, its patched functions.
     pub patched: usize,
-    /// Slots with neither the allocator's nor the sampler's function: allocations through them are not sampled.
+    /// Slots with neither the allocator's nor the sampler's function. Allocations through them are not sampled.
     pub foreign: usize,
     /// Slots that could not be written.
     pub refused: usize,
-    /// Objects that store addresses of the allocator's functions in their data: allocations through those are not
+    /// Objects with addresses of the allocator's functions in their data. Allocations through these addresses are not
     /// sampled.
     pub unseen_objects: usize,
     /// Objects with their own `malloc`, which serves only some libraries.
@@ -194,23 +196,23 @@ pub struct UnwinderStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WalkerStatus {
-    /// Allocator with its version: `jemalloc 5.3.0-…`.
+    /// Allocator with its version, such as `jemalloc 5.3.0-…`.
     pub allocator: String,
     /// Provider of the walker.
     pub walker: OpenEnum<Provider>,
-    /// Reason for which it is not memprof's walker.
+    /// Reason why memprof's walker is not in use.
     pub reason: Option<String>,
-    /// Time at which memprof's walker was last installed: RFC 3339, UTC.
+    /// Time when memprof's walker was last installed: RFC 3339, UTC.
     pub since: Option<String>,
-    /// Samples since then.
+    /// Number of samples since then.
     pub samples: u64,
-    /// Those of `samples` that the allocator's walker walked.
+    /// Number of `samples` whose stacks the allocator's walker walked.
     pub fallbacks: u64,
-    /// Those of `samples` whose walk stopped at unreadable stack memory (truncated stacks).
+    /// Number of `samples` whose walk stopped at unreadable stack memory, so that their stacks are truncated.
     pub cut: u64,
-    /// Those of `samples` that both walkers walked.
+    /// Number of `samples` that both walkers walked.
     pub compared: u64,
-    /// Those of `compared` with equal frames.
+    /// Number of `compared` stacks with equal frames.
     pub agreed: u64,
 }
 
@@ -218,13 +220,13 @@ pub struct WalkerStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WatchStatus {
-    /// The rule as the config states it: `rss_above = "80%"`.
+    /// The rule as in the configuration, such as `rss_above = "80%"`.
     pub rule: String,
     /// Number of times that it fired.
     pub fired: u64,
-    /// Time at which it fired last: RFC 3339, UTC.
+    /// Time when it last fired: RFC 3339, UTC.
     pub last_fired: Option<String>,
-    /// Time at which it is due, or from which a threshold may fire again: RFC 3339, UTC; absent for `at_exit`.
+    /// Time when it is due, or from which a threshold may fire again: RFC 3339, UTC. Absent for `at_exit`.
     pub next: Option<String>,
 }
 
@@ -236,9 +238,9 @@ pub struct GdumpStatus {
     pub taken: u32,
     /// Number of dumps after which it ends.
     pub files: u32,
-    /// Time at which it ends at the latest: RFC 3339, UTC.
+    /// Time when it ends at the latest: RFC 3339, UTC.
     pub until: String,
-    /// Largest resident memory so far, in bytes; absent before the first poll.
+    /// Largest resident memory so far, in bytes. Absent before the first poll.
     pub high_water_bytes: Option<u64>,
 }
 
@@ -249,9 +251,9 @@ pub struct ActivationResult {
     /// State of the profiler afterwards.
     #[serde(flatten)]
     pub status: ProfilerStatus,
-    /// Whether sampling has just started, so that no profile contains earlier allocations.
+    /// Whether sampling has just started, so that profiles contain no earlier allocations.
     pub begun: bool,
-    /// Bytes that the program had allocated when sampling started, if its allocators count them.
+    /// Bytes that the program had allocated when sampling started. Absent if its allocators do not count them.
     pub unseen_bytes: Option<u64>,
     /// Warnings for the operator.
     pub warnings: Vec<String>,
@@ -261,15 +263,15 @@ pub struct ActivationResult {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GdumpResult {
-    /// Whether it is on now.
+    /// Whether it is on.
     pub state: OpenEnum<OnOff>,
-    /// Its state, or the last state if it was switched off.
+    /// Its state, or its last state if it was switched off.
     pub gdump: Option<GdumpStatus>,
     /// Warnings for the operator.
     pub warnings: Vec<String>,
 }
 
-/// Returns an allocator's version without the commit after the first dash: `5.3.0` of `5.3.0-0-g54eaed1d8b56`.
+/// Returns an allocator's version up to the first dash, without the commit: `5.3.0` for `5.3.0-0-g54eaed1d8b56`.
 pub fn release_version(version: &str) -> &str {
     match version.split_once('-') {
         Some((release, _)) if !release.is_empty() => release,
@@ -277,7 +279,7 @@ pub fn release_version(version: &str) -> &str {
     }
 }
 
-/// Formats the allocator as `jemalloc 5.3.0`.
+/// Formats the allocator, such as `jemalloc 5.3.0`.
 impl fmt::Display for AllocatorStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind, release_version(&self.version))

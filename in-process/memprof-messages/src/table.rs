@@ -1,5 +1,5 @@
-//! The table of messages. Every help shows an argument that is added here, and the HTTP API accepts it; its handler is
-//! in the plugin (plugins/memory-profile, `messages`).
+//! The table of messages. If an argument is added here, all help texts show it and the HTTP API accepts it. Its handler
+//! is in the plugin (plugins/memory-profile, `messages`).
 
 use crate::ArgumentType::{Examples, Integer, NamedOneOf, OneOf};
 use crate::Effect::{Mutating, ReadOnly};
@@ -271,7 +271,7 @@ pub const MESSAGES: &[MessageSpec] = &[
     },
 ];
 
-/// Returns the message called `name`. `None` if there is none.
+/// Returns the message called `name`. `None` if the name is unknown.
 pub fn message(name: &str) -> Option<&'static MessageSpec> {
     MESSAGES.iter().find(|message| message.name == name)
 }

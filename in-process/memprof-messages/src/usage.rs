@@ -1,13 +1,14 @@
-//! Usage lines of messages: their arguments as a person would type them. They are computed at compile time, because the
-//! plugin's descriptors are constants.
+//! Usage lines of messages: their arguments, as a person would type them. They are computed at compile time, because
+//! the plugin's descriptors are constants.
 
 use std::fmt;
 
 use crate::{ArgumentSpec, ArgumentType, MESSAGES, MessageSpec};
 
-/// Usage line of each message, in the order of [`MESSAGES`]:
-/// `[sample_interval=512KiB | lg_sample=10..24] [allocator=NAME]`.
+/// Usage line of each message, in the order of [`MESSAGES`]. A line looks like `[sample_interval=512KiB |
+/// lg_sample=10..24] [allocator=NAME]`.
 pub const USAGES: [&str; MESSAGES.len()] = {
+    // The first pass only counts the bytes; the second one stores them.
     const LENGTH: usize = write_all(UsageWriter::<0>::new()).length;
     const TEXT: [u8; LENGTH] = write_all(UsageWriter::<LENGTH>::new()).bytes;
     let mut usages = [""; MESSAGES.len()];
@@ -54,7 +55,7 @@ impl<const N: usize> UsageWriter<N> {
         }
     }
 
-    /// Appends a text. Bytes beyond the capacity `N` are only counted, which gives the size to allocate.
+    /// Appends a text. Bytes beyond the capacity `N` are only counted; this gives the capacity for the second pass.
     const fn write_text(mut self, text: &str) -> Self {
         let mut index = 0;
         while index < text.len() {
@@ -110,7 +111,7 @@ impl<const N: usize> UsageWriter<N> {
             .write_values(&argument.values)
     }
 
-    /// Appends all arguments of a message, optional ones in brackets.
+    /// Appends all arguments of a message, with optional ones in brackets.
     const fn write_arguments(self, message: &MessageSpec) -> Self {
         let mut writer = self;
         let mut index = 0;
@@ -135,10 +136,10 @@ impl<const N: usize> UsageWriter<N> {
     }
 }
 
-/// Formats the argument as `state=on|off`.
+/// Formats the argument, such as `state=on|off`.
 impl fmt::Display for ArgumentSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Longer than any argument of the table.
+        // Sufficient for every argument of the table.
         let writer = UsageWriter::<128>::new().write_argument(self);
         f.write_str(&String::from_utf8_lossy(&writer.bytes[..writer.length]))
     }
