@@ -38,6 +38,7 @@ impl DescriptorTable {
                 .iter()
                 .any(|own| own.load(Ordering::Acquire) == inode)
         };
+        // Standard input is one of the known pipes only in memprof's tables.
         match fstat(io::stdin()) {
             Ok(stat)
                 if FileType::from_raw_mode(stat.st_mode) == FileType::Fifo

@@ -286,6 +286,7 @@ pub(crate) fn record_sample(block: usize, size: usize) {
     let (walked, stack_pointers, scratch) = unsafe { workspace.walked(count) };
     let own = own_code();
     let is_own = |frame: &&usize| own.contains(*frame);
+    // The walk starts in memprof's own functions.
     let start = walked.iter().take_while(is_own).count();
     let last = walked.last().copied().unwrap_or(0);
     let native = NativeStack {

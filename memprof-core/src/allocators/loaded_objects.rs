@@ -194,6 +194,7 @@ fn find_note<'a>(mut notes: &'a [u8], (owner, kind): (&[u8], u32)) -> Option<&'a
     };
     let padded = |size: u32| (size as usize).next_multiple_of(4);
     loop {
+        // A note begins with three words: the sizes of its owner and of its content, and its type.
         let (name_size, size, found) = (
             read_u32(notes, 0)?,
             read_u32(notes, 4)?,

@@ -260,7 +260,7 @@ fn run_probe_child(progress: &AtomicUsize) -> ! {
             // a large core dump.
             unsafe { libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_CORE, &NOTHING, 0_usize) };
             // SAFETY: rt_sigaction(2) reads the kernel's struct from `NOTHING`. All zeros are SIG_DFL, so that no
-            // handler of the program runs in the child.
+            // handler of the program runs in the child. The last argument is the size of a signal mask.
             unsafe {
                 libc::syscall(
                     libc::SYS_rt_sigaction,

@@ -148,6 +148,7 @@ impl<'a> Iterator for ProtobufFields<'a> {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             let tag = self.read_varint()?;
+            // Wire types: 0 is a varint, 1 is 8 bytes, 2 is length-delimited, 5 is 4 bytes.
             let length = match tag & 7 {
                 0 => {
                     self.read_varint()?;

@@ -196,6 +196,7 @@ pub(super) fn hash_stack(frames: impl Iterator<Item = u64>, shape: u64) -> u64 {
 pub(super) fn size_class(size: u64) -> u32 {
     let size = size.max(8);
     let exponent = size.ilog2();
+    // The two bits below the highest select one of the four classes.
     exponent * 4 + ((size >> (exponent - 2)) as u32 & 3)
 }
 
