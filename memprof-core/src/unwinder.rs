@@ -174,7 +174,7 @@ impl Unwinder {
             .any(|record| record.reason.is_none())
     }
 
-    /// Reasons why memprof's walker was uninstalled from jemallocs, because its stacks differed from theirs.
+    /// Names each jemalloc from which memprof's walker was uninstalled because their stacks differed, with the reason.
     pub(crate) fn disagreement_reasons(&self) -> Vec<String> {
         let state = lock(&self.state);
         let disagreeing = state
@@ -247,7 +247,7 @@ impl WalkerRecord {
         self.uninstall(reason);
     }
 
-    /// Reason that tells how many of the compared stacks agreed.
+    /// States how many of the compared stacks agreed.
     fn disagreement_reason(&self) -> String {
         let installed_walker::HookStats {
             agreed, compared, ..

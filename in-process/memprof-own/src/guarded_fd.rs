@@ -230,6 +230,7 @@ extern "C" fn close_in_child() {
             continue;
         }
         let descriptor = !complement;
+        // The program may have closed the descriptor, and the number may now belong to a file of its own.
         // SAFETY: only fstat(2) uses the number, and it accepts any number.
         let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
         if FdIdentity::from_fd(borrowed) == Ok(registration.identity()) {

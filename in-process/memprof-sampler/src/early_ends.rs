@@ -124,6 +124,7 @@ impl EarlyEndTable {
 
     /// Counts a sample. If no cell is free for the object, the sample counts as in no object.
     fn count(&self, reason: EarlyEndReason, object: Option<usize>) {
+        // The index begins at 1, because the key 0 marks a free cell.
         let index = reason as usize + 1;
         let own = object.unwrap_or(0) & !REASON_MASK | index;
         if let Some(cell) = self.claim(own).or_else(|| self.claim(index)) {

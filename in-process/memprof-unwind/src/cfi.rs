@@ -110,6 +110,7 @@ fn read_row<'a, T>(
     }
     let mut row = CfiRow::new(fde.initial_address(), fde.cie().data_alignment_factor());
     let factor = fde.cie().code_alignment_factor();
+    // The CIE's instructions build the first row. They apply to every address, so all of them run.
     let initial = fde.cie().instructions(&eh_frame, &bases);
     row.run_to(initial, u64::MAX, factor)?;
     row.initial = Some(row.state.clone());

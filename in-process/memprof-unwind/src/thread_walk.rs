@@ -124,7 +124,7 @@ impl RuleSource for ProcessRules<'_> {
         }
     }
 
-    /// Always false in jemalloc's hook, because libgcc's walk, with which it is compared, ends at such code.
+    /// Always false in jemalloc's hook: its walks are compared with libgcc's, which end at such code.
     fn may_return_to(&mut self, address: usize) -> bool {
         if self.unknown_code_rule != PackedRule::FRAME_POINTER || !is_after_call(address) {
             return false;

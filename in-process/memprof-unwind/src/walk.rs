@@ -50,9 +50,9 @@ pub trait RuleSource {
     /// once per frame, innermost first.
     fn rule_at(&mut self, address: usize, sp: usize) -> PackedRule;
 
-    /// Whether a function without call frame information may return to `address`: the code before it must be a call,
-    /// and not of a function that has such information. Checked when a walk follows the frame pointer in
-    /// [`Rule::Undescribed`] code, which may use the register for anything, or leave its caller's value in it.
+    /// Whether a function without call frame information may return to `address`: it follows a call, and the called
+    /// function has no call frame information either. A walk checks this before it follows the frame pointer in
+    /// [`Rule::Undescribed`] code, which may use that register for anything, or leave its caller's value in it.
     fn may_return_to(&mut self, _address: usize) -> bool {
         false
     }

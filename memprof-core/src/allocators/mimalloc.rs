@@ -111,7 +111,7 @@ fn version_text(number: c_int) -> String {
     }
 }
 
-/// Whether this mimalloc owns a block that `malloc` returns. False if it lacks the function that tells.
+/// Whether this mimalloc owns a block that `malloc` returns. False if the build lacks the function that tests a block.
 fn owns_malloc(functions: &Functions) -> bool {
     let Some(is_own) = functions.is_own else {
         return false;

@@ -252,7 +252,7 @@ impl Profiler {
             }
             Err(error) if error.kind == ErrorKind::Busy => return DumpOutcome::Busy,
             Err(error) if error.os_error() == Some(Errno::NOMEM) => {
-                // Without memory, a rule such as cgroup_above is refused again and again.
+                // Logged only once: without memory, a rule such as cgroup_above is refused again and again.
                 if !self
                     .automatic_dumps
                     .was_refused

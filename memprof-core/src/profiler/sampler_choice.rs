@@ -127,8 +127,8 @@ fn own_sampler_backend(backends: &BackendList) -> Option<&Arc<Backend>> {
     sampled.or(beside).or_else(malloc).or_else(|| able.next())
 }
 
-/// Whether the program's own calls use this allocator although it does not serve `malloc`, as in Rust. It does if the
-/// program contains it or passed it. An allocator inside a library serves only that library.
+/// Whether the program's own calls use this allocator although it does not serve `malloc`, as in Rust. They do if the
+/// program contains it, or passed it to memprof. An allocator inside a library serves only that library.
 fn serves_program_beside_malloc(each: &Arc<Backend>) -> bool {
     let identity = each.identity();
     !identity.owns_malloc

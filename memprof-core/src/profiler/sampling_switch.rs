@@ -31,7 +31,7 @@ struct ActiveSampling {
     /// Live bytes at `since`. `None` if unknown.
     live_bytes_before: Option<u64>,
     lease: Option<Lease>,
-    /// Sampling to which the end of the lease returns. `None`: sampling was off.
+    /// Sampling that the end of the lease restores. `None`: sampling was off.
     before_lease: Option<EarlierSampling>,
     periodic_task: Option<PeriodicTask>,
 }
@@ -199,7 +199,7 @@ impl SwitchGuard<'_> {
         }
     }
 
-    /// Removes and returns the sampling to which the end of the lease returns.
+    /// Removes and returns the sampling that the end of the lease restores.
     pub(super) fn take_state_before_lease(&mut self) -> Option<EarlierSampling> {
         self.active.before_lease.take()
     }

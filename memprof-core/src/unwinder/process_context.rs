@@ -85,11 +85,12 @@ const SCHEMA: &[u8] = b"tlsdesc_v1";
 /// those of its resource. If a key occurs several times, the last attribute counts. `None` if both lack the map, or if
 /// `threadlocal.schema_version` names a schema other than [`SCHEMA`].
 fn parse_key_map(context: &[u8]) -> Option<Vec<String>> {
+    // Field numbers: ProcessContext { resource 1, attributes 2 }, Resource { attributes 1 },
+    // KeyValue { key 1, value 2 }, AnyValue { string 1, array 5 }, ArrayValue { values 1 }.
     let resource = ProtobufFields(context)
         .with_number(1)
         .flat_map(|resource| ProtobufFields(resource).with_number(1));
     let own = ProtobufFields(context).with_number(2);
-    // KeyValue { key 1, value 2 }, AnyValue { string 1, array 5 }, ArrayValue { values 1 }
     let value = |key: &[u8]| {
         let has_key =
             |attribute: &&[u8]| ProtobufFields(attribute).with_number(1).next() == Some(key);

@@ -28,7 +28,7 @@ struct HeapCounts {
 
 impl Jemalloc {
     /// Estimates the sampled objects and their memory. `None` if nothing can have been sampled, or statistics are
-    /// missing. `totals` must have been read just before, so that all counts are of one moment.
+    /// missing. `totals` must have been read just before, so that all counts describe the same moment.
     pub(crate) fn sampled_objects(&self, totals: &HeapTotals) -> Option<SampledObjects> {
         if !self.opt_prof {
             return None;

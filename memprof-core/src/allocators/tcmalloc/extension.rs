@@ -103,7 +103,8 @@ impl Extension {
         self.functions.release.map(|release| unsafe { release() })
     }
 
-    /// Whether this tcmalloc owns a block that `malloc` returns. False if it lacks the function that tells.
+    /// Whether this tcmalloc owns a block that `malloc` returns. False if the build lacks the function that tests a
+    /// block.
     pub(super) fn owns_malloc(&self) -> bool {
         let Some(ownership) = self.functions.ownership else {
             return false;
