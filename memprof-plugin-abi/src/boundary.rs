@@ -156,7 +156,7 @@ unsafe extern "C" fn handle_message<P: Plugin>(
             }
             // If the host does not accept the error text, the returned status still reports the failure.
             let written = match reply.has_begun() {
-                // The plugin's own JSON body explains the failure; that of `doctor` does.
+                // The plugin's own JSON body explains the failure, as the body of `doctor` does.
                 true if reply.is_json() => Ok(()),
                 true => {
                     log::error!("message {name:?} failed after a part of its reply: {failure}");

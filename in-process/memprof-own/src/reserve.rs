@@ -96,8 +96,8 @@ unsafe impl GlobalAlloc for ReservedAllocator {
     }
 }
 
-/// Allocates from the reserve after the program's allocator failed. Returns null if there is no memory and waiting is
-/// not allowed, because of the thread or the block's size.
+/// Allocates from the reserve after the program's allocator failed. If the reserve is full, memprof's threads wait
+/// until there is memory for blocks of at most [`MAX_AWAITED_BYTES`]. Otherwise returns null.
 ///
 /// # Safety
 /// Those of [`GlobalAlloc::alloc`].

@@ -246,6 +246,8 @@ impl GotSlots {
         let mut has_unpatched = false;
         for word in object.data_words() {
             if let Some(hook) = self.find_hook(word.name) {
+                // The program may have changed its data, so only words that still hold the function's address are
+                // patched.
                 let original = hook.definition;
                 let is_held =
                     object.can_exchange(word.address) && slot_value(word.address) == original;
@@ -259,10 +261,12 @@ impl GotSlots {
                 continue;
             };
             let original = slot_value(slot.address);
+            // An earlier call patched this slot.
             if original == hook.address {
                 continue;
             }
             if !holds_allocator_function(object, &slot, original, hook) {
+                // Slots of the loader's functions are not counted.
                 patched.foreign +=
                     usize::from(self.hooks.iter().any(|each| each.name == hook.name));
                 continue;

@@ -8,7 +8,7 @@ static CODE_START: AtomicUsize = AtomicUsize::new(0);
 /// End of the library's segments.
 static CODE_END: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the address range of this library's segments, empty until `GotSlots::find` has run.
+/// Returns the address range of memprof's own segments. Empty until `GotSlots::find` has run.
 pub(crate) fn own_code() -> Range<usize> {
     CODE_START.load(Relaxed)..CODE_END.load(Relaxed)
 }

@@ -71,16 +71,19 @@ fn ends_in_call(code: &[u8; MAX_CALL]) -> bool {
 /// Returns the length of the operand of an indirect call in bytes, including its `ModRM` byte. `None` if the bytes
 /// belong to another instruction or end too early.
 fn call_operand_len(operand: &[u8]) -> Option<usize> {
+    /// Opcode extension of an indirect near call, in the middle bits of the `ModRM` byte.
     const CALL: u8 = 2;
     let modrm = *operand.first()?;
     if modrm >> 3 & 7 != CALL {
         return None;
     }
     let (mode, base) = (modrm >> 6, modrm & 7);
+    // Base 4 means that a SIB byte follows, which contains the base.
     let has_sib = mode != 3 && base == 4;
     let base = if has_sib { operand.get(1)? & 7 } else { base };
     let displacement = match (mode, base) {
         (1, _) => 1,
+        // Mode 0 with base 5 means a 32-bit displacement without a base register.
         (2, _) | (0, 5) => 4,
         _ => 0,
     };

@@ -19,8 +19,8 @@ use super::findings::{
 };
 use super::resident_memory::ResidentMemory;
 
-/// Bytes by which the allocators' counts exceed the resident memory: memory that they count and the process has not
-/// touched yet, mostly metadata allocated early.
+/// Bytes by which the allocators' counts exceed the resident memory. The allocators count this memory, mostly early
+/// metadata, but the process has not touched it yet.
 pub(crate) fn untouched_bytes(anonymous: u64, allocators: &[AllocatorHeap]) -> u64 {
     let heap = detailed_total(allocators);
     let counted = heap.resident.max(heap.active.saturating_add(heap.metadata));

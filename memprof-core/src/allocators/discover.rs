@@ -200,7 +200,7 @@ fn is_allocator_symbol(name: &[u8]) -> bool {
         known.any(|known| name.ends_with(known.as_bytes()))
     };
     let is_name = |known: &&CStr| known.to_bytes() == name;
-    // One search rules out nearly all symbols: every name of jemalloc above contains "mall".
+    // One search rules out nearly all symbols: all names in `SIBLINGS`, and `ANCHOR`, contain "mall".
     memmem::find(name, b"mall").is_some() && is_of_jemalloc()
         || tcmalloc::NAMES.iter().any(is_name)
         || mimalloc::NAMES.iter().any(is_name)

@@ -191,8 +191,8 @@ impl SwitchGuard<'_> {
         }
     }
 
-    /// Stores the sampling to which the end of the next lease returns. If a lease is running, the state before that
-    /// lease stays stored.
+    /// Stores the sampling that the end of the next lease restores. If a lease is running, the state before that lease
+    /// stays stored.
     pub(super) fn set_state_before_lease(&mut self, earlier: Option<EarlierSampling>) {
         if self.active.lease.is_none() {
             self.active.before_lease = earlier;

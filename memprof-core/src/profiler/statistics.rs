@@ -156,7 +156,7 @@ impl Profiler {
             if running.is_err() {
                 return None;
             }
-            // `stats` reports an error of the statistics.
+            // An error is ignored here: the message `stats` reports it.
             match jemalloc.heap_usage() {
                 Ok(Some(HeapUsage::Detailed(figures))) => Some(figures.allocated),
                 _ => None,

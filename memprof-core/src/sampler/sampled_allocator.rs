@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::identity::AllocatorIdentity;
 
-/// Address of the sampled allocator ([`AllocatorIdentity::address`]). 0 until the search for allocators: the one of
-/// `malloc`.
+/// Address of the sampled allocator ([`AllocatorIdentity::address`]). 0 until the first [`set`]: until then, only the
+/// allocator of `malloc` can be sampled.
 static SAMPLED_ALLOCATOR: AtomicUsize = AtomicUsize::new(0);
 /// Set when a second allocator is sampled, and never cleared: a thread may still be about to store a sample of the
 /// first one.

@@ -182,6 +182,7 @@ pub(crate) fn prepare_walks() -> std::result::Result<(), String> {
     if !can_test_readability() {
         return Err("this kernel cannot say which memory can be read".to_owned());
     }
+    // The kernel puts the random bytes of AT_RANDOM in the topmost page of the main thread's stack.
     // SAFETY: getauxval(3) reads a constant of this process.
     let main_stack_top = unsafe { libc::getauxval(libc::AT_RANDOM) };
     memprof_unwind::prepare(find, main_stack_top as usize);

@@ -139,6 +139,7 @@ fn activate_without_limit(
         interval,
         ..ActivateOptions::default()
     };
+    // Only the log uses the result, which takes time to build.
     if !log::log_enabled!(log::Level::Info) {
         return profiler
             .activate_without_result(options)
