@@ -186,7 +186,6 @@ impl Reserve {
         (self.start().addr()..self.start().addr() + RESERVE_BYTES).contains(&block.addr())
     }
 
-    /// Number of granules in use.
     fn used_granules(&self) -> usize {
         let used = |word: &AtomicU64| word.load(Ordering::Relaxed).count_ones() as usize;
         self.map.iter().map(used).sum()

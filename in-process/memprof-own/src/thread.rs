@@ -284,7 +284,6 @@ struct BlockedSignals {
 }
 
 impl BlockedSignals {
-    /// Blocks all signals of the calling thread.
     fn block_all() -> io::Result<Self> {
         let mut all = MaybeUninit::uninit();
         // SAFETY: sigfillset(3) writes the set.

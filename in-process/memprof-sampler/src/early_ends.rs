@@ -105,7 +105,6 @@ pub fn early_ends() -> impl Iterator<Item = EarlyEnds> {
     TABLE.iter()
 }
 
-/// Sets all counts to 0.
 pub(crate) fn clear() {
     TABLE.clear();
 }

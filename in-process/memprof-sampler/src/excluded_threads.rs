@@ -60,7 +60,6 @@ pub fn exclude_this_thread() {
     }
 }
 
-/// Whether the calling thread is excluded.
 pub(crate) fn is_excluded() -> bool {
     let own = thread_pointer();
     count_for_hash(own).load(Relaxed) != 0 && has_cell(own)

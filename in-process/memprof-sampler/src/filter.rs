@@ -45,7 +45,6 @@ impl Filter {
         counter / ONE_SAMPLE > 1 || counter == ONE_SAMPLE | tag(address)
     }
 
-    /// Counts a sampled address.
     pub(crate) fn add(&self, address: usize) {
         self.change(address, |counter| counter.checked_add(ONE_SAMPLE));
     }

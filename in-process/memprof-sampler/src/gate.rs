@@ -26,7 +26,6 @@ impl Gate {
         fence(SeqCst);
     }
 
-    /// Opens the gate again.
     pub(crate) fn open(&self) {
         self.is_closed.store(false, Release);
     }

@@ -379,7 +379,6 @@ fn probe_chunk_headers(hooks: &[Hook]) {
     }
 }
 
-/// Whether an object is the C library.
 fn is_libc(object: &ElfObject) -> bool {
     object.definition(c"gnu_get_libc_version").is_some()
 }

@@ -93,7 +93,6 @@ macro_rules! hooks {
             }),*]
         }
 
-        /// Number of hooks.
         pub(crate) const HOOK_COUNT: usize = [$(stringify!($name)),*].len();
     };
 }

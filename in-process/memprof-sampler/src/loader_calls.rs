@@ -18,7 +18,6 @@ use core::sync::atomic::{
 use crate::countdown;
 use crate::hooks::{Hook, Role};
 
-/// Number of hooked functions.
 pub(crate) const HOOK_COUNT: usize = 5;
 
 /// Names of the hooked functions. None has more than three arguments.

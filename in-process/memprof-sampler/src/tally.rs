@@ -91,7 +91,6 @@ fn sum_totals() -> Tally {
     }
 }
 
-/// Whether every allocation is counted.
 pub(crate) fn is_enabled() -> bool {
     IS_ENABLED.load(Relaxed)
 }

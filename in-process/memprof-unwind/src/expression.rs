@@ -10,7 +10,6 @@ const MAX_DEPTH: usize = 16;
 /// Maximum number of operations to run, because an expression may contain loops.
 const MAX_OPERATIONS: usize = 128;
 
-/// Stack of an expression.
 struct ValueStack {
     words: [usize; MAX_DEPTH],
     len: usize,

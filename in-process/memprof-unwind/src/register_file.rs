@@ -90,7 +90,6 @@ impl RegisterFile {
         }
     }
 
-    /// Makes all values unknown.
     #[inline(always)]
     pub(crate) fn forget_all(&mut self) {
         self.known = 0;

@@ -17,7 +17,6 @@ use crate::dumps::scratch::Scratch;
 use crate::error::Result;
 use crate::identity::AllocatorIdentity;
 
-/// An allocator of the process.
 #[derive(Debug)]
 pub(crate) enum Allocator {
     Jemalloc(Jemalloc),

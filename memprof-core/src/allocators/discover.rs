@@ -38,7 +38,6 @@ const SIBLINGS: [&str; 6] = [
     STATS_PRINT,
 ];
 
-/// The allocators of a process.
 #[derive(Debug)]
 pub(crate) struct DiscoveredAllocators {
     /// Allocators; those with a profiler come first.

@@ -26,7 +26,6 @@ pub(crate) use bins::Bin;
 /// profiling.
 pub(crate) const INSTALL_HOOKS: &CStr = c"experimental.hooks.install";
 
-/// A jemalloc in this process.
 #[derive(Clone, Debug)]
 pub(crate) struct Jemalloc {
     /// Kind and version; the version is, for example, `5.3.0-0-g54eaed1d8b56b1aa528be3bdd1877e59c56fa90c`.

@@ -42,7 +42,6 @@ pub(crate) struct LoadedObject {
     pub labels: Option<usize>,
 }
 
-/// One loaded segment.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     /// Address range in memory.
@@ -82,7 +81,6 @@ impl LoadedObject {
         self.has_access(address, PF_X)
     }
 
-    /// Whether `address` is in a writable segment.
     pub(crate) fn is_writable(&self, address: usize) -> bool {
         self.has_access(address, PF_W)
     }

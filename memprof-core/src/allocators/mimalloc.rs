@@ -44,7 +44,6 @@ struct Functions {
     collect: Option<unsafe extern "C" fn(bool)>,
 }
 
-/// A mimalloc in this process.
 #[derive(Debug)]
 pub(crate) struct Mimalloc {
     pub identity: AllocatorIdentity,

@@ -48,7 +48,6 @@ pub(crate) struct AllocatorFacts {
     pub sample_interval: Option<u64>,
 }
 
-/// Facts about a jemalloc and its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct JemallocFacts {
     pub version: String,
@@ -77,7 +76,6 @@ pub(crate) struct JemallocFacts {
     pub leaves_threads_out: bool,
 }
 
-/// Facts about the dump directory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DumpDirFacts {
     pub path: PathBuf,

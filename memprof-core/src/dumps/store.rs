@@ -368,7 +368,6 @@ impl Store {
     }
 }
 
-/// Name of a dump's file.
 fn dump_file_name(name: &DumpName) -> String {
     format!("{name}{EXTENSION}")
 }

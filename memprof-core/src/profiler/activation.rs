@@ -44,7 +44,6 @@ pub struct ActivateOptions {
     pub languages: LanguagesChoice,
 }
 
-/// Result of an activation.
 struct ActivationOutcome {
     /// Whether sampling was off before.
     /// Live bytes at the start, which no profile will show. `None` if sampling was on already, or if unknown.

@@ -318,7 +318,6 @@ fn uncounted_heaps(backends: &[Arc<Backend>]) -> impl Iterator<Item = AllocatorH
     })
 }
 
-/// The jemallocs among the backends.
 pub(super) fn jemallocs(backends: &[Arc<Backend>]) -> Vec<&Jemalloc> {
     backends
         .iter()

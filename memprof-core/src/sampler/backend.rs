@@ -146,7 +146,6 @@ impl Backend {
         }
     }
 
-    /// Whether sampling is on.
     pub(crate) fn is_active(&self) -> bool {
         match self.selected_sampler() {
             Some(sampler) => sampler.is_active(),

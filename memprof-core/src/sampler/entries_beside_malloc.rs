@@ -36,12 +36,10 @@ impl EntriesBesideMalloc {
         self.used.pop()
     }
 
-    /// Whether any table is in use.
     pub(super) fn is_used(&self) -> bool {
         !self.used.is_empty()
     }
 
-    /// Whether any hooks are enabled.
     pub(super) fn is_enabled(&self) -> bool {
         self.used.iter().any(|entries| entries.enabled_count() > 0)
     }

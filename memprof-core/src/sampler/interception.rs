@@ -385,7 +385,6 @@ pub(super) fn loader_lock_error() -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }
 
-/// Converts an error of memprof's sampler.
 pub(super) fn sampler_error(error: SamplerError) -> Error {
     match error {
         SamplerError::NoMemory => Error::io("map the sampler's tables", &Errno::NOMEM.into()),

@@ -5,12 +5,10 @@ use memprof_messages::{LanguageStatus, LanguagesChoice};
 /// Does nothing.
 pub(crate) fn prepare_languages(_: LanguagesChoice, _: bool) {}
 
-/// Empty.
 pub(crate) fn language_status() -> Vec<LanguageStatus> {
     Vec::new()
 }
 
-/// Empty.
 pub(crate) fn comment_lines() -> Vec<String> {
     Vec::new()
 }

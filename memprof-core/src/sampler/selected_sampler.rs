@@ -60,7 +60,6 @@ impl SelectedSampler<'_> {
         self.sampler.is_hooked()
     }
 
-    /// Whether the sampler is on.
     pub(crate) fn is_active(&self) -> bool {
         memprof_sampler::interval() > 0
     }

@@ -69,7 +69,6 @@ pub(crate) struct LabelContext {
     pub(crate) keys: [Option<u8>; MAX_KEYS],
 }
 
-/// Uninhabited.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LabelKeyRegistry {}
 

@@ -21,7 +21,6 @@ pub struct GdumpLimits {
     pub duration: Duration,
 }
 
-/// State of one high-water watch.
 #[derive(Clone, Debug)]
 pub(crate) struct HighWaterWatch {
     limits: GdumpLimits,

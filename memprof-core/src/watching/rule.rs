@@ -22,7 +22,6 @@ pub struct WatchRule {
     pub activate: bool,
 }
 
-/// A rule and its state.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleState {
     pub rule: WatchRule,

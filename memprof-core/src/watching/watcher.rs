@@ -30,7 +30,6 @@ pub(crate) enum DumpOutcome {
     Refused,
 }
 
-/// A dump that is due.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DueDump {
     pub trigger: Trigger,

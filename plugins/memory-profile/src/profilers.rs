@@ -50,7 +50,6 @@ impl Profilers {
         }
     }
 
-    /// Whether the configuration has watch rules.
     pub(crate) fn has_rules(&self) -> bool {
         !self.start.rules.is_empty()
     }

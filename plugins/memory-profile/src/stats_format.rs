@@ -43,7 +43,6 @@ impl StatsFormat {
         })
     }
 
-    /// Whether the printout is JSON.
     pub(crate) fn is_json(&self) -> bool {
         self.options.as_ref().is_some_and(PrintOptions::is_json)
     }

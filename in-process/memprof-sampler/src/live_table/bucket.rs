@@ -158,7 +158,6 @@ impl ClaimedCell<'_> {
         self.address
     }
 
-    /// Sample in the cell.
     pub(crate) fn sample(&self) -> Sample {
         self.data.sample()
     }

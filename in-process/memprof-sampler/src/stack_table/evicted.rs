@@ -34,7 +34,6 @@ impl Evicted {
         totals.filter(|[objects, _]| *objects > 0)
     }
 
-    /// Sets all totals to 0.
     pub(super) fn clear(&self) {
         for sum in self.classes.as_flattened() {
             sum.store(0, Relaxed);

@@ -72,7 +72,6 @@ impl<'a> LabelSet<'a> {
         self.length += count;
     }
 
-    /// Removes the label with that key, if there is one.
     #[inline(always)]
     fn remove(&mut self, key: u8) {
         let mut index = 0;

@@ -79,7 +79,6 @@ impl CxxString {
         Some(unsafe { std::slice::from_raw_parts(layout.start.cast(), layout.length) })
     }
 
-    /// Whether the content is in the local buffer.
     fn is_local(&self) -> bool {
         // SAFETY: the pointer is from `Box::leak`, and `&self` excludes C++ code that writes to it.
         let layout = unsafe { self.layout.as_ref() };

@@ -109,24 +109,20 @@ impl<'de> Deserialize<'de> for WatchRules {
     }
 }
 
-/// Parses the period of `every`.
 fn parse_every<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let period = parse_duration("every", &EVERY_RANGE, value)?;
     Ok(Some(Condition::Every(period)))
 }
 
-/// Parses `min_interval`.
 fn parse_min_interval<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
     parse_duration("min_interval", &MIN_INTERVAL_RANGE, value).map(Some)
 }
 
-/// Parses the threshold of `rss_above`.
 fn parse_rss_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let threshold = parse_threshold("rss_above", value)?;
     Ok(Some(Condition::RssAbove(threshold)))
 }
 
-/// Parses the threshold of `cgroup_above`.
 fn parse_cgroup_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let threshold = parse_threshold("cgroup_above", value)?;
     Ok(Some(Condition::CgroupAbove(threshold)))
