@@ -90,8 +90,8 @@ impl Backend {
         self.selected_sampler().map(SelectedSampler::status)
     }
 
-    /// Reason why the allocator cannot be profiled, if memprof's sampler replaces its profiler. `None` if it does not,
-    /// or if the allocator could be profiled.
+    /// Reason why the allocator's own profiler cannot be used, while memprof's sampler replaces it. `None` if memprof's
+    /// sampler is not selected, or if the allocator could be profiled.
     pub(crate) fn fallback_reason(&self) -> Option<Unprofilable> {
         self.selected_sampler()?;
         self.allocator.unprofilable_reason()

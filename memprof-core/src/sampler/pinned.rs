@@ -155,7 +155,8 @@ impl SlabQuery<'_> {
     }
 }
 
-/// Number of objects that a sampled object of `size` bytes represents.
+/// Number of objects that a sampled object of `size` bytes represents: the inverse of the probability that it is
+/// sampled, 1 - e^-(size/interval).
 fn objects_per_sample(size: u64, interval: u64) -> f64 {
     -1.0 / libm::expm1(-(size.max(1) as f64) / interval.max(1) as f64)
 }

@@ -26,7 +26,7 @@ fn has_samples() -> bool {
     memprof_sampler::interval() > 0 || memprof_sampler::counts().samples > 0
 }
 
-/// Whether patched slots and entries, if any, may have sampled this allocator: no other allocator was sampled since.
+/// Whether slots and entries that are already patched may have sampled this allocator. False if another was set last.
 pub(super) fn may_have_sampled(allocator: &AllocatorIdentity) -> bool {
     [0, allocator.address].contains(&SAMPLED_ALLOCATOR.load(Ordering::Acquire))
 }

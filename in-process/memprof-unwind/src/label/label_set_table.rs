@@ -71,6 +71,7 @@ impl LabelSetTable {
             let cell = self.cells.get(index)?;
             let mut known = cell.hash.load(Acquire);
             if known == 0 {
+                // Checked first, so that calls with a full table do not write to the shared count.
                 if self.used.load(Relaxed) >= MAX_SETS {
                     return None;
                 }

@@ -119,6 +119,7 @@ impl ContextRecord {
         }
         // SAFETY: `can_read` checked the head. Only this thread writes it, and this thread is here.
         let head: u32 = unsafe { read_once(address.wrapping_add(VALID_OFFSET)) };
+        // The fields are `valid`, a reserved byte, and the length in 16 bits.
         let [valid, _, low, high] = head.to_ne_bytes();
         record.length = usize::from(u16::from_ne_bytes([low, high])).min(MAX_ATTRIBUTE_BYTES);
         (valid == 1).then_some(record)
