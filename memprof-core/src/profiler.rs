@@ -5,9 +5,9 @@
 //! 1. [`DumpSlot`] never waits: a second dump is refused as busy.
 //! 2. [`SamplingSwitch`] is held while sampling is started or stopped, including the calls of allocators. State
 //!    that only this work may change is reached through the switch's guard.
-//! 3. All other locks are held only to read or write one value, and no other lock of the profiler is acquired
-//!    meanwhile. They protect the list of [`Allocators`], [`LedgerHistory`], [`AutomaticDumps`], the unwinder's
-//!    state, the labels' keys and the sampler's slots.
+//! 3. Each other lock is held only to read or write one value. Its holder acquires no other lock of the profiler.
+//! These locks protect the list of [`Allocators`], [`LedgerHistory`], [`AutomaticDumps`], the unwinder's
+//! state, the labels' keys and the sampler's slots.
 //!
 //! The holder of the second lock may acquire locks of the third group, but not the other way round. The loader's lock
 //! comes last: the sampler acquires it to patch slots.

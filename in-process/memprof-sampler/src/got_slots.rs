@@ -277,7 +277,7 @@ impl GotSlots {
     }
 
     /// Patches one slot and appends it to the list. Returns false, with nothing changed, if the list is full, the
-    /// kernel refuses, or other code has changed the slot meanwhile.
+    /// kernel refuses, or other code has changed the slot in the meantime.
     fn patch_slot(&mut self, object: &ElfObject, slot: PatchedSlot) -> bool {
         let has_room = self.patched_count() < MAX_SLOTS;
         let is_patched = has_room && exchange_word(object, slot.address, slot.original, slot.hook);

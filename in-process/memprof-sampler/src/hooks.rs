@@ -22,7 +22,7 @@ use crate::tally;
 pub enum Role {
     /// The function only allocates: its hook is needed while sampling is on.
     Allocates,
-    /// The function frees, perhaps besides allocating: its hook is needed as long as there are live samples.
+    /// The function frees, and may allocate too: its hook is needed as long as there are live samples.
     Frees,
 }
 

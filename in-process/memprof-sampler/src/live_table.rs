@@ -71,7 +71,7 @@ impl LiveTable {
 
     /// Claims and drops each sample, after passing it to `drained`, then releases the tables' memory. Calls `wait`
     /// while another thread has claimed a cell, and returns false as soon as `wait` does. The caller has closed the
-    /// gate, so a hook that claims an empty cell meanwhile leaves it empty.
+    /// gate, so a hook that claims an empty cell in the meantime leaves it empty.
     pub(crate) fn drain(
         &self,
         mut drained: impl FnMut(&ClaimedCell<'_>),

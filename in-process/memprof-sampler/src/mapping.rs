@@ -45,7 +45,7 @@ pub(crate) fn map_zeros<T>(count: usize) -> Option<*mut T> {
 /// Zeroes a mapping of [`map_zeros`], and gives its pages back to the kernel if the kernel allows it.
 ///
 /// # Safety
-/// `start` and `count` are a mapping of [`map_zeros`], and no other thread uses it meanwhile.
+/// `start` and `count` are a mapping of [`map_zeros`], and no other thread uses it during the call.
 pub(crate) unsafe fn zero_and_release<T>(start: *mut T, count: usize) {
     // SAFETY: the caller passes a mapping of `map_zeros` that is not in use and whose content is no longer needed.
     if !unsafe { release_pages(start, count) } {

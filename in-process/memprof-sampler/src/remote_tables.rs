@@ -43,8 +43,8 @@ impl RemoteTables {
     }
 
     /// Returns the stack that allocated the live sample at `block`, leaf first: program counters, then pseudo frames.
-    /// `word` reads eight bytes of the process. `None` if there is no such sample, its record changed meanwhile, or
-    /// memory is unreadable.
+    /// `word` reads eight bytes of the process. `None` if there is no such sample, its record changed during the read,
+    /// or memory is unreadable.
     pub fn read_stack<'r>(
         &self,
         block: u64,

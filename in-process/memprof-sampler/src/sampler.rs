@@ -146,8 +146,8 @@ pub fn clear() -> Result<(), SamplerError> {
         return Err(SamplerError::InUse);
     }
     FILTER.clear();
-    // SAFETY: the gate is closed and no cell is claimed, so no hook uses or enters the stack table. Callers
-    // of `for_each_record` promise not to clear meanwhile.
+    // SAFETY: the gate is closed and no cell is claimed, so no hook uses or enters the stack table. Callers of
+    // `for_each_record` promise not to call `clear` during their visits.
     unsafe { TABLES.records.clear() };
     LOST.store(0, Relaxed);
     UNSEEN_FREES.store(0, Relaxed);
@@ -175,7 +175,7 @@ pub fn reset_in_child() {
 /// # Safety
 /// The caller does not call [`clear`] during the visits.
 pub unsafe fn for_each_record(visit: impl FnMut(StackRecord<'_>)) {
-    // SAFETY: the caller of this function does not call `clear` meanwhile.
+    // SAFETY: the caller of this function does not call `clear` during the visits.
     unsafe { TABLES.records.for_each(visit) };
 }
 
@@ -252,7 +252,7 @@ fn count_freed(claim: &ClaimedCell<'_>) -> StackRecordId {
 }
 
 /// Restores a sample that [`remove_sample`] removed, because its block was not freed after all. Counts it as lost if
-/// its record was evicted meanwhile or no cell is free.
+/// its record was evicted in the meantime or no cell is free.
 #[cold]
 #[inline(never)]
 pub(crate) fn restore_sample(block: usize, removed: RemovedSample) {

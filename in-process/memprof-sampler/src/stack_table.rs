@@ -166,8 +166,7 @@ impl StackTable {
         }
     }
 
-    /// Counts a removed sample as live again, because `realloc` failed. Returns false if its record was evicted
-    /// meanwhile.
+    /// Counts a removed sample as live again, because `realloc` failed. Returns false if its record was evicted since.
     pub(crate) fn restore_sample(&self, id: StackRecordId, size: u64) -> bool {
         let StackRecordId { record, generation } = id;
         let life = self.mapped_table().and_then(|mapped| mapped.life(record));
@@ -208,7 +207,7 @@ impl StackTable {
     /// Visits all records, and one summary for each size class with evicted records.
     ///
     /// # Safety
-    /// No thread clears the table meanwhile.
+    /// No thread clears the table during the visits.
     pub(crate) unsafe fn for_each(&self, mut visit: impl FnMut(StackRecord<'_>)) {
         let Some(mapped) = self.mapped_table() else {
             return;
@@ -254,7 +253,7 @@ impl StackTable {
     /// Deletes all records, and releases their memory to the kernel.
     ///
     /// # Safety
-    /// No other thread uses the table meanwhile.
+    /// No other thread uses the table during the call.
     pub(crate) unsafe fn clear(&self) {
         let cells = self.cells.load(Acquire);
         if !cells.is_null() {

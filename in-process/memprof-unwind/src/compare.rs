@@ -11,7 +11,7 @@ pub(crate) struct WalkedStack<'a> {
 /// Maximum number of the saved walker's own frames, which it reports below its caller.
 const MAX_FRAMES_BELOW: usize = 8;
 
-/// Compares memprof's walk with that of the saved walker, up to the end of a truncated one. `None` if they differ.
+/// Compares memprof's walk with the saved walker's, up to the end of a truncated one. `None` if they differ.
 /// Otherwise the frame that the saved walker reports below memprof's first frame; 0 if there is none.
 pub(crate) fn leaf_if_equal(own: &WalkedStack<'_>, saved: &WalkedStack<'_>) -> Option<usize> {
     let first = own.frames.first()?;

@@ -227,7 +227,7 @@ impl BacktraceHook {
             return None;
         };
         let (_, buffers) = workspace.frames_and_buffers();
-        // Unknown code ends the walk, because it ends libgcc's walk, with which this one is compared.
+        // Unknown code ends the walk, because this walk is compared with libgcc's, which ends there too.
         // SAFETY: `start` has the registers of a frame of this thread. `arm` requires `prepare`.
         let (frames, end) =
             unsafe { walk_with_fallback_rule(PackedRule::UNKNOWN, (start, None), buffer, buffers) };

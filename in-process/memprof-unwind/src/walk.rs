@@ -84,8 +84,8 @@ const WORD: usize = size_of::<usize>();
 const MAX_FRAME_BYTES: usize = 1 << 20;
 
 /// Writes the program counters from `start` outwards into `buffer`. Returns the number of frames and the reason why the
-/// walk ended. Readers look up the byte before each program counter, as for a return address. For a function that a
-/// signal interrupted, and for the trampoline to which the handler returns, the address plus 1 is therefore written.
+/// walk ended. Readers look up the byte before each program counter, as for a return address. So 1 is added to the
+/// address in a function that a signal interrupted, and to that of the trampoline to which the handler returns.
 #[inline(always)]
 pub fn walk(
     start: Registers,

@@ -36,7 +36,7 @@ pub(crate) fn find_interposed_function(
         .into_iter()
         .flatten()
         .find_map(|(name, own, target)| {
-            // SAFETY: the name lies in the string table of the object, which the caller keeps loaded.
+            // SAFETY: the name is in the string table of the object, which the caller keeps loaded.
             let name = unsafe { CStr::from_ptr(name) };
             let is_replaced = target == CallTarget::Elsewhere || {
                 // Not bound yet: find the function to which the loader will bind it. RTLD_DEFAULT searches in the

@@ -1,6 +1,6 @@
 //! Addresses of an allocator's functions, from the loader or from a file's symbol tables.
 //!
-//! An address is accepted only if it lies in the loaded object that defines the name. The functions are called through
+//! An address is accepted only if it is in the loaded object that defines the name. The functions are called through
 //! pointers later, so that object is kept loaded until the process ends.
 #![expect(
     unsafe_code,
@@ -194,8 +194,8 @@ impl<'a> ExportedSymbols<'a> {
         Some(Self { object, retained })
     }
 
-    /// Address in memory and size of a symbol that lies within one segment of the object. `None` if the object defines
-    /// no such symbol.
+    /// Address in memory and size of a symbol that is within one segment of the object. `None` if the object defines no
+    /// such symbol.
     pub(crate) fn find(&self, name: &CStr) -> Option<(usize, usize)> {
         /// Flag from dlfcn.h: `dladdr1` returns the symbol's table entry.
         const RTLD_DL_SYMENT: libc::c_int = 1;

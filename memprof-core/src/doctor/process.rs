@@ -21,7 +21,7 @@ pub(super) fn check_process(facts: &Facts, findings: &mut Vec<Finding>) {
         ));
     }
     check_variables(facts, findings);
-    // glibc's malloc exists besides any other allocator, so it does not count.
+    // Every glibc process also has glibc's malloc, so it does not count.
     let serving = facts
         .allocators
         .iter()

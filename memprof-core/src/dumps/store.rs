@@ -316,7 +316,7 @@ impl Store {
                     let bytes = stat.st_size.unsigned_abs();
                     entries.push(DumpFile { name, bytes });
                 }
-                // Another process of this program may have deleted the dump meanwhile.
+                // Another process of this program may have deleted the dump since it was listed.
                 Ok(_) | Err(Errno::NOENT) => {}
                 Err(errno) => return Err(failed(errno)),
             }
@@ -343,7 +343,7 @@ impl Store {
         }
     }
 
-    /// Deletes the dumps that the retention policy does not allow besides `new_dump`, oldest first.
+    /// Deletes the dumps that the retention policy does not allow in addition to `new_dump`, oldest first.
     ///
     /// # Errors
     /// `Io`: the directory cannot be read, or a dump cannot be deleted.

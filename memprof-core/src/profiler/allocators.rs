@@ -117,7 +117,7 @@ impl Allocators {
             let found = lock(&self.0);
             (found.stripped_jemalloc.clone(), Arc::clone(&found.backends))
         };
-        // Searched without holding the lock, because a child forked meanwhile would inherit a locked lock.
+        // Searched without holding the lock: a child that is forked during the search would inherit a locked lock.
         known.unwrap_or_else(|| {
             let jemallocs = backends.iter().filter_map(|each| each.allocator.jemalloc());
             let path = stripped_jemalloc::find_stripped_jemalloc(

@@ -66,7 +66,8 @@ impl Dumper {
         self.run_with_poll(work, || false)
     }
 
-    /// Like [`run`](Self::run), but meanwhile calls `poll` on the calling thread every 5 ms until it returns false.
+    /// Like [`run`](Self::run), but calls `poll` on the calling thread every 5 ms while it waits, until `poll` returns
+    /// false.
     ///
     /// # Errors
     /// As for [`run`](Self::run).

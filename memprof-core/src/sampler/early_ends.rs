@@ -27,7 +27,7 @@ pub(super) fn early_ends() -> Vec<EarlyEnds> {
     ends
 }
 
-/// File of the object that contains an address. `None` if the object was unloaded meanwhile.
+/// File of the object that contains an address. `None` if the object was unloaded in the meantime.
 fn path_of_object(objects: &[LoadedObject], address: usize) -> Option<PathBuf> {
     let object = objects.iter().find(|object| {
         let start = object.start_address();

@@ -71,7 +71,7 @@ pub(super) fn read_current_bins(jemalloc: &Jemalloc) -> Result<Vec<Bin>, Errno> 
 }
 
 /// Queries the slabs that contain `objects`, which are addresses, and writes them to `slabs`, which must have the same
-/// length. If an object was freed meanwhile, its result describes what is at the address now.
+/// length. If an object was freed in the meantime, its result describes what is at the address now.
 ///
 /// # Safety
 /// This jemalloc allocated each of `objects`.
@@ -138,7 +138,7 @@ mod tests {
         check(0, 0.0);
         check(63, 63.0 * 64.0);
         check(32, 64.0);
-        // The object was freed meanwhile.
+        // The object was freed in the meantime.
         check(64, 0.0);
     }
 }

@@ -125,7 +125,7 @@ impl InstalledWalker {
                 errno => Error::mallctl("experimental.hooks.prof_backtrace", errno).message,
             })?;
         let loaded = loaded_objects::list_loaded_objects();
-        // jemalloc's own walker lies in the same object as its `mallctl`.
+        // jemalloc's own walker is in the same object as its `mallctl`.
         let owner = loaded.iter().find(|object| object.is_code(saved));
         match owner {
             Some(owner) if owner.contains(mallctl.address()) || also_foreign => {}

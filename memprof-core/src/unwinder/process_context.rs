@@ -43,9 +43,9 @@ fn mapping_starts(maps: &str) -> impl Iterator<Item = u64> {
     lines.filter_map(|line| u64::from_str_radix(line.split_once('-')?.0, 16).ok())
 }
 
-/// Reads the payload of the context at `start` from the process's memory. Tries again if the header changed meanwhile.
-/// `None` if the context has another version, is not published, is too large, cannot be read, or changes during each of
-/// [`MAX_ATTEMPTS`] attempts.
+/// Reads the payload of the context at `start` from the process's memory. Tries again if the header changed during the
+/// read. `None` if the context has another version, is not published, is too large, cannot be read, or changes during
+/// each of [`MAX_ATTEMPTS`] attempts.
 fn read_payload(memory: &File, start: u64) -> Option<Vec<u8>> {
     (0..MAX_ATTEMPTS).find_map(|_| {
         let before = read_header(memory, start).ok()?;

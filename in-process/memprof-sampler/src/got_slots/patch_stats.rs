@@ -11,7 +11,7 @@ pub struct PatchStats {
     /// Objects whose data holds addresses of the allocator's functions in words that cannot be patched. Calls through
     /// these words are not sampled.
     pub unseen_objects: usize,
-    /// Objects that define `malloc` besides the one that is sampled and the C library.
+    /// Objects that define `malloc`, other than the sampled one and the C library.
     pub other_mallocs: usize,
     /// Slots that could not be patched: mprotect(2) failed, the list of 65,536 slots is full, or other code changed the
     /// slot.

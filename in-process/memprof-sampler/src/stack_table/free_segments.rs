@@ -6,7 +6,7 @@ use crate::atomic::{
 };
 
 /// First free segment in the lower half (0: none), count of changes in the upper half. Without the count, a thread
-/// interrupted between its load and its exchange could pop a segment that was popped and pushed again meanwhile.
+/// interrupted between its load and its exchange could pop a segment that was popped and pushed again in the meantime.
 #[derive(Debug)]
 pub(crate) struct FreeSegments(pub(crate) AtomicU64);
 
