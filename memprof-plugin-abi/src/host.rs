@@ -116,7 +116,7 @@ impl Host {
         }
     }
 
-    /// Whether the host would write a line of this level. If it cannot tell, true if it has a log at all.
+    /// Whether the host would write a line of this level. If the host cannot answer, whether it has a log at all.
     pub fn log_enabled(&self, level: log::Level) -> bool {
         match self.raw().log_enabled {
             // SAFETY: memprof.h, `memprof_host_t.log_enabled`: the callback is thread-safe.

@@ -97,7 +97,7 @@ pub(crate) fn release_orphaned_lock(is_alone: bool) {
         word.store(0, Ordering::Relaxed);
     }
     lock.lock.store(0, Ordering::Release);
-    // futex(2) fails only for invalid addresses.
+    // futex(2) takes the number of threads as an `int`, and fails only for invalid addresses.
     let _ = futex::wake(&lock.lock, Flags::PRIVATE, u32::MAX >> 1);
 }
 

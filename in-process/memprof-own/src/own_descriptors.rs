@@ -13,7 +13,7 @@ use crate::privileges::is_unfiltered;
 
 /// Gives the calling thread, and threads that it creates from now on, a descriptor table without the program's files.
 /// The thread keeps the program's table in four cases: it has a seccomp filter, which may end the process for the
-/// system call; /proc does not tell whether it has one; the C library does not serve `malloc`; or the kernel is older
+/// system call; /proc does not show whether it has one; the C library does not serve `malloc`; or the kernel is older
 /// than 5.9.
 pub fn leave_program_table() {
     if !is_unfiltered() || !is_malloc_of_libc() {

@@ -28,8 +28,8 @@ pub(crate) const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Allocates from the program's allocator, or from a reserve of 512 KiB if that fails.
 ///
 /// The reserve suffices to finish work that has started. While more than half of it is in use,
-/// [`require_memory`](crate::require_memory) lets no new work start. If the reserve is full as well, memprof's threads
-/// wait until the program has freed memory, for blocks of up to 128 KiB. Null is returned for larger blocks, which only
+/// [`require_memory`](crate::require_memory) prevents new work. If the reserve is full as well, memprof's threads wait
+/// until the program has freed memory, for blocks of up to 128 KiB. Null is returned for larger blocks, which only
 /// `try_reserve` requests, and on threads of the program, which must not wait.
 #[derive(Debug)]
 pub struct ReservedAllocator;

@@ -81,7 +81,7 @@ impl Filter {
     }
 }
 
-/// Returns three bits that tell an address apart from most others with the same counter.
+/// Returns three bits that distinguish an address from most others with the same counter.
 #[inline(always)]
 fn tag(address: usize) -> u8 {
     // The three bits of the hash below those that select the counter.

@@ -214,7 +214,7 @@ impl GotSlots {
     }
 
     /// Restores the slots of functions with `role`, or all slots if it is `None`: each slot gets its original value,
-    /// and its page the original protection. Slots that other code has changed since are left alone. Returns the number
+    /// and its page the original protection. Slots that other code has changed since stay unchanged. Returns the number
     /// of restored slots. `None` if the loader's lock is not available or another thread is patching.
     pub fn restore(&mut self, role: Option<Role>) -> Option<usize> {
         let _guard = PatchingGuard::acquire()?;

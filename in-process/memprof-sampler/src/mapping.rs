@@ -22,7 +22,7 @@ pub(crate) fn map_zeros<T>(count: usize) -> Option<*mut T> {
         )
     };
     let mapped = mapped.ok()?;
-    // The kernel refuses MADV_DONTNEED for locked pages, so the call tells whether mlockall(2) is in force.
+    // The kernel refuses MADV_DONTNEED for locked pages, so the call shows whether mlockall(2) is in effect.
     // SAFETY: madvise(2) on a mapping that nothing refers to.
     let is_locked =
         unsafe { rustix::mm::madvise(mapped, bytes, Advice::LinuxDontNeed) } == Err(Errno::INVAL);

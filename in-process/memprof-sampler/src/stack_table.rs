@@ -231,8 +231,8 @@ impl StackTable {
         }
     }
 
-    /// Returns the number of live samples and of all samples. Sums over all records, because every sample would have to
-    /// change a shared counter.
+    /// Returns the number of live samples and of all samples. Sums over all records, because a shared counter would
+    /// have to change with every sample.
     pub(crate) fn count_objects(&self) -> (u64, u64) {
         let Some(mapped) = self.mapped_table() else {
             return (0, 0);

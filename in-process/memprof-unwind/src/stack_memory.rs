@@ -69,7 +69,7 @@ impl ReadableStack {
     }
 
     /// Checks the page that contains `address`. If it follows the readable range, extends the range by it. Otherwise
-    /// the range starts anew there, for example when a walk leaves a signal handler's own stack. `None` if the page is
+    /// begins a new range there, for example when a walk leaves a signal handler's own stack. `None` if the page is
     /// unreadable.
     #[cold]
     #[inline(never)]

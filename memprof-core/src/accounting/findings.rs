@@ -131,7 +131,7 @@ pub(super) fn sampling_finding(
 }
 
 /// Returns a finding if the heap is fragmented. `lost` is the ledger's row in bytes, without active pages that were
-/// never touched. `has` tells whether the process has an allocator of that kind.
+/// never touched. `has` returns whether the process has an allocator of that kind.
 pub(super) fn fragmentation_finding(
     heap: &HeapTotals,
     lost: u64,

@@ -98,7 +98,7 @@ impl Printout {
         })
     }
 
-    /// Returns the text, with bytes that are not UTF-8 replaced. A note at the end tells if it was cut.
+    /// Returns the text, with bytes that are not UTF-8 replaced. A note at the end says if it was cut.
     pub fn into_text(self) -> String {
         let limit = self.limit;
         let text = String::from_utf8_lossy(&self.bytes).into_owned();

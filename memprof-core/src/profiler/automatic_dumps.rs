@@ -232,8 +232,8 @@ impl Profiler {
         })
     }
 
-    /// Takes a due dump, or activates sampling first if the rule requests it. The result tells the watcher whether to
-    /// try again: it does if a dump is running or memory is short. Other errors are only logged.
+    /// Takes a due dump, or activates sampling first if the rule requests it. The result requests another attempt if a
+    /// dump is running or memory is short. Other errors are only logged.
     fn handle_due_dump(self: &Arc<Self>, due: DueDump) -> DumpOutcome {
         if due.activate && self.status().profiling == Profiling::Inactive {
             match self.activate(ActivateOptions::default()) {

@@ -113,8 +113,7 @@ fn wait_for_change(state: &AtomicU32, known: u32, time: Option<Duration>) {
 
 /// Wakes all threads that wait for a change of `state`.
 fn wake_waiters(state: &AtomicU32) {
-    // The kernel takes the number of threads to wake as an `int`.
-    // Ignored: futex(2) fails only for invalid addresses.
+    // futex(2) takes the number of threads as an `int`, and fails only for invalid addresses.
     let _ = futex::wake(state, Flags::PRIVATE, u32::MAX >> 1);
 }
 

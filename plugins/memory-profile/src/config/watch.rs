@@ -87,7 +87,7 @@ impl TryFrom<WatchTable> for ParsedRule {
 }
 
 impl<'de> Deserialize<'de> for WatchRules {
-    /// Accepts only a list of tables. The error for any other value tells that.
+    /// Accepts only a list of tables. The error for any other value says so.
     fn deserialize<D: Deserializer<'de>>(tables: D) -> Result<Self, D::Error> {
         struct Tables;
         impl<'de> Visitor<'de> for Tables {
