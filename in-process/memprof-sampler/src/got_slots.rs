@@ -1,5 +1,4 @@
-//! GOT slots through which the objects of this process call `malloc` and related functions: patched with hooks, and
-//! restored.
+//! Patches and restores the GOT slots through which the process's objects call `malloc` and related functions.
 //!
 //! Two kinds of relocations are patched: those for calls (`JUMP_SLOT`, `GLOB_DAT`), and those for addresses in an
 //! object's data (`64`), such as `void (*xmlFree)(void *) = free`. All of them change together, so a program that
@@ -159,8 +158,7 @@ impl GotSlots {
         })
     }
 
-    /// Patched entry points of the provider of `malloc`, if all of them are complete. In that case its slots must not
-    /// be patched.
+    /// Patched entry points of the provider of `malloc`, if all are complete. Its slots must then not be patched.
     pub fn patched_entries(&self) -> Option<&PatchedEntries> {
         self.entries.as_ref()
     }
@@ -234,8 +232,7 @@ impl GotSlots {
         is_done.then_some(restored)
     }
 
-    /// Patches the slots of one object, and adds what it found to `patched`. Skips memprof itself and the provider of
-    /// `malloc`.
+    /// Patches the slots of one object, and updates `patched`. Skips memprof itself and the provider of `malloc`.
     fn patch_object(&mut self, object: &ElfObject, patched: &mut PatchStats) {
         if object.code.contains(&own_code().start) || object.code == self.provider_code {
             return;
@@ -246,8 +243,7 @@ impl GotSlots {
         let mut has_unpatched = false;
         for word in object.data_words() {
             if let Some(hook) = self.find_hook(word.name) {
-                // The program may have changed its data, so only words that still hold the function's address are
-                // patched.
+                // The program may have changed its data: only words with the function's address are patched.
                 let original = hook.definition;
                 let is_held =
                     object.can_exchange(word.address) && slot_value(word.address) == original;
@@ -361,8 +357,7 @@ fn find_complete_entries(object: &ElfObject, hooks: &[Hook]) -> Option<PatchedEn
     is_complete.then_some(entries)
 }
 
-/// Makes the tally check whether glibc's chunk headers give the sizes of blocks. Does nothing if `malloc` or `free` is
-/// missing.
+/// Makes the tally check whether glibc's chunk headers give block sizes. Does nothing without `malloc` or `free`.
 fn probe_chunk_headers(hooks: &[Hook]) {
     let original = |name: &CStr| {
         let hook = hooks.iter().find(|hook| hook.name == name)?;
