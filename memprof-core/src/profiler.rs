@@ -6,8 +6,8 @@
 //! 2. [`SamplingSwitch`] is held while sampling is started or stopped, including the calls of allocators. State
 //!    that only this work may change is reached through the switch's guard.
 //! 3. Each other lock is held only to read or write one value. Its holder acquires no other lock of the profiler.
-//! These locks protect the list of [`Allocators`], [`LedgerHistory`], [`AutomaticDumps`], the unwinder's
-//! state, the labels' keys and the sampler's slots.
+//!    These locks protect the list of [`Allocators`], [`LedgerHistory`], [`AutomaticDumps`], the unwinder's
+//!    state, the labels' keys and the sampler's slots.
 //!
 //! The holder of the second lock may acquire locks of the third group, but not the other way round. The loader's lock
 //! comes last: the sampler acquires it to patch slots.

@@ -35,7 +35,7 @@ const RUST_HOST: BuiltArtifact = ("rust-host", "rust_host", "examples/rust_host"
 const MEMPROF: BuiltArtifact = ("memprof-cli", "memprof", "bin/memprof");
 
 /// Libraries that foreign processes load. Each is built alone, because cargo would add the features of packages that
-/// are built with it: hello_rust.so would export the entries of every adapter.
+/// are built with it: `hello_rust.so` would export the entries of every adapter.
 const LIBRARIES: &[BuiltArtifact] = &[
     MEMORY_PROFILE,
     ("hello-rust", "libhello_rust.so", "plugins/hello_rust.so"),

@@ -84,7 +84,7 @@ impl Body {
 
     /// Returns the file, positioned at its start; for bytes, a new sealed file in memory. Neither can be changed
     /// through the returned descriptor. Writing the bytes under a small `RLIMIT_FSIZE` sends SIGXFSZ to the calling
-    /// thread, which must therefore block signals. Fails as memfd_create(2) does: no memory or no descriptor is left.
+    /// thread, which must therefore block signals. Fails as `memfd_create(2)` does: no memory or no descriptor is left.
     #[cfg(feature = "control")]
     pub(crate) fn into_file(self) -> io::Result<File> {
         let bytes = match self {

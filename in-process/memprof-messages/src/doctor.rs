@@ -33,7 +33,7 @@ pub struct Finding {
 /// The findings with their remedies, as text for people.
 pub fn findings_text(findings: &[Finding]) -> String {
     if findings.is_empty() {
-        return "healthy: nothing stands in the way of a heap profile".to_owned();
+        return "healthy: nothing prevents a heap profile".to_owned();
     }
     let line = |finding: &Finding| {
         let Finding {

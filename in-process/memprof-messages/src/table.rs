@@ -56,12 +56,12 @@ pub const MESSAGES: &[MessageSpec] = &[
             ArgumentSpec::new(
                 "unwinder",
                 OneOf(UnwinderChoice::NAMES),
-                "whose code walks the stacks during this activation: the allocator's or memprof's (ours)",
+                "code that walks the stacks during this activation: the allocator's or memprof's (formerly ours)",
             ),
             ArgumentSpec::new(
                 "sampler",
                 OneOf(SamplerChoice::NAMES),
-                "who takes the samples: the allocator or memprof (ours); auto uses memprof if the allocator cannot",
+                "sampler: the allocator's or memprof's (formerly ours); auto uses memprof's if the allocator has none",
             ),
             ArgumentSpec::new(
                 "languages",
@@ -178,7 +178,7 @@ pub const MESSAGES: &[MessageSpec] = &[
                     max: None,
                     examples: &["1", "4"],
                 },
-                "the most threads",
+                "maximum number of threads",
             ),
         ],
     },
@@ -205,7 +205,7 @@ pub const MESSAGES: &[MessageSpec] = &[
                     max: Some(1000),
                     examples: &["16"],
                 },
-                "the most dumps",
+                "maximum number of dumps",
             )
             .default("16"),
             FOR.default("10m"),

@@ -381,7 +381,7 @@ fn missing_patches_error() -> Error {
 
 /// `Unavailable` error for slots that cannot be patched because the loader's lock is not available.
 pub(super) fn loader_lock_error() -> Error {
-    let message = "the calls of malloc cannot be patched: the loader does not let memprof";
+    let message = "the calls of malloc cannot be patched: the loader's lock is not available";
     Error::new(ErrorKind::Unavailable, message)
 }
 
@@ -390,7 +390,7 @@ pub(super) fn sampler_error(error: SamplerError) -> Error {
         SamplerError::NoMemory => Error::io("map the sampler's tables", &Errno::NOMEM.into()),
         SamplerError::InUse => Error::new(
             ErrorKind::Busy,
-            "a thread has been inside of memprof's sampler for a second",
+            "a thread has been inside memprof's sampler for a second",
         )
         .remedy("try again; a debugger may hold the thread"),
     }

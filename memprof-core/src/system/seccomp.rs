@@ -273,11 +273,14 @@ fn run_probe_child(progress: &AtomicUsize) -> ! {
         }
     }
     progress.store(CALLS.len() + 1, Ordering::Release);
-    // SAFETY: exit_group(2) ends the child without running exit handlers.
-    unsafe { libc::syscall(libc::SYS_exit_group, 0) };
-    // Reached only if a seccomp filter refuses exit_group(2).
+    // A filter may refuse exit_group(2) with an error. The child has one thread, so exit(2) ends it too.
+    for number in [libc::SYS_exit_group, libc::SYS_exit] {
+        // SAFETY: both end the child without running exit handlers.
+        unsafe { libc::syscall(number, 0) };
+    }
     loop {
-        std::hint::spin_loop();
+        // SAFETY: ppoll(2) of no descriptor reads nothing; without a timeout it waits for ever.
+        unsafe { libc::syscall(libc::SYS_ppoll, 0, 0, 0, 0, 0) };
     }
 }
 
@@ -298,5 +301,49 @@ mod tests {
     #[test]
     fn probe_without_filter_passes_every_call() {
         assert_eq!(probe_in_child().unwrap(), None);
+    }
+
+    #[test]
+    fn probe_ends_under_a_filter_that_refuses_exit_group() {
+        let load = |offset| libc::sock_filter {
+            code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16,
+            jt: 0,
+            jf: 0,
+            k: offset,
+        };
+        let skip_unless_equal = |k| libc::sock_filter {
+            code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+            jt: 0,
+            jf: 1,
+            k,
+        };
+        let answer = |k| libc::sock_filter {
+            code: (libc::BPF_RET | libc::BPF_K) as u16,
+            jt: 0,
+            jf: 0,
+            k,
+        };
+        let mut rules = [
+            load(0),
+            skip_unless_equal(libc::SYS_exit_group as u32),
+            answer(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+            answer(libc::SECCOMP_RET_ALLOW),
+        ];
+        // A filter stays for the life of its thread.
+        let probed = std::thread::spawn(move || {
+            let program = libc::sock_fprog {
+                len: rules.len() as u16,
+                filter: rules.as_mut_ptr(),
+            };
+            // SAFETY: prctl(2) takes numbers here.
+            let result = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+            assert_eq!(result, 0);
+            let mode = libc::SECCOMP_MODE_FILTER;
+            // SAFETY: prctl(2) reads `program`, whose pointer and length are those of `rules`.
+            let result = unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program) };
+            assert_eq!(result, 0);
+            probe_in_child()
+        });
+        assert_eq!(probed.join().unwrap().unwrap(), None);
     }
 }

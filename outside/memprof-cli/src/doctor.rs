@@ -1,4 +1,4 @@
-//! `memprof doctor`: what stands in the way of a heap profile. A process without the plugin is examined from outside.
+//! `memprof doctor`: what prevents a heap profile. A process without the plugin is examined from outside.
 
 use std::ffi::CStr;
 use std::fs;

@@ -437,7 +437,7 @@ mod tests {
             gdump.help_text(),
             "Arguments of the message:\n  \
                state=on|off   start or stop\n  \
-               files=1..1000  the most dumps [default: 16]\n  \
+               files=1..1000  maximum number of dumps [default: 16]\n  \
                for=10m        stop automatically after this time, at most 7d [default: 10m]\n\n\
              Examples:\n  \
                memprof gdump state=on files=16 for=10m"

@@ -97,7 +97,7 @@ const RECURSOR: Server = Server {
     answer: ADDRESS,
 };
 
-/// Texts of HAProxy's commands, and their replacements here.
+/// Texts of `HAProxy`'s commands, and their replacements here.
 const OF_HAPROXY: &[(&str, &str)] = &[
     ("/etc/haproxy/haproxy.cfg", "PLACE/haproxy.cfg"),
     ("/run/haproxy/", "PLACE/"),

@@ -114,7 +114,7 @@ fn doctor_reports_findings_and_sets_the_exit_code() {
         Setup::of("c_host"),
         0,
         &[],
-        "healthy: nothing stands in the way",
+        "healthy: nothing prevents a heap profile",
     );
     let off = Setup::that_cannot_profile("rust_host").env("MALLOC_CONF", "prof:true");
     check(
