@@ -69,7 +69,7 @@ impl Body {
         Ok(Self::File(File::from(fd.try_clone_to_owned()?), size))
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.len() as u64,
@@ -77,7 +77,7 @@ impl Body {
         }
     }
 
-    /// Whether the body has no bytes.
+    /// Returns whether the body has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -144,14 +144,14 @@ impl Body {
 /// Seals of a file in memory whose content cannot change any more.
 const SEALED: SealFlags = SealFlags::SHRINK.union(SealFlags::WRITE);
 
-/// Whether the descriptor is open for reading only.
+/// Returns whether the descriptor is open for reading only.
 fn is_read_only(fd: BorrowedFd<'_>) -> io::Result<bool> {
     // A descriptor of `O_PATH` has the access mode of reading, too, but cannot be read.
     let flags = rustix::fs::fcntl_getfl(fd)?;
     Ok(flags & (OFlags::RWMODE | OFlags::PATH) == OFlags::RDONLY)
 }
 
-/// Whether `fd` is a file in memory with the seals [`SEALED`].
+/// Returns whether `fd` is a file in memory with the seals [`SEALED`].
 fn is_sealed(fd: BorrowedFd<'_>) -> bool {
     // fcntl(2) fails with EINVAL for any other file.
     rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SEALED))
@@ -159,6 +159,7 @@ fn is_sealed(fd: BorrowedFd<'_>) -> bool {
 
 /// Returns the path of an open file, from /proc; `a file of unknown name` if it cannot be read.
 fn path_name(file: &File) -> String {
+    // `thread-self`, because memprof's threads may have a descriptor table of their own.
     let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let path = std::fs::read_link(link);
     let path = path.unwrap_or_else(|_| PathBuf::from("a file of unknown name"));

@@ -74,7 +74,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Whether the host did not respond in time.
+    /// Returns whether the host did not respond in time.
     pub(crate) fn is_timeout(&self) -> bool {
         matches!(self, Self::Unreachable(error) if error.kind() == io::ErrorKind::TimedOut)
     }
@@ -200,12 +200,12 @@ impl Client {
         self.timeouts = Timeouts::Overall(deadline);
     }
 
-    /// User and process that opened the socket.
+    /// Returns the user and process that opened the socket.
     pub fn peer(&self) -> Peer {
         self.peer
     }
 
-    /// Whether the connection is still open: the host has not closed it.
+    /// Returns whether the connection is still open: the host has not closed it.
     pub fn is_connected(&self) -> bool {
         self.connection.is_open()
     }

@@ -130,6 +130,7 @@ impl Config {
         for (index, plugin) in config.plugin.iter_mut().enumerate() {
             plugin.text_in_file = plugin_table::blank_all_but(text, index, &plugin.config);
         }
+        // Reports an invalid level now, with the other errors of the file.
         config.log.level()?;
         Ok(config)
     }
@@ -158,7 +159,7 @@ impl PluginConfig {
         text_in_file.unwrap_or_else(|| self.config.to_string())
     }
 
-    /// Name of the plugin until its id is known: the file's name without its extension.
+    /// Returns the name of the plugin until its id is known: the file's name without its extension.
     pub fn file_name(&self) -> String {
         let stem = self.path.file_stem().unwrap_or(self.path.as_os_str());
         stem.to_string_lossy().into_owned()

@@ -42,7 +42,7 @@ pub struct RunningHost {
 }
 
 impl RunningHost {
-    /// Whether `target` is this host's pid, its name, or its program's file name.
+    /// Returns whether `target` is this host's pid, its name, or its program's file name.
     pub fn matches(&self, target: &str) -> bool {
         let info = &self.info;
         let program = info.command.split(' ').next().unwrap_or_default();
@@ -212,6 +212,7 @@ impl<T: Send> Discovery<T> {
                     path: candidate.socket.clone(),
                     is_silent: error.is_timeout(),
                     reason: match error {
+                        // Without its prefix "cannot reach the host", which `unreachable` says already.
                         ClientError::Unreachable(error) => error.to_string(),
                         error => error.to_string(),
                     },
@@ -332,8 +333,8 @@ fn connect_candidate(
 }
 
 impl SocketCandidate {
-    /// Whether the peer is the user who must have opened the socket. A link or a path in a process may lead to a socket
-    /// of any user, and to a service that trusts root.
+    /// Returns whether the peer is the user who must have opened the socket. A link or a path in a process may lead to
+    /// a socket of any user, and to a service that trusts root.
     fn may_be_opened_by(&self, peer: Peer) -> bool {
         // A process that has dropped its privileges may have opened its socket before.
         let was_privileged = peer.uid == 0 && self.process.is_some() && self.process == peer.pid;
@@ -341,7 +342,7 @@ impl SocketCandidate {
     }
 }
 
-/// Whether the error shows that no process listens at the socket, or that it was removed.
+/// Returns whether the error shows that no process listens at the socket, or that it was removed.
 fn is_abandoned_socket_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, NotFound};
     matches!(error.kind(), ConnectionRefused | NotFound)

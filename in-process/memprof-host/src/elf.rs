@@ -64,7 +64,7 @@ pub(crate) fn check_loadable(bytes: &[u8]) -> Result<(), String> {
     tables::check_tables(bytes)
 }
 
-/// Whether the loader never unloads the library (`ld -z nodelete`). False for a file that is not ELF.
+/// Returns whether the loader never unloads the library (`ld -z nodelete`). False for a file that is not ELF.
 pub(crate) fn stays_loaded(bytes: &[u8]) -> bool {
     has_flag(bytes, DT_FLAGS_1, DF_1_NODELETE.0)
 }
@@ -93,7 +93,7 @@ pub(crate) fn interposable_symbol(bytes: &[u8]) -> Option<String> {
     })
 }
 
-/// Whether the dynamic section has the entry `tag` with this bit. False if the headers are damaged.
+/// Returns whether the dynamic section has the entry `tag` with this bit. False if the headers are damaged.
 fn has_flag(bytes: &[u8], tag: DynamicTag, flag: u64) -> bool {
     let find = || -> object::Result<bool> {
         let header = FileHeader64::<Endianness>::parse(bytes)?;

@@ -49,6 +49,7 @@ impl Host {
                 name: program.name.to_owned(),
                 version: program.version.to_owned(),
                 allow_uids: config.control.allow_uids.clone(),
+                // The plugins are the host's own, and may need what they have on its threads.
                 keeps_capabilities: true,
             };
             ControlSocket::open(listen, Arc::clone(&router))
@@ -67,7 +68,7 @@ impl Host {
         self.router.message(plugin, name, args)
     }
 
-    /// Path of the control socket. `None` if there is none.
+    /// Returns the path of the control socket. `None` if there is none.
     pub fn socket(&self) -> Option<&Path> {
         self.control.as_ref().map(ControlSocket::path)
     }

@@ -164,7 +164,7 @@ impl Instance {
         }
     }
 
-    /// Name, version and messages of the plugin.
+    /// Returns the name, version and messages of the plugin.
     pub fn info(&self) -> &PluginInfo {
         &self.info
     }

@@ -103,17 +103,17 @@ fn file_identity(metadata: &Metadata) -> FileIdentity {
 }
 
 impl CheckedFile {
-    /// Whether the path still refers to the checked file, and the file is unchanged. A file that was moved away and
-    /// back counts as changed, too. If it is changed, constructors of another file may have run already, which a user
-    /// with write permission put there in between.
+    /// Returns whether the path still refers to the checked file, and the file is unchanged. A file that was moved away
+    /// and back counts as changed, too. If it is changed, constructors of another file may have run already, which a
+    /// user with write permission put there in between.
     fn is_unchanged(&self) -> bool {
         let current = self.path.metadata();
         current.is_ok_and(|current| file_identity(&current) == self.identity)
     }
 
-    /// Whether `address` is mapped from this file, under any name. /proc follows a renamed file and marks a deleted
-    /// one. The device in /proc is not compared, because an overlay file system shows another one there. Without /proc
-    /// the answer is unknown, and true is returned.
+    /// Returns whether `address` is mapped from this file, under any name. /proc follows a renamed file and marks a
+    /// deleted one. The device in /proc is not compared, because an overlay file system shows another one there.
+    /// Without /proc the answer is unknown, and true is returned.
     fn is_mapped_at(&self, address: usize) -> bool {
         let maps = match std::fs::read("/proc/self/maps") {
             Ok(maps) => maps,
@@ -208,8 +208,8 @@ fn loader_failure(path: &Path, reason: &str) -> Failure {
     Failure::new(MEMPROF_IO, message).remedy(remedy.map_or("", |(_, remedy)| remedy))
 }
 
-/// Whether the loader has a library with this path, or the same file under another path. It would then return that
-/// library, even if the file was replaced since.
+/// Returns whether the loader has a library with this path, or the same file under another path. It would then return
+/// that library, even if the file was replaced since.
 fn is_loaded(path: &Path) -> bool {
     // SAFETY: dlopen(3), RTLD_NOLOAD: runs no code of the library.
     unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_NOLOAD) }.is_ok()

@@ -40,7 +40,7 @@ impl Router {
         self.entries.push(RouterEntry { info, plugin });
     }
 
-    /// Whether a plugin with this name was created.
+    /// Returns whether a plugin with this name was created.
     pub fn has_plugin(&self, name: &str) -> bool {
         self.entries
             .iter()

@@ -63,6 +63,7 @@ pub fn socket_dirs(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec
         });
         dirs.extend(users_with_socket_dirs().into_iter().flat_map(user_dirs));
     }
+    // A host may have been started without the variable.
     let from_environment = [
         default_dir(uid, &variable),
         default_dir(uid, without_variable),

@@ -107,15 +107,14 @@ struct ConfigFile {
     text: String,
 }
 
-/// Value by which memprof-attach says that the calling thread has a descriptor table without files
-/// (`injected_code.rs`): "Tabl" in ASCII.
+/// Value of the argument `table` with which memprof-attach (`injected_code.rs`) says that the calling thread has a
+/// descriptor table of its own, without files: "Tabl" in ASCII.
 const OWN_TABLE: u64 = 0x5461_626c;
 
 /// Creates or reuses the instance, and opens the socket. Returns null, or a leaked text with the reason for a failure.
 ///
 /// # Safety
-/// `toml` is a NUL-terminated text; `table` is [`OWN_TABLE`] only if the calling thread has a descriptor table of its
-/// own.
+/// `toml` is a NUL-terminated text; `table` is [`OWN_TABLE`] only if the calling thread has its own descriptor table.
 #[doc(hidden)]
 pub unsafe fn attach_process(
     entry: &'static memprof_plugin_entry_t,
@@ -123,9 +122,10 @@ pub unsafe fn attach_process(
     table: u64,
 ) -> *const c_char {
     if table == OWN_TABLE {
+        // Otherwise a file of memprof's could get the number of a standard stream, and receive what is printed there.
         DescriptorTable::occupy_standard_streams();
     }
-    // The check must precede the first allocation.
+    // Before the first allocation and thread-local variable: the loader would end the process for lack of memory.
     if memprof_own::require_memory(THREADS_BYTES).is_err() || !memprof_own::allocate_thread_locals()
     {
         return NO_MEMORY.as_ptr();
@@ -134,8 +134,8 @@ pub unsafe fn attach_process(
     attach_or_leak_reason(entry, unsafe { CStr::from_ptr(toml) })
 }
 
-/// Attaches after memory was checked. Returns null, or a leaked text with the reason for a failure. Must not be inlined
-/// ([`memprof_own::allocate_thread_locals`]).
+/// Attaches after memory was checked. Returns null, or a leaked text with the reason for a failure. Not inlined: the
+/// compiler could use a thread-local variable before [`memprof_own::allocate_thread_locals`].
 #[inline(never)]
 fn attach_or_leak_reason(entry: &'static memprof_plugin_entry_t, toml: &CStr) -> *const c_char {
     catch_panic(c"attaching panicked".as_ptr(), || {
@@ -160,6 +160,7 @@ pub(super) fn attach_on_new_thread(
     let toml = String::from_utf8_lossy(toml).into_owned();
     let (sender, receiver) = std::sync::mpsc::channel();
     let thread = memprof_own::spawn(c"memprof-attach", move |privileges| {
+        // The threads of the socket inherit the new table, which has none of the program's files.
         memprof_own::leave_program_table();
         privileges.match_main_thread();
         // It succeeds, because the receiver waits.
@@ -172,7 +173,7 @@ pub(super) fn attach_on_new_thread(
         .unwrap_or_else(|_| Err("attaching panicked".to_owned()))
 }
 
-/// Whether the process is attached to.
+/// Returns whether the process is attached to. False from [`request_detach`] on.
 pub fn is_attached() -> bool {
     STATE.load(Ordering::Acquire) == ATTACHED
 }
@@ -184,7 +185,7 @@ pub fn request_detach() {
     let _ = futex::wake(&STATE, Flags::PRIVATE, u32::MAX >> 1);
 }
 
-/// Time until the attachment ends automatically. `None` if the process is not attached to.
+/// Returns the time until the lease expires. `None` if the process is not attached to, or is being detached from.
 pub fn remaining_lease() -> Option<Duration> {
     let remaining = LEASE_END_MS
         .load(Ordering::Acquire)
@@ -228,6 +229,7 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
     IS_CHILD.store(false, Ordering::Release);
     thread_limit::RAISED_LIMIT.record(attachment.thread_limit);
     register_fork_handler();
+    // The fork handler must stay mapped.
     memprof_plugin_abi::stay_loaded();
     // Before the socket is open: a `detach` that comes at once must not be lost.
     STATE.store(ATTACHED, Ordering::Release);
@@ -251,7 +253,7 @@ fn start_end_thread() -> Result<(), Failure> {
     })
 }
 
-/// Creates the error of a process in which another adapter uses the plugin.
+/// Creates the error of a process in which the program itself, or another adapter, has loaded the plugin.
 fn loaded_by_program_error() -> Failure {
     let message = "the program has loaded the plugin itself";
     Failure::new(MEMPROF_UNSUPPORTED, message)
@@ -309,7 +311,7 @@ fn register_fork_handler() {
     });
 }
 
-/// Fork handler: continues the attachment in the child, or ends it.
+/// Fork handler: continues the attachment in the child, or ends it if children are excluded or no thread is left.
 extern "C" fn after_fork_in_child() {
     catch_panic((), || {
         let continues =
@@ -318,6 +320,7 @@ extern "C" fn after_fork_in_child() {
         // The thread that ends the attachment exists only in the parent.
         if !continues || memprof_own::spawn_static(&END_THREAD).is_err() {
             STATE.store(DETACHED, Ordering::Release);
+            // The child has inherited the raised limit.
             thread_limit::RAISED_LIMIT.restore();
         }
     });
@@ -327,6 +330,7 @@ extern "C" fn after_fork_in_child() {
 /// socket. An expired lease sends `detach` until the plugin accepts it. Runs on [`END_THREAD`].
 fn run_attachment(privileges: &mut Privileges) {
     let Some(instance) = instance::instance() else {
+        // Never: `attach` stores the instance before it starts this thread.
         return;
     };
     if IS_CHILD.load(Ordering::Acquire) {
@@ -382,8 +386,8 @@ macro_rules! __export_attached {
         /// Entry point that `memprof attach` calls after loading this library into a process.
         ///
         /// # Safety
-        /// Only memprof-attach calls it, on a thread that it created, with a NUL-terminated text and a word that says
-        /// whether the thread has a descriptor table of its own.
+        /// Only memprof-attach calls it, on a thread that it created: `toml` is NUL-terminated, and `table` says
+        /// whether that thread has a descriptor table of its own.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn memprof_attached(
             toml: *const ::std::ffi::c_char,

@@ -83,6 +83,7 @@ pub(super) fn parse_with_file<'a>(
         Some((path, text)) => parse_file(text, path.as_ref())?,
         None => Table::new(),
     };
+    // The file's text counts only if neither the pairs nor the adapter's keys change the table.
     let is_file =
         own_pairs.is_empty() && ![CONTROL, ALLOW].iter().any(|key| plugin.contains_key(*key));
     if INTERVAL_KEYS.iter().any(|key| own_pairs.contains_key(*key)) {
@@ -109,7 +110,8 @@ pub(super) fn split_pair(word: &str) -> Result<(&str, &str), Failure> {
     })
 }
 
-/// Converts a value: `true` and `on`, `false` and `off` to booleans, a number to an integer, and all others to a text.
+/// Converts a value: `true` and `on`, `false` and `off` to booleans, a decimal integer to an integer, all others to a
+/// text.
 fn parse_value(value: &str) -> Value {
     match value {
         "true" | "on" => Value::Boolean(true),
@@ -171,7 +173,7 @@ fn file_error(path: &Path, reason: &str) -> Failure {
     invalid_config_error(format!("config file {}: {reason}", path.display()))
 }
 
-/// Parses the value of `control`: a boolean, `on`, `off` or an absolute path.
+/// Parses the value of `control`: a boolean, `on`, `off` or an absolute path. Fails for all others.
 fn parse_control(value: Value) -> Result<Control, Failure> {
     match value {
         Value::Boolean(true) => Ok(Control::On),

@@ -33,8 +33,8 @@ static IS_EXITING: AtomicBool = AtomicBool::new(false);
 /// Timeout of waiting for the exit handler.
 const EXIT_HANDLER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Opens the socket, unless this process has opened one or `control` is [`Control::Off`]. Logs an error of
-/// [`ControlSocket::open`], and returns it with the status `MEMPROF_IO`.
+/// Opens the socket, unless `control` is [`Control::Off`], or this process has opened one or is opening it. Logs an
+/// error of [`ControlSocket::open`], and returns it with the status `MEMPROF_IO`.
 pub(super) fn open(
     program: HostProgram,
     router: Arc<Router>,
@@ -47,6 +47,7 @@ pub(super) fn open(
         Control::Path(path) => Some(path.clone()),
     };
     let own = process::id();
+    // In a forked child, the owner is its parent.
     if OWNER.swap(own, Ordering::AcqRel) == own {
         return Ok(());
     }
@@ -95,7 +96,7 @@ pub(super) fn close() {
     OWNER.store(0, Ordering::Release);
 }
 
-/// Whether the socket of this process is open.
+/// Returns whether the socket of this process is open.
 pub(super) fn is_open() -> bool {
     OWNER.load(Ordering::Acquire) == process::id() && socket().is_some()
 }
@@ -104,6 +105,7 @@ pub(super) fn is_open() -> bool {
 fn register_exit_handler() {
     static REGISTERED: ProcessOnce = ProcessOnce::new();
     REGISTERED.call(|| {
+        // If it cannot be registered, the files stay until the next host of this user removes them.
         // In a forked child, the C library does not release the lock of its list of handlers, which exit(3) acquires.
         let _no_fork = ForkGuard::acquire();
         // SAFETY: atexit(3): the library that holds the handler is never unloaded.
@@ -118,7 +120,7 @@ extern "C" fn at_exit() {
     IS_EXITING.store(false, Ordering::SeqCst);
 }
 
-/// The socket of the process, or in a forked child its parent's. `None` before and after.
+/// Returns the socket of the process, or in a forked child its parent's. `None` before [`open`] and after [`close`].
 fn socket() -> Option<&'static ControlSocket> {
     // SAFETY: null, or leaked by `open`; `close` frees it only if no exit handler uses it.
     unsafe { SOCKET.load(Ordering::SeqCst).as_ref() }

@@ -98,7 +98,8 @@ pub(super) fn start_delayed(entry: &'static memprof_plugin_entry_t) {
     }
 }
 
-/// Like [`start_delayed`], in a program that has its own settings and replaces its standard error by its log.
+/// Like [`start_delayed`], for a program that passes its own settings and redirects its standard error to its log. An
+/// exit does not wait for the start.
 #[cfg(feature = "adapter-postgres")]
 pub(super) fn start_delayed_with(
     entry: &'static memprof_plugin_entry_t,
@@ -127,6 +128,7 @@ pub(super) fn start_now(entry: &'static memprof_plugin_entry_t) {
 
 /// Makes an exit wait for the start, at most 5 s. An exit of a forked child does not wait.
 fn register_exit_handler() {
+    // If it cannot be registered, an exit does not wait.
     // In a forked child, the C library does not release the lock of its list of handlers, which exit(3) acquires.
     let _no_fork = ForkGuard::acquire();
     // SAFETY: atexit(3): the handler is in this library, which is never unloaded. Handlers that the plugin registers
@@ -151,7 +153,8 @@ extern "C" fn start_and_wait_at_exit() {
     START_FINISHED.wait(START_TIMEOUT);
 }
 
-/// Creates the plugin, unless it exists. For entry points that the program calls to send messages.
+/// Creates the plugin and the start thread, unless they exist. For entry points that the program calls to send
+/// messages.
 pub(super) fn ensure_instance(entry: &'static memprof_plugin_entry_t) {
     catch_panic((), || {
         let start = ensure_start_thread(
@@ -192,7 +195,7 @@ pub(super) fn send_to_server_processes(
     with_instance(|instance| Ok(instance.send_to_server_processes(message, should_stop)))
 }
 
-/// Whether all users of an adapter that cannot distinguish users may send a message.
+/// Returns whether all users of an adapter that cannot distinguish users may send a message.
 #[cfg(feature = "adapter-mariadb")]
 pub(super) fn is_allowed_for_all_users(message: &str) -> bool {
     let start = START_SETTINGS.get();
@@ -226,6 +229,7 @@ fn ensure_start_thread(
 ) -> &'static StartSettings {
     let start = START_SETTINGS.get().unwrap_or_else(|| {
         let level = environment::log_level();
+        // An invalid level becomes the error of the settings, which is logged.
         let log = ProgramLog {
             level: *level.as_ref().unwrap_or(&LevelFilter::Warn),
             sink: write_log_line,
@@ -249,6 +253,7 @@ fn register_fork_handler() {
     if !IS_REGISTERED.swap(true, Ordering::AcqRel) {
         memprof_plugin_abi::stay_loaded();
         ForkGuard::register_fork_handlers();
+        // If it cannot be registered, forked children get no plugin.
         // SAFETY: pthread_atfork(3): the handler is in this library, which is never unloaded.
         unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     }
@@ -308,10 +313,12 @@ fn spawn_start_thread(thread: &'static ThreadSpec) {
 /// Creates the plugin and opens its socket, unless the program serves it itself. Runs on the start thread.
 fn start_plugin(privileges: &mut Privileges) {
     privileges.match_main_thread();
+    // Before anything is allocated, so that an existing plugin does not sample this thread.
     if let Some(instance) = instance::instance() {
         instance.enter_thread();
     }
     let Some(start) = START_SETTINGS.get() else {
+        // Never: `ensure_start_thread` stores the settings before it creates this thread.
         return;
     };
     if has_own_control_socket(start) {
@@ -328,7 +335,7 @@ fn start_plugin(privileges: &mut Privileges) {
     let _result = instance.open_control(&start.adapter(), start.control());
 }
 
-/// Whether the program itself serves this process's control socket. Logs it if so.
+/// Returns whether the program itself serves this process's control socket. Logs it if so.
 fn has_own_control_socket(start: &StartSettings) -> bool {
     let has_own_socket = is_own_socket_served();
     if has_own_socket {
@@ -338,8 +345,8 @@ fn has_own_control_socket(start: &StartSettings) -> bool {
     has_own_socket
 }
 
-/// Whether this process listens at its default control socket, before memprof has opened it. In containers that share
-/// the directory, another process with the same pid may listen there.
+/// Returns whether this process listens at its default control socket, before memprof has opened it. In containers that
+/// share the directory, another process with the same pid may listen there.
 fn is_own_socket_served() -> bool {
     let own = std::process::id();
     let socket = own_default_dir().join(format!("{own}.sock"));
@@ -356,7 +363,7 @@ impl StartSettings {
         }
     }
 
-    /// Control socket in the config. `None` if the config does not mention it.
+    /// Returns the control socket in the config. `None` if the config is invalid or does not mention it.
     fn control(&self) -> Option<&Control> {
         self.settings.as_ref().ok()?.control.as_ref()
     }

@@ -13,7 +13,7 @@ pub(super) const LG_SAMPLE: &str = "MEMPROF_LG_SAMPLE";
 
 const CONFIG: &str = "MEMPROF_CONFIG";
 
-/// Whether the environment names a config file of the plugin.
+/// Returns whether the environment names a config file of the plugin.
 pub(super) fn has_config() -> bool {
     environment_variable(CONFIG).is_some()
 }
@@ -77,7 +77,7 @@ pub(super) fn environment_variable(name: &str) -> Option<String> {
     (!value.is_empty()).then_some(value)
 }
 
-/// Whether the process has more privileges than the user who started it.
+/// Returns whether the process has more privileges than the user who started it.
 fn is_secure_execution() -> bool {
     // SAFETY: getauxval(3) reads a constant of the process.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }

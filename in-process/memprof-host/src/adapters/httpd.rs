@@ -63,6 +63,7 @@ impl Module {
         Self(UnsafeCell::new(ModuleFields {
             version: MODULE_MAGIC_NUMBER,
             minor_version: 0,
+            // httpd assigns the index.
             module_index: -1,
             name: name.as_ptr(),
             dynamic_load_handle: ptr::null(),

@@ -88,7 +88,7 @@ pub fn plugin_for_other_copy() -> *mut memprof_plugin_t {
     catch_panic(ptr::null_mut(), || plugin().unwrap_or(ptr::null_mut()))
 }
 
-/// Whether the instance must never be freed.
+/// Returns whether the instance must never be freed.
 #[cfg(feature = "adapter-attached")]
 pub(super) fn is_shared() -> bool {
     IS_SHARED.load(Ordering::SeqCst)
@@ -107,8 +107,9 @@ pub(super) unsafe fn remove() {
     }
 }
 
-/// Creates the instance. `None` if the program has created one in the meantime. If the plugin cannot be created,
-/// returns the reason, and nothing has changed.
+/// Creates the instance, for a caller that may [`remove`] it. `has_keys` says whether the attachment configures the
+/// plugin. Blocks while another copy of the library creates its instance. `None` if one was created since the caller
+/// checked. Fails with the reason if the plugin cannot be created; no instance is stored then.
 #[cfg(feature = "adapter-attached")]
 pub(super) fn create(
     entry: &'static memprof_plugin_entry_t,
@@ -125,6 +126,7 @@ pub(super) fn create(
     match new.failure.take() {
         Some(failure) => Err(failure),
         None => {
+            // Leaked, because other threads use it until `remove`.
             let new = Box::leak(new);
             INSTANCE.store(ptr::from_mut(new), Ordering::SeqCst);
             Ok(Some(new))
@@ -212,7 +214,7 @@ fn replace_failed(
     adapter: &Adapter,
     settings: Result<Settings, Failure>,
 ) -> &'static AdapterInstance {
-    // A forked child has its parent's socket, and closes it by itself.
+    // False in a forked child, where the socket is the parent's.
     if control::is_open() {
         control::close();
     }
@@ -280,21 +282,22 @@ impl AdapterInstance {
             router: Arc::new(router),
             failure,
             settings,
+            // `create` corrects it for an attachment.
             has_keys: true,
         }
     }
 
-    /// Reason for which the plugin could not be created. `None` if it was.
+    /// Returns the reason for which the plugin could not be created. `None` if it was created.
     pub(super) fn creation_failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
     }
 
-    /// Config with which it was created, or the reason for which that is invalid.
+    /// Returns the config with which it was created, or the reason for which that is invalid.
     pub(super) fn settings(&self) -> &Result<Settings, Failure> {
         &self.settings
     }
 
-    /// Whether it was created with a config of the plugin.
+    /// Returns whether it was created with a config of the plugin.
     #[cfg(feature = "adapter-attached")]
     pub(super) fn has_keys(&self) -> bool {
         self.has_keys
@@ -311,7 +314,7 @@ impl AdapterInstance {
         control::open(self.program, Arc::clone(&self.router), adapter.log, control)
     }
 
-    /// Whether another copy of this library has created the plugin.
+    /// Returns whether another copy of this library has created the plugin.
     pub(super) fn is_from_other_copy(&self) -> bool {
         let mut plugins = self.router.plugins();
         plugins.any(|(_, plugin)| matches!(plugin, Ok(joined) if joined.created_plugin().is_none()))
@@ -322,13 +325,14 @@ impl AdapterInstance {
         self.router.enter_thread();
     }
 
-    /// Id of the plugin.
+    /// Returns the id of the plugin.
     pub(super) fn id(&self) -> &str {
         &self.id
     }
 }
 
-/// Returns the file name by which the program was started: that of a link or script, if it was started by one.
+/// Returns the file name by which the program was started: that of a link or script, if it was started by one;
+/// `program` if the kernel reports no name.
 fn program_name() -> String {
     // SAFETY: getauxval(3) reads a constant of the process.
     let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char;

@@ -73,7 +73,8 @@ struct NativeMethod {
 }
 
 /// Creates the plugin, and registers the native method `send` of the class with the library's name in camel case, if
-/// there is one: an agent has none. Returns the JNI version.
+/// there is one: an agent has none. Returns the JNI version, even on failure: a JVM refuses the library for any other
+/// result.
 ///
 /// # Safety
 /// The JVM calls `JNI_OnLoad` with `vm`.
@@ -157,6 +158,7 @@ unsafe extern "C" fn send(env: Env, _class: Object, message: Object) -> Object {
         match reply {
             Ok(reply) => {
                 let reply: Vec<u16> = reply.encode_utf16().collect();
+                // A longer reply is cut off.
                 let length = c_int::try_from(reply.len()).unwrap_or(c_int::MAX);
                 // SAFETY: JNI: NewString copies the text; it returns null, with a pending exception, if there is no
                 // memory.

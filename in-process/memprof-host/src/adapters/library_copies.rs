@@ -26,12 +26,14 @@ pub fn lock_address() -> *const u32 {
     (&raw const LOCK).cast()
 }
 
-/// Locks instance creation and socket setup across all copies of the library in this process. Blocks; unlocks on drop.
+/// Locks instance creation and socket setup across all copies of the library in this process; only in this copy, if the
+/// loader's list contains none. Blocks; unlocks on drop.
 pub(super) fn lock_all_copies(own: &'static memprof_plugin_entry_t) -> ProcessLockGuard<'static> {
     shared_lock(own).unwrap_or(&LOCK).lock()
 }
 
-/// Returns the plugin with the id of `own` that another copy has created. `None` if there is none.
+/// Returns the plugin with the id of `own` that another copy has created. `None` if there is none. Skips a copy that
+/// cannot be joined.
 pub(super) fn instance_of_other_copy(own: &'static memprof_plugin_entry_t) -> Option<Instance> {
     all_copies(own).find_map(|copy| {
         if ptr::eq(copy.entry, own) {
@@ -60,7 +62,7 @@ struct LibraryCopy {
     lock: Option<LockFn>,
 }
 
-/// Iterates over all copies, in the order in which they were loaded.
+/// Iterates over all copies, in the order in which they were loaded. There are none if `own` is invalid.
 fn all_copies(own: &'static memprof_plugin_entry_t) -> impl Iterator<Item = LibraryCopy> {
     // SAFETY: the entry is of this library, which is never unloaded.
     let id = unsafe { check_entry(own) }.ok().map(|own| own.id);

@@ -110,13 +110,13 @@ fn find_lua(caller: CallerAddress) -> Option<Lua> {
     })
 }
 
-/// The Lua function `send`.
+/// The Lua function `send`. Passes its return address and `is_json` = false to [`handle_call`].
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn send(state: State) -> c_int {
     naked_asm!("mov rsi, [rsp]", "xor edx, edx", "jmp {}", sym handle_call)
 }
 
-/// The Lua function `call`.
+/// The Lua function `call`. Passes its return address and `is_json` = true to [`handle_call`].
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn call(state: State) -> c_int {
     naked_asm!("mov rsi, [rsp]", "mov edx, 1", "jmp {}", sym handle_call)
@@ -170,7 +170,7 @@ fn send_message(message: &[u8], is_json: bool) -> Result<Value, String> {
     }
 }
 
-/// The Lua function that `handle_call` runs as a protected call.
+/// The Lua function that `handle_call` runs as a protected call. Adds its return address to the arguments.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn push_reply(state: State) -> c_int {
     naked_asm!("mov rsi, [rsp]", "jmp {}", sym push_reply_for_caller)

@@ -79,6 +79,7 @@ pub unsafe fn init(
     unsafe { *args.kinds = STRING_RESULT };
     // SAFETY: udf API: the server passes its whole struct, which no other code uses during the call.
     let init = unsafe { &mut *init };
+    // The reply may be NULL, and differs from call to call.
     init.maybe_null = 1;
     init.max_length = LENGTH_LIMIT;
     init.reply = ptr::null_mut();
@@ -147,7 +148,7 @@ impl Init {
     fn free_reply(&mut self) {
         let reply = std::mem::replace(&mut self.reply, ptr::null_mut());
         if !reply.is_null() {
-            // SAFETY: `answer` stored a pointer from `CString::into_raw`.
+            // SAFETY: `reply_to_row` stored a pointer from `CString::into_raw`.
             drop(unsafe { CString::from_raw(reply) });
         }
     }
@@ -169,7 +170,7 @@ fn send_if_allowed(message: &[u8]) -> Result<String, String> {
     ))
 }
 
-/// Fails the statement with a reason.
+/// Fails the statement with a reason. In a server without `my_printf_error`, it fails without a text.
 fn fail_statement(reason: &str) {
     let text = c_text(&one_line(reason), ERROR_LIMIT);
     // SAFETY: my_sys.h declares a function of this type.

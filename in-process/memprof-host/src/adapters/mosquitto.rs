@@ -175,7 +175,7 @@ fn control_topic(instance: &AdapterInstance) -> String {
     format!("$CONTROL/{}/v1", instance.id())
 }
 
-/// Registers the handler of messages to the plugin's topic. A failure is logged.
+/// Registers the handler of messages to the plugin's topic. A failure is a debug line, which [`LOG`] omits.
 fn register_handler(broker: &Broker, identifier: *mut c_void, instance: &AdapterInstance) {
     let topic = c_text(&control_topic(instance), LINE_LIMIT);
     // SAFETY: mosquitto_broker.h: the broker copies the topic; the handler is in a library that is never unloaded.

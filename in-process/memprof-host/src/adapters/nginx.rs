@@ -100,7 +100,7 @@ impl Context {
 }
 
 impl Module {
-    /// Creates a module that fits no version of nginx.
+    /// Creates a module that nginx refuses until [`Module::adopt_nginx_version`] has set its version.
     pub const fn new(context: &'static Context, init_process: InitProcess) -> Self {
         Self(UnsafeCell::new(ModuleFields {
             ctx_index: UNSET_INDEX,

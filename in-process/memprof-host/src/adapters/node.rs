@@ -92,8 +92,8 @@ pub unsafe fn register(
     })
 }
 
-/// Handles a call of one of the module's functions. Returns the reply or its promise; null, mostly with an exception,
-/// if there is none.
+/// Handles a call of one of the module's functions. Returns the reply or its promise. If that fails, returns null, with
+/// an exception unless the code panicked or Node could not create the promise.
 unsafe extern "C" fn handle_call(env: Env, info: *mut c_void) -> Value {
     let handle = || {
         let node = NODE.get()?;
@@ -151,6 +151,7 @@ fn queue_message(node: &Node, env: Env, message: Vec<u8>, is_json: bool) -> Opti
     if unsafe { (node.promise)(env, &raw mut promise, &raw mut value) } != OK {
         return None;
     }
+    // The job's reply if Node cancels it before a thread runs it.
     let reply = Err("Node did not ask the plugin".to_owned());
     let job = Job {
         message,

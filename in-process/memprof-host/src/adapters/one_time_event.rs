@@ -24,7 +24,7 @@ impl OneTimeEvent {
         let _ = futex::wake(&self.0, Flags::PRIVATE, u32::MAX >> 1);
     }
 
-    /// Whether the event has happened.
+    /// Returns whether the event has happened.
     pub(super) fn has_happened(&self) -> bool {
         self.0.load(Ordering::Acquire) == HAPPENED
     }

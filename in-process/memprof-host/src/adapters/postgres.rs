@@ -51,6 +51,7 @@ const PGC_SIGHUP: c_int = 2;
 #[doc(hidden)]
 pub fn magic() -> *const c_void {
     static MAGIC: LockFreeOnce<Magic> = LockFreeOnce::new();
+    // A version of 0 gets the block of the oldest known version.
     let magic = MAGIC.get_or_set(magic::magic_block(server_version().unwrap_or_default()));
     ptr::from_ref(magic).cast()
 }
@@ -67,7 +68,7 @@ fn server_version() -> Option<c_int> {
 }
 
 /// Defines the setting called `name`, and starts with the config in it. If a process has several copies of the library,
-/// the first one defines the setting.
+/// the first one defines the setting. Does nothing if the process is no server.
 ///
 /// # Safety
 /// The server calls `_PG_init`.

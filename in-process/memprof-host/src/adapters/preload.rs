@@ -30,16 +30,16 @@ pub fn start_if_requested(entry: &'static memprof_plugin_entry_t) {
     });
 }
 
-/// Whether the program is sampled from its start on, with the base-2 logarithm of the sample interval if the
-/// environment contains it. `None` if it is not sampled. Call it while the library is loaded, before the environment
-/// may change.
+/// Returns whether the program is sampled from its start on, with the base-2 logarithm of the sample interval if the
+/// environment contains a valid one. `None` if it is not sampled. Call it while the library is loaded, before the
+/// environment may change.
 #[doc(hidden)]
 pub fn startup_sampling() -> Option<Option<u64>> {
     let is_requested = has_value(RUN, "1") && has_value(ACTIVE, "on");
     is_requested.then(|| environment_variable(LG_SAMPLE)?.parse().ok())
 }
 
-/// Whether all allocations are counted. Call it while the library is loaded, before the environment may change.
+/// Returns whether all allocations are counted. Call it while the library is loaded, before the environment may change.
 #[doc(hidden)]
 pub fn is_tallied() -> bool {
     has_value(TALLY, "1")

@@ -108,13 +108,13 @@ pub unsafe fn init(
     })
 }
 
-/// The Python function `send`.
+/// The Python function `send`. Passes its return address and `is_json` = false to [`handle_call`].
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn send(module: Object, message: Object) -> Object {
     naked_asm!("mov rdx, [rsp]", "xor ecx, ecx", "jmp {}", sym handle_call)
 }
 
-/// The Python function `call`.
+/// The Python function `call`. Passes its return address and `is_json` = true to [`handle_call`].
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn call(module: Object, message: Object) -> Object {
     naked_asm!("mov rdx, [rsp]", "mov ecx, 1", "jmp {}", sym handle_call)

@@ -96,7 +96,7 @@ impl RedisApi {
         })
     }
 
-    /// Whether a module of this name is loaded.
+    /// Returns whether a module of this name is loaded.
     fn is_name_busy(&self, name: &str) -> bool {
         let name = c_text(name, LINE_LIMIT);
         // SAFETY: redismodule.h: a NUL-terminated name.
@@ -141,6 +141,7 @@ impl RedisApi {
 
     /// Sends an array of lines to the client.
     fn reply_lines(&self, ctx: Ctx, lines: &[String]) -> c_int {
+        // Redis' reply functions always return `REDISMODULE_OK`.
         // SAFETY: redismodule.h: the context of the running command; the elements follow.
         unsafe { (self.reply_with_array)(ctx, lines.len() as c_long) };
         for line in lines {

@@ -177,8 +177,8 @@ impl AdapterInstance {
         self.messages().iter().map(MessageUsage::line).collect()
     }
 
-    /// Whether all users may send a message: the config allows it, or the plugin does not have it, and only replies
-    /// with a list of its messages.
+    /// Returns whether all users may send a message: the config allows it, or the plugin does not have it, and only
+    /// replies with a list of its messages.
     #[cfg(feature = "adapter-mariadb")]
     pub(super) fn is_allowed_for_all_users(&self, name: &str) -> bool {
         let settings = self.settings().as_ref();

@@ -118,6 +118,7 @@ pub unsafe fn init(
 ) {
     static NAME: LockFreeOnce<CString> = LockFreeOnce::new();
     let name = NAME.get_or_set(camel_case(name));
+    // After a panic the error says: "this program has no working plugin".
     let ruby = match catch_panic(Err(MissingSymbol(c"working plugin")), || Ruby::find(caller)) {
         Ok(ruby) => RUBY.get_or_set(ruby),
         Err(missing) => return raise_load_error(caller, missing),
@@ -222,6 +223,7 @@ unsafe extern "C-unwind" fn to_object(pending: *mut PendingMessage) -> Value {
     // SAFETY: `handle_call` passes its box.
     let pending = unsafe { &*pending };
     let (Some(ruby), Some(reply)) = (RUBY.get(), &pending.reply) else {
+        // Never: `init` has set `RUBY`, and `handle_call` the reply.
         return 0;
     };
     let (Ok(text) | Err(text)) = reply;

@@ -63,6 +63,7 @@ pub(super) fn query_others(
         if remaining.is_zero() {
             break;
         }
+        // From the last index down, because `swap_remove` moves the last request.
         for index in wait_readable(&pending, remaining.min(POLL_INTERVAL))
             .into_iter()
             .rev()
@@ -160,6 +161,7 @@ impl PendingRequest {
                 Err(Errno::INTR) => {}
                 Err(errno) => return Some(Err(errno.to_string())),
             }
+            // A line above the limit is cut off, which `parse_reply` reports as invalid JSON.
             if self.line.ends_with(b"\n") || self.line.len() > LINE_LIMIT {
                 return Some(parse_reply(&self.line));
             }

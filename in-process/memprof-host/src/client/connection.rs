@@ -50,7 +50,7 @@ impl Deadline {
         }
     }
 
-    /// Time until the deadline. `None` if it has passed.
+    /// Returns the time until the deadline. `None` if it has passed.
     pub(crate) fn remaining(self) -> Option<Duration> {
         let remaining = self.end.saturating_duration_since(Instant::now());
         (!remaining.is_zero()).then_some(remaining)
@@ -107,6 +107,7 @@ impl Connection {
                 Err(errno) => return Err(errno.into()),
             }
         }
+        // From here on, only `poll` waits, until the deadline.
         ioctl_fionbio(&socket, true)?;
         let process = peer(&socket)?.pid;
         Ok(Self {
@@ -145,7 +146,7 @@ impl Connection {
         io::Error::new(error.kind(), message)
     }
 
-    /// Whether the other end has not closed the connection.
+    /// Returns whether the other end has not closed the connection.
     pub(super) fn is_open(&self) -> bool {
         let mut byte = [0];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
@@ -155,7 +156,8 @@ impl Connection {
         }
     }
 
-    /// Writes all bytes before the deadline. Fails as [`wait_until_ready`](Self::wait_until_ready) does, and with errors of send(2).
+    /// Writes all bytes before the deadline. Fails as [`wait_until_ready`](Self::wait_until_ready) does, and with
+    /// errors of send(2).
     pub(super) fn write_all(&self, mut bytes: &[u8], deadline: Deadline) -> io::Result<()> {
         while !bytes.is_empty() {
             match send(&self.socket, bytes, SendFlags::NOSIGNAL) {

@@ -45,7 +45,7 @@ impl PassedFile {
         })
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> u64 {
         self.length
     }
@@ -62,7 +62,7 @@ impl PassedFile {
         })
     }
 
-    /// Whether the file has no bytes.
+    /// Returns whether the file has no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }

@@ -75,12 +75,12 @@ impl ControlConnection {
         }
     }
 
-    /// Stream of the connection, in nonblocking mode.
+    /// Returns the stream of the connection, in nonblocking mode.
     pub(super) fn stream(&self) -> &GuardedFd<UnixStream> {
         &self.stream
     }
 
-    /// Whether the host is handling a request or sending its response.
+    /// Returns whether the host is handling a request or sending its response.
     #[cfg(feature = "adapters")]
     pub(super) fn is_busy(&self) -> bool {
         let activity = self.activity.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,8 +90,8 @@ impl ControlConnection {
         )
     }
 
-    /// Time since which the host waits for the peer. `None` while the host handles a request, or has received one that
-    /// it has not read yet.
+    /// Returns the time since which the host waits for the peer. `None` while the host handles a request, or has
+    /// received one that it has not read yet.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         match *self.activity.lock().unwrap_or_else(PoisonError::into_inner) {
             ConnectionActivity::AwaitingRequest(since) => {
@@ -131,6 +131,8 @@ pub(super) fn serve(
                 return;
             }
         };
+        // The program may have given up capabilities since the last request; and memprof.h promises `enter` before each
+        // message.
         set_activity(ConnectionActivity::Serving);
         privileges.match_main_thread();
         service.router.enter_thread();

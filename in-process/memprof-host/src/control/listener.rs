@@ -23,7 +23,7 @@ use crate::socket_dir::{
     abstract_name, check_parent, make_private, own_default_dir, socket_names, sockets,
 };
 
-/// Time after which the descriptor is checked again.
+/// Interval at which `accept` checks the descriptor and `is_stopping`.
 const CHECK_INTERVAL: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
@@ -106,7 +106,7 @@ impl Listener {
         })
     }
 
-    /// Path of the socket.
+    /// Returns the path of the socket.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -139,7 +139,7 @@ impl Listener {
         })
     }
 
-    /// Whether the program has not closed the descriptor.
+    /// Returns whether the program has not closed the descriptor.
     pub(super) fn is_open(&self) -> bool {
         self.socket.get().is_ok()
     }

@@ -137,7 +137,7 @@ impl ControlSocket {
         })
     }
 
-    /// Path of the socket.
+    /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -219,6 +219,7 @@ impl SocketState {
 
     /// Opens the socket again, after the program closed it.
     fn reopen(&self) -> Result<Arc<Listener>, ControlError> {
+        // Dropped first, because it holds the lock of the path.
         drop(self.take_listener());
         let listener = Arc::new(Listener::bind(self.configured_path.as_deref())?);
         let mut slot = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
@@ -265,6 +266,7 @@ impl SocketState {
         if listener.is_open() {
             return Some(listener);
         }
+        // It holds the lock of the path, which `reopen` needs.
         drop(listener);
         self.reopen()
             .inspect_err(|error| log::error!("the program closed the control socket: {error}"))
@@ -337,7 +339,7 @@ impl SocketState {
 }
 
 impl ConnectionTable {
-    /// Whether a request is being handled or a response sent on any connection.
+    /// Returns whether a request is being handled or a response sent on any connection.
     #[cfg(feature = "adapters")]
     fn any_is_busy(&self) -> bool {
         self.open.values().any(ControlConnection::is_busy)
@@ -374,6 +376,7 @@ impl ControlConnection {
 impl HostInfo {
     /// Creates the identity of this process, whose control socket is opened now.
     fn for_this_process(name: String, version: String) -> Self {
+        // `thread-self`, because /proc/self shows no command line after the main thread has ended.
         let command = std::fs::read("/proc/thread-self/cmdline").unwrap_or_default();
         let command = String::from_utf8_lossy(&command).replace('\0', " ");
         let started = std::time::SystemTime::UNIX_EPOCH.elapsed();

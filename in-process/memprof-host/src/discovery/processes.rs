@@ -71,7 +71,8 @@ pub(super) fn find_by_pid(pid: u32) -> Option<PluginProcess> {
     process.or_else(|| find_control_sockets(pid).filter(serves))
 }
 
-/// Whether a process started in the last 5 s, and is `memprof run`, was executed by it, or is just executing a program.
+/// Returns whether a process started in the last 5 s, and is `memprof run`, was executed by it, or is just executing a
+/// program.
 fn is_run_by_memprof(pid: u32) -> bool {
     let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
     let age = age_seconds(&String::from_utf8_lossy(&read("stat")));
@@ -91,7 +92,8 @@ fn is_run_by_memprof(pid: u32) -> bool {
             .any(|variable| variable == RUN_MARKER)
 }
 
-/// Seconds since the start of a process, given the text of its /proc/PID/stat (proc(5)). `None` if the text is malformed.
+/// Returns the seconds since the start of a process, given the text of its /proc/PID/stat (proc(5)). `None` if the text
+/// is malformed.
 fn age_seconds(stat: &str) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     // Field 22; the first word after the name is field 3.
@@ -225,7 +227,8 @@ fn control_socket(proc_dir: &Path, path: &Path) -> Option<PathBuf> {
     lock_path(&socket).exists().then_some(socket)
 }
 
-/// Converts a path of a process, which may have another root or mount namespace, to one that is valid here.
+/// Converts a path of a process, which may have another root or mount namespace, to one that is valid here. A relative
+/// path starts at the process's working directory.
 fn resolve_from_here(proc_dir: &Path, path: &Path) -> PathBuf {
     let Ok(relative) = path.strip_prefix("/") else {
         return proc_dir.join("cwd").join(path);

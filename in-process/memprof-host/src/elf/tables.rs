@@ -132,7 +132,7 @@ impl<'a> Library<'a> {
         self.segments.iter().filter(loaded)
     }
 
-    /// Whether `address`, as in the file, is in a loaded segment with one of these `PF_` flags.
+    /// Returns whether `address`, as in the file, is in a loaded segment with one of these `PF_` flags.
     fn is_in_segment_with(&self, address: u64, flag: u32) -> bool {
         self.loaded_segments().any(|segment| {
             let offset = address.checked_sub(segment.p_vaddr(LE));

@@ -18,7 +18,7 @@ const EXTENSION: &str = "lock";
 /// Longest time between a host's lock and its socket, with a margin.
 const MAX_STARTUP_TIME: Duration = Duration::from_secs(60);
 
-/// Path of the lock file of a socket.
+/// Returns the path of the lock file of a socket.
 pub fn lock_path(socket: &Path) -> PathBuf {
     socket.with_added_extension(EXTENSION)
 }
@@ -108,8 +108,8 @@ pub(crate) fn remove_abandoned_files(directory: &Path) {
     }
 }
 
-/// Whether the lock file is so old that no starting host can be about to lock it: that host would otherwise find it
-/// locked by the sweep, and use another name.
+/// Returns whether the lock file is so old that no starting host can be about to lock it: that host would otherwise
+/// find it locked by the sweep, and use another name.
 fn is_older_than_startup(lock_file: &Path) -> bool {
     let modified = lock_file
         .symlink_metadata()
@@ -128,7 +128,7 @@ fn sweep_socket(socket: &Path) {
     }
 }
 
-/// Whether no process listens at the socket. False if a process listens but is too busy to accept.
+/// Returns whether no process listens at the socket. False if a process listens but is too busy to accept.
 pub fn refuses_connections(path: &Path) -> bool {
     let attempt = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -139,7 +139,7 @@ pub fn refuses_connections(path: &Path) -> bool {
     attempt() == Err(Errno::CONNREFUSED)
 }
 
-/// Whether the file is a socket.
+/// Returns whether the file is a socket.
 pub fn is_socket(metadata: &std::fs::Metadata) -> bool {
     use std::os::unix::fs::FileTypeExt;
     metadata.file_type().is_socket()

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Deserialize;
 
-/// A raised limit: soft and hard value before and after, -1 for none.
+/// A raised limit, as memprof-attach passes it: soft and hard value, before and after; -1 for unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct RaisedThreadLimit {
     #[serde(rename = "was")]
@@ -24,7 +24,7 @@ pub(super) static RAISED_LIMIT: ThreadLimitRestorer = ThreadLimitRestorer {
 #[derive(Debug)]
 pub(super) struct ThreadLimitRestorer {
     is_raised: AtomicBool,
-    /// Original soft and hard limit, raised soft and hard limit; [`u64::MAX`] for none.
+    /// Original soft and hard limit, raised soft and hard limit; [`u64::MAX`] for unlimited.
     limits: [AtomicU64; 4],
 }
 
@@ -49,6 +49,7 @@ impl ThreadLimitRestorer {
             let value = self.limits[index].load(Ordering::Relaxed);
             (value != u64::MAX).then_some(value)
         };
+        // The soft limit at `index`, and the hard limit after it.
         let limit = |index: usize| Rlimit {
             current: value(index),
             maximum: value(index + 1),

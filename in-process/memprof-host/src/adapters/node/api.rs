@@ -129,7 +129,7 @@ impl Node {
         string
     }
 
-    /// Creates a JavaScript `Error`.
+    /// Creates a JavaScript `Error`; null if Node fails to.
     pub(super) fn create_error(&self, env: Env, reason: &str) -> Value {
         let mut error = ptr::null_mut();
         let reason = self.create_string(env, reason);

@@ -164,7 +164,7 @@ impl Server {
         unsafe { (self.text_to_cstring)(argument) }
     }
 
-    /// Whether the query should end: it was cancelled or timed out, or the session ends.
+    /// Returns whether the query should end: it was cancelled or timed out, or the session ends.
     pub(super) fn is_interrupted(self) -> bool {
         // SAFETY: miscadmin.h: an initialized variable, which signal handlers of this thread set.
         unsafe { self.interrupt_pending.read_volatile() != 0 }
@@ -230,6 +230,7 @@ impl Server {
             },
             Outcome::Text(text) => return text as Datum,
         }
+        // Not reached: an error does not return.
         0
     }
 }

@@ -53,7 +53,7 @@ impl LaterApi {
         }
     }
 
-    /// Whether clients are connected: there are none while Redis starts. False if Redis does not say.
+    /// Returns whether clients are connected: there are none while Redis starts. False if Redis does not say.
     pub(super) fn has_clients(&self, ctx: Ctx) -> bool {
         let Some(info) = self.info else {
             return false;
@@ -68,7 +68,8 @@ impl LaterApi {
         error == 0 && count > 0
     }
 
-    /// Puts a new command into the categories `admin` and `dangerous`. Before Redis 7.2 it stays in neither.
+    /// Puts a new command into the categories `admin` and `dangerous`. Before Redis 7.2, or if Redis refuses, it stays
+    /// in neither.
     pub(super) fn set_categories(&self, ctx: Ctx, command: &CStr) {
         let Some(categories) = self.categories else {
             return;

@@ -10,7 +10,8 @@ use super::{LE, Library, Result, damaged_error};
 const PAGE_BYTES: usize = 4096;
 
 impl Library<'_> {
-    /// Whether code may begin at `address`. False in a page of zeros, which the CPU would execute as writes to memory.
+    /// Returns whether code may begin at `address`. False in a page of zeros, which the CPU would execute as writes to
+    /// memory.
     pub(super) fn has_code(&self, address: u64) -> bool {
         let mut segments = self.loaded_segments();
         let offset = segments.find_map(|segment| {
