@@ -176,6 +176,7 @@ impl Agent {
         self.detach_all();
         let attempts = self.attachments.wait_for_attempts();
         self.report_attempts(attempts);
+        // Those whose attempt has ended since.
         self.detach_all();
         // Profiles that do not reach the store now stay in the spool for the next agent.
         self.flush_batch()?;
@@ -259,7 +260,7 @@ impl Agent {
         Ok(bytes)
     }
 
-    /// Service, machine and process id of a host, as `shop web1/42`.
+    /// Returns the service, machine and process id of a host, as `shop web1/42`.
     fn describe(&self, host: &RunningHost) -> String {
         format!(
             "{} {}/{}",

@@ -191,8 +191,8 @@ impl Attachments {
     }
 }
 
-/// Process ids and file names of the programs that run on this machine, except this process and those that this user
-/// cannot inspect.
+/// Returns the process ids and file names of the programs that run on this machine, except this process and those that
+/// this user cannot inspect.
 fn programs() -> anyhow::Result<Vec<(u32, String)>> {
     let entries = fs::read_dir("/proc").context("failed to read /proc")?;
     let pids = entries.flatten();

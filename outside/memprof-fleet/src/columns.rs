@@ -147,23 +147,23 @@ impl<'b> Columns<'b> {
 }
 
 impl<'b> TextColumn<'b> {
-    /// Text of a row.
+    /// Returns the text of a row.
     pub(crate) fn get(&self, row: usize) -> &'b str {
         self.values[self.keys[row] as usize]
     }
 
-    /// Index of each row's text in [`values`](Self::values).
+    /// Returns the index of each row's text in [`values`](Self::values).
     pub(crate) fn keys(&self) -> &'b [i32] {
         self.keys
     }
 
-    /// Distinct texts.
+    /// Returns the distinct texts.
     pub(crate) fn values(&self) -> &[&'b str] {
         &self.values
     }
 }
 
-/// Message for a column of another type, or with unexpected nulls.
+/// Returns the message for a column of another type, or with unexpected nulls.
 fn wrong_type_message(column: &str) -> String {
     format!("its column {column} is of another type")
 }

@@ -163,7 +163,7 @@ pub(crate) fn read_rows(
     Ok(rows)
 }
 
-/// Names of the columns that are read of a table: all but `leaf`, which is computed from `frames`.
+/// Returns the names of the columns that are read of a table: all but `leaf`, which is computed from `frames`.
 fn column_names(table: Table) -> Vec<&'static str> {
     match table {
         Table::Stacks => vec!["stack_id", "function", "frames", "modules"],
@@ -339,7 +339,7 @@ impl<'b> ContextColumns<'b> {
         })
     }
 
-    /// Context of a row, without the columns that only the table of profiles has.
+    /// Returns the context of a row, without the columns that only the table of profiles has.
     fn context(&self, row: usize) -> ProfileContext {
         let [service, instance, host, build_id, trigger] = self
             .texts

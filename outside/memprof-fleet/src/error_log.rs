@@ -70,8 +70,8 @@ impl ErrorLog {
     }
 }
 
-/// Text of an error without words that contain a digit, as times and the ids that S3 gives each request. It is equal
-/// when the error recurs.
+/// Returns the text of an error without words that contain a digit, as times and the ids that S3 gives each request. It
+/// is equal when the error recurs.
 fn kind_of(error: &str) -> String {
     let words = error.split(|c: char| !c.is_alphanumeric());
     let plain = words.filter(|word| !word.contains(|c: char| c.is_ascii_digit()));

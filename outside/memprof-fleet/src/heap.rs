@@ -73,7 +73,7 @@ pub(crate) fn read_heap(mut bytes: &[u8], sources: Option<&Sources>) -> anyhow::
     })
 }
 
-/// Counts of memprof's sampler. `None` if the dump has none, because the allocator sampled.
+/// Returns the counts of memprof's sampler. `None` if the dump has none, because the allocator sampled.
 fn sampler_counts(origin: &ProfileOrigin) -> Option<SamplerCounts> {
     let early_ends = origin.early_ends.iter().map(|each| each.samples).sum();
     let unseen = origin.unseen_frees.unwrap_or_default();
@@ -127,7 +127,7 @@ impl StackSums {
         }
     }
 
-    /// Samples and stacks, both sorted by stack id.
+    /// Returns the samples and stacks, both sorted by stack id.
     fn into_parts(self) -> (Vec<Sample>, Vec<NamedStack>) {
         let mut rows: Vec<_> = self.by_stack.into_values().collect();
         rows.sort_by_key(|(sample, _)| sample.stack_id);
@@ -135,8 +135,8 @@ impl StackSums {
     }
 }
 
-/// Name of the function to which a table attributes a stack: the leaf-most one of the highest code origin. Empty if the
-/// stack is empty.
+/// Returns the name of the function to which a table attributes a stack: the leaf-most one of the highest code origin.
+/// Empty if the stack is empty.
 fn row_function(
     symbolized: &SymbolizedProfile,
     stack: memprof_report::StackId,
@@ -152,7 +152,7 @@ fn row_function(
         .unwrap_or_default()
 }
 
-/// Functions of a stack, root first, without the allocator's.
+/// Returns the functions of a stack, root first, without the allocator's.
 fn named_frames(symbolized: &SymbolizedProfile, stack: memprof_report::StackId) -> Vec<Frame> {
     let profile = &symbolized.profile;
     let depth = symbolized.depths[stack.0 as usize] as usize;

@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Exit code that an error was given, or else 1.
+/// Returns the exit code that an error was given, or else 1.
 fn exit_code_of(error: &anyhow::Error) -> u8 {
     error_code(error).unwrap_or(FAILED)
 }

@@ -89,13 +89,13 @@ impl Naming {
         let child = child.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = child.stderr(Stdio::piped()).spawn().map_err(failed)?;
         let (send, heaps) = channel();
-        // Each thread ends when the child does, or with this process.
+        // Each thread ends when the child does, or with this process. A failed write shows as a failure of the child.
         let (input, dump) = (child.stdin.take(), Arc::clone(dump));
         thread::spawn(move || input.map(|mut input| input.write_all(&dump)));
         let errors = child.stderr.take();
         let errors = thread::spawn(move || read_up_to(errors, ERROR_LIMIT));
         let output = child.stdout.take();
-        // Sending fails only if this function has returned after the timeout.
+        // One byte above the limit shows that the heap is too large. Sending fails only after the timeout.
         thread::spawn(move || drop(send.send(read_up_to(output, HEAP_LIMIT + 1))));
         let heap = heaps.recv_timeout(timeout).ok();
         // After the output is closed, the last close(2) of a file may block as long as a read of it.

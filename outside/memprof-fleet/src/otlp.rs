@@ -82,7 +82,8 @@ fn build_message(
     }
 }
 
-/// Globally unique id of a profile (profiles.proto, `profile_id`): the first 16 bytes of a hash of its content.
+/// Returns the globally unique id of a profile (profiles.proto, `profile_id`): the first 16 bytes of a hash of its
+/// content.
 fn profile_id(parts: &[&[u8]]) -> Vec<u8> {
     let mut hash = Sha256::new();
     for part in parts {
@@ -92,13 +93,14 @@ fn profile_id(parts: &[&[u8]]) -> Vec<u8> {
     hash.finalize()[..16].to_vec()
 }
 
-/// Mean bytes between samples; 0 if unknown.
+/// Returns the mean bytes between samples; 0 if unknown.
 fn sample_interval(symbolized: &SymbolizedProfile) -> i64 {
     let interval = symbolized.profile.interval.unwrap_or(0);
     i64::try_from(interval).unwrap_or(i64::MAX)
 }
 
-/// Samples of a type, one per stack with the sum of its values, without zeros. Adds their stacks to `tables`.
+/// Returns the samples of a type, one per stack with the sum of its values, without zeros. Adds their stacks to
+/// `tables`.
 fn build_samples(
     symbolized: &SymbolizedProfile,
     sample_type: SampleType,

@@ -72,7 +72,7 @@ impl ServiceRule {
         period_number(now) > period_number(last)
     }
 
-    /// Pause of the machine after a dump that took `elapsed`: a multiple of that time.
+    /// Returns the pause of the machine after a dump that took `elapsed`: a multiple of that time.
     pub(crate) fn pause_after(&self, elapsed: Duration) -> Duration {
         elapsed.saturating_mul(self.pause)
     }
@@ -83,7 +83,7 @@ pub(crate) fn is_in_share(instance: &str, share: f64) -> bool {
     share >= 1.0 || hash_fraction(instance) < share
 }
 
-/// Stable hash of a text as a number from 0 to 1.
+/// Returns a stable hash of the text as a number from 0 to 1.
 pub(crate) fn hash_fraction(text: &str) -> f64 {
     stable_hash(text) as f64 / u64::MAX as f64
 }
@@ -97,7 +97,7 @@ pub(crate) fn elect_machine<'m>(
     machines.max_by_key(|machine| stable_hash(&format!("{machine} {task}")))
 }
 
-/// Hash of a text that is equal on all machines and in all versions: the first 8 bytes of its SHA-256.
+/// Returns a hash of the text that is equal on all machines and in all versions: the first 8 bytes of its SHA-256.
 fn stable_hash(text: &str) -> u64 {
     let digest = Sha256::digest(text);
     u64::from_be_bytes(std::array::from_fn(|index| digest[index]))

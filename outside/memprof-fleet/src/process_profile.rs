@@ -74,7 +74,7 @@ impl SamplerCounts {
         "early_end_samples",
     ];
 
-    /// Values of [`Self::COLUMNS`].
+    /// Returns the counts in the order of [`Self::COLUMNS`].
     pub(crate) fn values(self) -> [i64; Self::COLUMNS.len()] {
         [
             self.samples,
@@ -86,7 +86,7 @@ impl SamplerCounts {
         ]
     }
 
-    /// Counts with these values of [`Self::COLUMNS`].
+    /// Creates the counts from values in the order of [`Self::COLUMNS`].
     fn from_values(values: [i64; Self::COLUMNS.len()]) -> Self {
         let [
             samples,
@@ -116,7 +116,7 @@ impl SamplerCounts {
         ))
     }
 
-    /// Sum of two counts; saturates.
+    /// Returns the sum of two counts; saturates.
     pub(crate) fn plus(self, other: Self) -> Self {
         let (own, others) = (self.values(), other.values());
         Self::from_values(std::array::from_fn(|index| {
@@ -136,7 +136,7 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Sum of two samples with one stack. Its allocations are `None` if one of the two has none.
+    /// Returns the sum of two samples with one stack. Its allocations are `None` if one of the two has none.
     pub(crate) fn plus(self, other: Self) -> Self {
         let sum = |[bytes, objects]: [i64; 2], [more_bytes, more_objects]: [i64; 2]| {
             [
@@ -175,8 +175,8 @@ pub(crate) struct Frame {
     pub(crate) module: String,
 }
 
-/// Id of a stack in every table: the first 8 bytes of a SHA-256 of the functions and modules of its frames. Each
-/// text is preceded by its length, so that no two lists of frames hash the same bytes.
+/// Returns the id of a stack in every table: the first 8 bytes of a SHA-256 of the functions and modules of its frames.
+/// Each text is preceded by its length, so that no two lists of frames hash the same bytes.
 pub(crate) fn stack_id(frames: &[Frame]) -> i64 {
     let mut hash = Sha256::new();
     for frame in frames {
@@ -214,7 +214,7 @@ impl ProcessProfile {
         parts.fold(stacks, |text, (_, part)| text + &part)
     }
 
-    /// Sum of all samples: bytes and objects in use.
+    /// Returns the sum of all samples: bytes and objects in use.
     pub(crate) fn sum_inuse(&self) -> [i64; 2] {
         self.samples
             .iter()
@@ -223,7 +223,7 @@ impl ProcessProfile {
             })
     }
 
-    /// Sum of all samples: bytes and objects allocated. `None` if any sample has none.
+    /// Returns the sum of all samples: bytes and objects allocated. `None` if any sample has none.
     pub(crate) fn sum_alloc(&self) -> Option<[i64; 2]> {
         self.samples
             .iter()

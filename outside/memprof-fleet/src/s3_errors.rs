@@ -62,8 +62,8 @@ pub(crate) fn s3_remedy(cause: &str) -> &'static str {
         .map_or("", |(_, remedy)| *remedy)
 }
 
-/// Text of an S3 error without its XML, as `SignatureDoesNotMatch: The request signature …`. Other texts stay
-/// unchanged.
+/// Returns the text of an S3 error without its XML, as `SignatureDoesNotMatch: The request signature …`. Other texts
+/// stay unchanged.
 pub(crate) fn plain_s3_error(cause: &str) -> String {
     let element = |name: &str| {
         let (_, rest) = cause.split_once(&format!("<{name}>"))?;

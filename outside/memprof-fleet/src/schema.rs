@@ -116,7 +116,7 @@ pub(crate) fn store_files(
     Ok(files)
 }
 
-/// Name of a file with these bytes: the first half of their SHA-256 in hex.
+/// Returns the name of a file with these bytes: the first half of their SHA-256 in hex.
 pub(crate) fn content_name(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
     digest[..16]

@@ -77,12 +77,12 @@ impl Spool {
         )
     }
 
-    /// Bytes of all files that wait for a batch or for the store.
+    /// Returns the total size in bytes of all files that wait for a batch or for the store.
     pub(crate) fn pending_bytes(&self) -> anyhow::Result<u64> {
         pending_bytes(&self.directory)
     }
 
-    /// Bytes of the profiles that wait for a batch.
+    /// Returns the total size in bytes of the profiles that wait for a batch.
     pub(crate) fn dump_bytes(&self) -> anyhow::Result<u64> {
         bytes_in(&self.directory.join("dumps"))
     }
@@ -121,7 +121,7 @@ impl Spool {
         Ok(())
     }
 
-    /// Files for the store, sorted by name. Empty while a batch is unfinished.
+    /// Returns the files for the store, sorted by name. Empty while a batch is unfinished.
     pub(crate) fn outgoing_files(&self) -> anyhow::Result<Vec<OutgoingFile>> {
         if self.directory.join("batch").exists() {
             return Ok(Vec::new());
@@ -171,7 +171,7 @@ impl Spool {
     }
 }
 
-/// Bytes of all files that wait in a spool. Does not lock it.
+/// Returns the total size in bytes of all files that wait in a spool. Does not lock it.
 pub(crate) fn pending_bytes(spool: &Path) -> anyhow::Result<u64> {
     let parts = ["dumps", "batch", "outbox"].iter();
     parts.map(|name| bytes_in(&spool.join(name))).sum()
@@ -181,7 +181,8 @@ fn file_name(path: &Path) -> &std::ffi::OsStr {
     path.file_name().unwrap_or_default()
 }
 
-/// Files of a directory, sorted by name, without those that are being written. Empty if there is no such directory.
+/// Returns the files of a directory, sorted by name, without those that are being written. Empty if there is no such
+/// directory.
 fn files_in(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let failed = || format!("failed to read {}", directory.display());
     let mut files = Vec::new();
@@ -200,7 +201,7 @@ fn files_in(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Bytes of the files in a directory; those that vanish meanwhile do not count.
+/// Returns the total size in bytes of the files in a directory; those that vanish meanwhile do not count.
 fn bytes_in(directory: &Path) -> anyhow::Result<u64> {
     let files = files_in(directory)?.into_iter();
     Ok(files

@@ -103,6 +103,7 @@ impl ProfileStore {
         let listed = self.runtime.block_on(listed.try_collect());
         let mut objects: Vec<_> =
             listed.map_err(|error| self.store_error("list objects", error))?;
+        // The page of a web server looks like an empty list, too.
         if objects.is_empty() && !self.is_local() {
             self.require_s3()?;
         }
@@ -157,7 +158,7 @@ impl ProfileStore {
         }
     }
 
-    /// Metadata of an object. `None` if it does not exist.
+    /// Returns the metadata of an object. `None` if it does not exist.
     pub(crate) fn head(&self, name: &str) -> anyhow::Result<Option<Object>> {
         match self.runtime.block_on(self.objects.head(&Path::from(name))) {
             Ok(meta) => Ok(Some(Object {
@@ -176,6 +177,7 @@ impl ProfileStore {
         if self.head(ID_OBJECT)?.is_none() {
             let mut random = [0; ID_BYTES];
             rustix::rand::getrandom(&mut random, GetRandomFlags::empty())?;
+            // If another agent creates it first, its bytes are read below.
             self.create(ID_OBJECT, Bytes::copy_from_slice(&random))?;
         }
         self.read(ID_OBJECT)
@@ -188,6 +190,7 @@ impl ProfileStore {
         let name = format!("clock/{}-{}-{ticks}", Instant::now().0, std::process::id());
         self.create(&name, Bytes::from_static(b"now"))?;
         let object = self.head(&name);
+        // Also if the request for its time failed.
         self.delete(&name)?;
         let object = object?
             .with_context(|| format!("{}: {name} was written and is not there", self.url))?;
@@ -205,8 +208,8 @@ impl ProfileStore {
         }
     }
 
-    /// Error of a request (exit code 3), with a remedy if the store is not local. `act` says what failed, as in "list
-    /// objects".
+    /// Returns the error of a request (exit code 3), with a remedy if the store is not local. `act` says what failed,
+    /// as in "list objects".
     fn store_error(&self, act: &str, error: Error) -> anyhow::Error {
         let error = anyhow::Error::from(error);
         // The root cause is enough, because each error repeats the text of its cause.

@@ -64,8 +64,9 @@ impl MachineInfo {
     }
 }
 
-/// Id of this machine, container and boot: the first 4 bytes of a hash of machine-id(5), which copies of a machine
-/// share, of the boot's random id (proc(5), `boot_id`), which containers of a machine share, and of the pid namespace.
+/// Returns the id of this machine, container and boot: the first 4 bytes of a hash of machine-id(5), which copies of a
+/// machine share, of the boot's random id (proc(5), `boot_id`), which containers of a machine share, and of the pid
+/// namespace.
 fn machine_id() -> String {
     let files = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
     // A missing file adds nothing to the hash.
@@ -124,6 +125,7 @@ pub(crate) fn take_profile(
             "its dump is larger than {DUMP_LIMIT} bytes"
         );
         let bytes = Arc::new(bytes);
+        // The profile has one interval: the longest of its dumps.
         interval = interval.max(dump.sample_interval);
         let symbolized = match &unnamed {
             None => naming.symbolize(&instance, host.pid, &bytes),
@@ -204,7 +206,7 @@ fn expires_within(expiry: Option<&str>, time: Duration) -> bool {
     expiry.is_some_and(|expiry| expiry < SystemTime::now() + time)
 }
 
-/// Start of a process, in clock ticks since boot (`starttime` of proc(5), stat). `None` if it has ended.
+/// Returns the start of a process, in clock ticks since boot (`starttime` of proc(5), stat). `None` if it has ended.
 pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The program's name may contain any character; the third field follows its parenthesis. `starttime` is the 22nd.
@@ -212,7 +214,7 @@ pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     fields.split_whitespace().nth(22 - 3)?.parse().ok()
 }
 
-/// Resident memory of a process in bytes (proc(5), status). `None` if it has ended.
+/// Returns the resident memory of a process in bytes (proc(5), status). `None` if it has ended.
 pub(crate) fn resident_bytes(pid: u32) -> Option<i64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status

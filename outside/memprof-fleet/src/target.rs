@@ -52,7 +52,7 @@ impl Target {
         }
     }
 
-    /// Name of the selected service. `None` if another target is selected.
+    /// Returns the name of the selected service. `None` if another target is selected.
     pub(crate) fn service(&self) -> Option<&str> {
         match self {
             Self::Service(service) => Some(service),

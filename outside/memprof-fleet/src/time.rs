@@ -38,7 +38,7 @@ impl Instant {
         Self(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
     }
 
-    /// Time that is `length` earlier, or the smallest possible one.
+    /// Returns the time that is `length` earlier, or the smallest possible one.
     pub(crate) fn before(self, length: Duration) -> Self {
         let length = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
         Self(self.0.saturating_sub(length))
@@ -51,7 +51,7 @@ impl Instant {
         humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(ms)).to_string()
     }
 
-    /// Hour that contains this time, in UTC.
+    /// Returns the hour that contains this time, in UTC.
     pub(crate) fn hour(self) -> Hour {
         let text = self.to_rfc3339();
         Hour {
@@ -67,12 +67,12 @@ impl Uptime {
         Self(now.tv_sec * 1000 + now.tv_nsec / 1_000_000)
     }
 
-    /// Time that has passed since an earlier point; 0 if that is later.
+    /// Returns the time that has passed since an earlier point; 0 if that is later.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0).max(0).unsigned_abs())
     }
 
-    /// Time that is `length` later, or the largest possible one.
+    /// Returns the time that is `length` later, or the largest possible one.
     pub(crate) fn after(self, length: Duration) -> Self {
         let length = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
         Self(self.0.saturating_add(length))
@@ -80,12 +80,12 @@ impl Uptime {
 }
 
 impl Hour {
-    /// Folders of the hour's files in the store, as `date=2026-11-21/hour=07`.
+    /// Returns the folders of the hour's files in the store, as `date=2026-11-21/hour=07`.
     pub(crate) fn directory(&self) -> String {
         format!("date={}/hour={}", self.date, self.hour)
     }
 
-    /// First millisecond of the hour. `None` if its texts are no date and hour.
+    /// Returns the first millisecond of the hour. `None` if its texts are no date and hour.
     pub(crate) fn start(&self) -> Option<Instant> {
         let text = format!("{}T{}:00:00Z", self.date, self.hour);
         humantime::parse_rfc3339(&text)
@@ -93,7 +93,7 @@ impl Hour {
             .map(Instant::from_system_time)
     }
 
-    /// First millisecond after the hour. `None` if its texts are no date and hour.
+    /// Returns the first millisecond after the hour. `None` if its texts are no date and hour.
     pub(crate) fn end(&self) -> Option<Instant> {
         self.start().map(|start| Instant(start.0 + HOUR_MS))
     }

@@ -92,8 +92,8 @@ fn view_sql(
 }
 
 impl Engine {
-    /// Start of file patterns for a store, with all characters escaped that have a meaning in patterns. Fails if the
-    /// path has a character that cannot be escaped (exit code 2).
+    /// Returns the start of file patterns for a store, with all characters escaped that have a meaning in patterns.
+    /// Fails if the path has a character that cannot be escaped (exit code 2).
     fn pattern_root(self, store: &str) -> anyhow::Result<String> {
         // For a directory, engines need the path instead of the URL.
         let path = store.strip_prefix("file://").unwrap_or(store);

@@ -7,7 +7,7 @@ use memprof_host::{DiscoveryScope, discover};
 use super::Agent;
 
 impl Agent {
-    /// Says why there was no host to profile: none runs, or the rules name others.
+    /// Returns the reason why there was no host to profile: none runs, or the rules name others.
     pub(super) fn no_host_message(&self) -> String {
         let running = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
         let running: BTreeSet<_> = running.iter().map(|(host, ())| &*host.info.name).collect();

@@ -35,7 +35,7 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
-    /// Name of the request in its subject.
+    /// Returns the name of the request in its subject.
     fn name(self) -> &'static str {
         match self {
             Self::Ps => "ps",
@@ -91,7 +91,7 @@ pub(crate) struct AgentProcess {
     pub(crate) failed: Option<String>,
 }
 
-/// Unique id of this run of the agent: a random number and the process id.
+/// Returns the unique id of this run of the agent: a random number and the process id.
 pub(crate) fn agent_id() -> &'static str {
     static ID: OnceLock<String> = OnceLock::new();
     ID.get_or_init(|| {
@@ -102,8 +102,8 @@ pub(crate) fn agent_id() -> &'static str {
     })
 }
 
-/// Subject of a request, with machine or service, so that permissions of the server can depend on them. The subject of
-/// a single process is its machine's.
+/// Returns the subject of a request, with machine or service, so that permissions of the server can depend on them. The
+/// subject of a single process is its machine's.
 pub(crate) fn subject(verb: Verb, target: &Target) -> String {
     let verb = verb.name();
     match target {
@@ -115,7 +115,7 @@ pub(crate) fn subject(verb: Verb, target: &Target) -> String {
     }
 }
 
-/// Subjects to which the agent of machine `host` subscribes.
+/// Returns the subjects to which the agent of machine `host` subscribes.
 fn subjects(host: &str) -> [String; 3] {
     [
         "memprof.v1.all.*".to_owned(),

@@ -58,6 +58,7 @@ pub(crate) fn serve_requests(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
+    // Reports an invalid URL before the thread starts.
     nats.url()?;
     thread::spawn(move || {
         runtime.block_on(async {
@@ -185,6 +186,7 @@ async fn handle_message(
     send.send(here).unwrap_or_default();
     if message.subject.ends_with(".dump") {
         let spread = Duration::from_millis(request.spread_ms).min(MAX_SPREAD);
+        // Each machine waits for its own part of the spread, the same one each time.
         let spread = spread.mul_f64(hash_fraction(&host));
         tokio::spawn(async move {
             tokio::time::sleep(spread).await;

@@ -72,8 +72,8 @@ pub(crate) fn dump(args: &DumpArgs) -> anyhow::Result<ExitCode> {
     request_and_print(&config, Verb::Dump, target, &request, timeout, *json)
 }
 
-/// Sends a request, prints the replies, and notes missing agents. Exits with 1 if an agent is missing or a
-/// dump failed.
+/// Sends a request, prints the replies, and notes missing agents. Exits with 1 if an agent is missing or a dump failed.
+/// Fails if no agent replied (exit code 3), or there was no process to dump (5).
 fn request_and_print(
     config: &Config,
     verb: Verb,
@@ -139,7 +139,8 @@ fn request_and_print(
     Ok(u8::from(failed || !missing.is_empty()).into())
 }
 
-/// Number of agents whose replies are incomplete: they have not announced a number of processes, or others are missing.
+/// Returns the number of agents whose replies are incomplete: they have not announced a number of processes, or others
+/// are missing.
 fn unfinished_count(agents: &Agents) -> usize {
     agents
         .values()
@@ -147,7 +148,7 @@ fn unfinished_count(agents: &Agents) -> usize {
         .count()
 }
 
-/// Machine names that more than one agent has.
+/// Returns the machine names that more than one agent has.
 fn shared_machine_names(agents: &Agents) -> BTreeSet<&str> {
     // The keys are sorted by name, so agents with one name are neighbours.
     let names = agents.keys().zip(agents.keys().skip(1));
@@ -155,8 +156,8 @@ fn shared_machine_names(agents: &Agents) -> BTreeSet<&str> {
     shared.map(|((name, _), _)| name.as_str()).collect()
 }
 
-/// Machines whose agents did not reply, or not completely, with the reasons. Expected are those that wrote a profile of
-/// the target within [`EXPECTED_AGENT_AGE`]; if the store cannot be read, that is only noted.
+/// Returns the machines whose agents did not reply, or not completely, with the reasons. Expected are those that wrote
+/// a profile of the target within [`EXPECTED_AGENT_AGE`]; if the store cannot be read, that is only noted.
 fn missing_agents(
     config: &Config,
     target: &Target,
@@ -176,6 +177,7 @@ fn missing_agents(
                     .keys()
                     .filter(|(name, _)| name == host)
                     .count();
+                // If none replied, the machine counts as silent below.
                 if (1..machines).contains(&answered) {
                     let reason = format!(
                         "{machines} machines of this name wrote profiles, and {answered} of them answered"
@@ -274,6 +276,7 @@ async fn collect_replies(
         let Ok(Some(message)) = timeout_at(wait_end, messages.next()).await else {
             continue;
         };
+        // NATS replies with this status if no agent subscribes to the subject.
         if message.status == Some(StatusCode::NO_RESPONDERS) {
             return Ok(replies);
         }

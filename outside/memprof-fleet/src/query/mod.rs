@@ -88,7 +88,7 @@ impl ProfileQuery {
     }
 }
 
-/// Machines that have written a profile since `from`.
+/// Returns the machines that have written a profile since `from`.
 pub(crate) fn machines_writing_since(
     store: &Arc<ProfileStore>,
     from: Instant,

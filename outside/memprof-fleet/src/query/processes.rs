@@ -149,7 +149,7 @@ pub(crate) fn summarize_processes(profiles: &[Profile]) -> Vec<Process> {
     rows
 }
 
-/// Growth of the processes with at least two profiles, the largest first.
+/// Returns the growth of the processes with at least two profiles, the largest first.
 pub(crate) fn processes_by_growth(profiles: &[Profile]) -> Vec<Growth> {
     let rows = first_and_last_by_process(profiles).into_iter();
     let mut rows: Vec<_> = rows
@@ -159,7 +159,7 @@ pub(crate) fn processes_by_growth(profiles: &[Profile]) -> Vec<Growth> {
     rows
 }
 
-/// Growth between a process's first and last profile. `None` if the last is not later.
+/// Returns the growth between a process's first and last profile. `None` if the last is not later.
 fn growth_between(first: &Profile, last: &Profile) -> Option<Growth> {
     let elapsed_ms = last.time.0 - first.time.0;
     let growth = last.inuse_bytes - first.inuse_bytes;
@@ -176,8 +176,8 @@ fn growth_between(first: &Profile, last: &Profile) -> Option<Growth> {
     })
 }
 
-/// First and last profile of each process, and the number of its profiles, by process key. `profiles` are sorted by
-/// process and time.
+/// Returns the first and last profile of each process, and the number of its profiles, by process key. `profiles` are
+/// sorted by process and time.
 pub(super) fn first_and_last_by_process(profiles: &[Profile]) -> Vec<(&Profile, &Profile, usize)> {
     let mut processes: BTreeMap<&str, (&Profile, &Profile, usize)> = BTreeMap::new();
     for profile in profiles {

@@ -45,7 +45,7 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
-    /// Id of the machine, container and boot; empty if an older agent wrote the profile.
+    /// Returns the id of the machine, container and boot; empty if an older agent wrote the profile.
     fn machine_id(&self) -> &str {
         // The host name may contain dots; the rest of the key is `/PID.START.ID`.
         let key = self.instance.strip_prefix(&self.host);
@@ -53,7 +53,7 @@ impl Profile {
         parts.unwrap_or("")
     }
 
-    /// Build id as tables show it: its first 12 characters, or "unknown".
+    /// Returns the build id as tables show it: its first 12 characters, or "unknown".
     pub(crate) fn short_build_id(&self) -> &str {
         match self.build_id.get(..12) {
             Some(start) => start,
@@ -92,6 +92,7 @@ pub(crate) fn profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
                 .add(format!("{} is not counted: {error:#}", object.name)),
         }
     }
+    // One note for each machine.
     clocks.sort();
     clocks.dedup_by(|(host, _), (next, _)| host == next);
     for (host, offset) in clocks {
@@ -112,8 +113,8 @@ pub(crate) fn profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
     Ok(profiles)
 }
 
-/// Names that several machines had at the same time, with the number of these machines. A machine that restarts gets a
-/// new id, but its profiles with the two ids do not overlap in time.
+/// Returns the names that several machines had at the same time, with the number of these machines. A machine that
+/// restarts gets a new id, but its profiles with the two ids do not overlap in time.
 pub(crate) fn shared_machine_names(profiles: &[Profile]) -> BTreeMap<&str, usize> {
     let mut times: BTreeMap<&str, BTreeMap<&str, [Instant; 2]>> = BTreeMap::new();
     for profile in profiles {
@@ -125,6 +126,7 @@ pub(crate) fn shared_machine_names(profiles: &[Profile]) -> BTreeMap<&str, usize
     let counts = times.into_iter().map(|(host, machines)| {
         let overlapping = machines.values().map(|[first, last]| {
             let others = machines.values();
+            // More than one, because a machine also overlaps with itself.
             usize::from(
                 others
                     .filter(|[start, end]| start <= last && first <= end)
@@ -137,7 +139,7 @@ pub(crate) fn shared_machine_names(profiles: &[Profile]) -> BTreeMap<&str, usize
     counts.filter(|(_, machines)| *machines > 1).collect()
 }
 
-/// Newest profile of each process. `profiles` are sorted by process and time.
+/// Returns the newest profile of each process. `profiles` are sorted by process and time.
 pub(crate) fn newest_profiles(profiles: &[Profile]) -> impl Iterator<Item = &Profile> {
     let processes = profiles.chunk_by(|a, b| a.instance == b.instance);
     processes.filter_map(<[Profile]>::last)
@@ -195,7 +197,8 @@ const SHORTFALLS: [Shortfall; 5] = [
     },
 ];
 
-/// Notes on what memprof's sampler missed in the newest profile of each process, so that values are too high or too low.
+/// Returns notes on what memprof's sampler missed in the newest profile of each process, so that values are too high or
+/// too low.
 fn sampler_notes(profiles: &[Profile]) -> Vec<String> {
     let count = newest_profiles(profiles).count();
     let notes = SHORTFALLS.iter().filter_map(|shortfall| {

@@ -57,8 +57,8 @@ pub(crate) struct Point {
     processes: usize,
 }
 
-/// History of the selected profiles, at the ends of equal parts of the time window. Each process counts from
-/// its first to its last profile, with the newest one at that time.
+/// Returns the history of the selected profiles, at the ends of equal parts of the time window. Each process counts
+/// from its first to its last profile, with the newest one at that time.
 pub(crate) fn history(query: &ProfileQuery, profiles: &[Profile]) -> Vec<Point> {
     let (Instant(from), Instant(to)) = (query.from, query.to);
     let points = (1..=POINT_COUNT).map(|point| Instant(from + (to - from) * point / POINT_COUNT));

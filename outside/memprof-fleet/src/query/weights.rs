@@ -51,7 +51,7 @@ impl Weights {
         }
     }
 
-    /// Weights for [`Weighting::Newest`]: 1 for the newest profile of each process.
+    /// Returns the weights for [`Weighting::Newest`]: 1 for the newest profile of each process.
     fn newest(profiles: &[Profile]) -> Self {
         let mut weights = Self::default();
         // Profiles are sorted by process and time, so the newest one of a process is inserted last.
@@ -64,7 +64,7 @@ impl Weights {
         weights
     }
 
-    /// Weights for [`Weighting::Mean`]: 1/n for each of the n profiles of a process.
+    /// Returns the weights for [`Weighting::Mean`]: 1/n for each of the n profiles of a process.
     fn mean(profiles: &[Profile]) -> Self {
         let mut weights = Self::default();
         for profile in profiles {
@@ -81,7 +81,7 @@ impl Weights {
         weights
     }
 
-    /// Weights for [`Weighting::MeanOfProcesses`]: those of the mean, divided by the number of processes.
+    /// Returns the weights for [`Weighting::MeanOfProcesses`]: those of the mean, divided by the number of processes.
     fn mean_process(profiles: &[Profile]) -> Self {
         let mut weights = Self::mean(profiles);
         let count = weights.process_count() as f64;
@@ -90,23 +90,23 @@ impl Weights {
         weights
     }
 
-    /// Number of processes with a weight.
+    /// Returns the number of processes with a weight.
     pub(crate) fn process_count(&self) -> usize {
         self.0.len()
     }
 
-    /// Number of profiles with a weight.
+    /// Returns the number of profiles with a weight.
     pub(crate) fn profile_count(&self) -> usize {
         self.0.values().map(HashMap::len).sum()
     }
 
-    /// Times of the first and the last profile with a weight. `None` if there is none.
+    /// Returns the times of the first and the last profile with a weight. `None` if there is none.
     fn time_range(&self) -> Option<(Instant, Instant)> {
         let times = || self.0.values().flat_map(HashMap::keys).copied();
         Some((Instant(times().min()?), Instant(times().max()?)))
     }
 
-    /// Weight of a profile; 0 if it does not count.
+    /// Returns the weight of a profile; 0 if it does not count.
     fn weight(&self, profile: &Profile) -> f64 {
         let times = self.0.get(&profile.instance);
         times
@@ -169,7 +169,7 @@ pub(crate) fn weighted_sums(
     Ok(sums)
 }
 
-/// Sum of numbers. That of none is 0, where [`Iterator::sum`] returns -0.
+/// Returns the sum of numbers. That of none is 0, where [`Iterator::sum`] returns -0.
 fn sum(numbers: impl Iterator<Item = f64>) -> f64 {
     numbers.fold(0.0, std::ops::Add::add)
 }
