@@ -184,6 +184,7 @@ impl Access {
 /// allowed.
 fn check_cross_site(request: &Request, base: Option<&BaseUrl>) -> Result<()> {
     let headers = request.headers();
+    // A value that is not ASCII becomes `?`, which nothing allows.
     let texts = |name: &str| {
         let values = headers.get_all(name).into_iter();
         values.map(|value| value.to_str().unwrap_or("?"))
@@ -245,8 +246,8 @@ fn set_path(request: &mut Request, path: &str) -> Result<()> {
     Ok(())
 }
 
-/// Error for a request without a valid token; `token` is the server's. Its message names the client's user if that is
-/// the reason; its remedy says how to be allowed.
+/// Returns the error for a request without a valid token; `token` is the server's. Its message names the client's user
+/// if that is the reason; its remedy says how to be allowed.
 fn unauthorized_error(token: Option<&Token>, peer: Option<Peer>) -> Problem {
     let other_user = peer.filter(|peer| !peer.is_same_user_or_root());
     let origin = other_user.map(|peer| format!("this connection comes from {}", peer.describe()));

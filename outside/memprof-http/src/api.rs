@@ -41,13 +41,14 @@ pub(crate) fn routes() -> Router<SharedHosts> {
     router.layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
 }
 
-/// Messages that are forwarded unchanged: all but those in `SPECIAL_MESSAGES`.
+/// Returns the messages that are forwarded unchanged: all but those in `SPECIAL_MESSAGES`.
 pub(crate) fn simple_messages() -> impl Iterator<Item = &'static MessageSpec> {
     let messages = MESSAGES.iter();
     messages.filter(|message| !SPECIAL_MESSAGES.contains(&message.name))
 }
 
-/// Route of a message without side effects. `stats` is not written to the host's log unless the request asks for that.
+/// Returns the route of a message without side effects. `stats` is not written to the host's log unless the request
+/// asks for that.
 fn read_route(message: &'static str) -> MethodRouter<SharedHosts> {
     get(
         async move |RequestHost(host): RequestHost, mut arguments: RequestArguments| {
@@ -60,7 +61,7 @@ fn read_route(message: &'static str) -> MethodRouter<SharedHosts> {
     )
 }
 
-/// Route of a message with side effects.
+/// Returns the route of a message with side effects.
 fn write_route(message: &'static str) -> MethodRouter<SharedHosts> {
     post(
         async move |RequestHost(host): RequestHost, arguments: RequestArguments| {
@@ -195,6 +196,7 @@ impl HostRow {
             name: info.name,
             command: info.command,
             started: info.started,
+            // A host that did not reply to `status` counts as one that cannot be profiled.
             profiling: profiling.unwrap_or(Profiling::Unavailable.into()),
             allocators,
         }

@@ -33,11 +33,13 @@ impl FromStr for BaseUrl {
         let (Some(scheme), Some(authority), None) = (scheme, uri.authority(), uri.query()) else {
             return Err(BaseUrlError);
         };
+        // A user name or a fragment is no part of an origin.
         if authority.as_str().contains('@') || text.contains('#') {
             return Err(BaseUrlError);
         }
         let default_port = if scheme == "http" { ":80" } else { ":443" };
         let authority = authority.as_str();
+        // Browsers leave the default port out of `Origin` and `Host`.
         let authority = authority.strip_suffix(default_port).unwrap_or(authority);
         Ok(Self {
             origin: format!("{scheme}://{authority}"),
@@ -60,7 +62,7 @@ impl BaseUrl {
         self.origin.starts_with("https:")
     }
 
-    /// Path without a slash at the end; empty for the root.
+    /// Returns the path without a slash at the end; empty for the root.
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
@@ -72,8 +74,8 @@ impl BaseUrl {
         (rest.is_empty() || rest.starts_with('/')).then_some(rest)
     }
 
-    /// Last component of the path, with a slash: the relative link to the base on a page at the path without a final
-    /// slash.
+    /// Returns the last component of the path, with a slash: the relative link to the base on a page at the path
+    /// without a final slash.
     pub(crate) fn last_part(&self) -> String {
         let (_, last) = self.path.rsplit_once('/').unwrap_or_default();
         format!("{last}/")

@@ -45,6 +45,7 @@ pub(crate) struct CallLimiter {
 
 impl Default for CallLimiter {
     fn default() -> Self {
+        // A part of all permits: while this host does not answer, calls of others get the rest.
         Self {
             quick: Arc::new(Semaphore::new(8)),
             long: Arc::new(Semaphore::new(4)),

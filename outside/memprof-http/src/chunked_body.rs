@@ -43,7 +43,7 @@ pub(crate) async fn stream_body(
     Ok(Body::new(ChunkBody { first, chunks }))
 }
 
-/// Error for a failed write to the body.
+/// Returns the error for a failed write to the body.
 fn write_error(error: io::Error) -> Problem {
     Problem::internal(error.to_string())
 }

@@ -103,6 +103,7 @@ async fn handle_request(
         }
     };
     let mut reservation = slot.empty_reservation();
+    // A streamed body has no exact size and reserves nothing: only a few of its chunks wait at a time.
     let size = reply.body().size_hint().exact().unwrap_or_default();
     if !reservation.grow(usize::try_from(size).unwrap_or(usize::MAX)) {
         reply = overloaded_response();
@@ -131,7 +132,7 @@ async fn discard_body(mut body: Incoming, client: &ConnectionState) {
     client.record_request_end();
 }
 
-/// Reply if requests and replies need more memory than the server reserves.
+/// Returns the reply if requests and replies need more memory than the server reserves.
 fn overloaded_response() -> Response {
     Problem::overloaded("too many large requests and replies are on their way").into_response()
 }

@@ -61,7 +61,7 @@ enum AwaitedPart {
 }
 
 impl AwaitedPart {
-    /// Time at which the client must have sent this part.
+    /// Returns the time at which the client must have sent this part.
     fn deadline(self) -> Instant {
         match self {
             Self::RequestHead(since) => since + HEAD_TIMEOUT,
@@ -209,7 +209,7 @@ impl ConnectionState {
         }
     }
 
-    /// Time at which the client exceeds a timeout, unless it makes progress. `None` if the server waits for
+    /// Returns the time at which the client exceeds a timeout, unless it makes progress. `None` if the server waits for
     /// nothing.
     fn deadline(&self) -> Option<Instant> {
         let progress = self.lock_progress();
@@ -218,9 +218,9 @@ impl ConnectionState {
         blocked_since.into_iter().chain(owed).min()
     }
 
-    /// Eviction order, least first: without credentials before known clients, no request head before partial body,
-    /// then longest waiting. `None` while the server works for the client, during its grace period of 500 ms, or
-    /// once evicted.
+    /// Returns the eviction order, least first: without credentials before known clients, no request head before
+    /// partial body, then longest waiting. `None` while the server works for the client, during its grace period of 500
+    /// ms, or once evicted.
     fn eviction_rank(&self, now: Instant) -> Option<(bool, bool, Instant)> {
         let progress = self.lock_progress();
         let (has_head, since) = match (progress.blocked_since, progress.awaited) {
@@ -238,7 +238,7 @@ impl ConnectionState {
         !self.is_surplus && !self.lock_progress().is_evicted
     }
 
-    /// Reserved bytes; 0 once evicted, because they are about to be released.
+    /// Returns the reserved bytes; 0 once evicted, because they are about to be released.
     fn reserved_bytes(&self) -> usize {
         let progress = self.lock_progress();
         if progress.is_evicted {

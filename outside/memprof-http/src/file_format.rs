@@ -98,7 +98,7 @@ impl FileFormat {
         (headers, body).into_response()
     }
 
-    /// Content-Security-Policy of a reply in this format, which may contain untrusted names.
+    /// Returns the `Content-Security-Policy` of a reply in this format, which may contain untrusted names.
     fn content_security_policy(&self) -> String {
         headers::untrusted_document_policy(match self.source {
             FormatSource::Rendered(Format::Html) => &POLICY,

@@ -257,7 +257,7 @@ fn into_open_dump(response: DumpResponse) -> Result<OpenDump> {
     }
 }
 
-/// Error for an unknown dump id.
+/// Returns the error for an unknown dump id.
 pub(crate) fn unknown_dump_error(id: &str) -> Problem {
     Problem::not_found(format!("no kept dump has the id {id:?}"))
         .remedy("GET /api/v1/dumps lists them")

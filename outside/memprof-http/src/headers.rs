@@ -10,8 +10,8 @@ const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'sel
                     connect-src 'self'; base-uri 'none'; form-action 'none'; \
                     frame-ancestors 'none'";
 
-/// Policy for a document with untrusted names in it; `allowed` is the document's own policy. If an injected script
-/// runs in spite of it, the sandbox gives it an opaque origin, whose requests this server rejects.
+/// Returns the policy for a document with untrusted names in it; `allowed` is the document's own policy. If an injected
+/// script runs in spite of it, the sandbox gives it an opaque origin, whose requests this server rejects.
 pub(crate) fn untrusted_document_policy(allowed: &str) -> String {
     format!(
         "{allowed}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; sandbox allow-scripts"

@@ -69,7 +69,7 @@ impl From<io::Error> for HostUnavailable {
     }
 }
 
-/// Error for a successful reply without a dump.
+/// Returns the error for a successful reply without a dump.
 pub(crate) fn no_dump_error() -> HostUnavailable {
     HostUnavailable("it passed no dump".to_owned())
 }

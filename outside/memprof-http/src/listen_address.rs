@@ -49,6 +49,7 @@ impl FromStr for ListenAddress {
         let socket = found
             .next()
             .ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        // An address is no name. One of IPv6 was parsed above.
         let host_name = host.parse::<Ipv4Addr>().is_err().then(|| host.to_owned());
         Ok(Self { socket, host_name })
     }

@@ -269,8 +269,8 @@ fn add_allocator_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     }
 }
 
-/// Totals of a host's jemallocs, labelled by name and version. The names of further ones have a number: `jemalloc 2`.
-/// Those without statistics are left out.
+/// Returns the totals of a host's jemallocs, labelled by name and version. The names of further ones have a number:
+/// `jemalloc 2`. Those without statistics are left out.
 fn jemalloc_totals(host: &HostReplies) -> impl Iterator<Item = (Labels, HeapTotals)> {
     let stats = host.stats.iter().flatten();
     let allocators = stats.filter(|each| each.kind == AllocatorKind::Jemalloc);

@@ -91,7 +91,7 @@ fn host_routes() -> Vec<Route> {
 }
 
 impl Route {
-    /// A route with the method GET and without parameters.
+    /// Creates a route with the method GET and without parameters.
     fn get(path: &str, summary: &'static str, reply: Content) -> Self {
         Self {
             method: "get",
@@ -121,7 +121,8 @@ impl Route {
 }
 
 impl Content {
-    /// Returns the content by type, with the schema if there is one. Adds the types of the schema to `types`.
+    /// Returns the OpenAPI object `content`: each media type with its schema, if it has one. Adds the types of the
+    /// schema to `types`.
     fn describe(self, types: &mut SchemaGenerator) -> Value {
         let json = |schema: Schema| json!({ JSON: { "schema": schema } });
         match self {
@@ -166,6 +167,7 @@ fn describe_parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
     let form = FORMS.iter().find(|(key, _)| *key == argument.key);
     if let Some((key, form)) = form.filter(|_| schema["type"] == "string") {
         schema["pattern"] = (*form).into();
+        // Examples without J, which contradicts format=text.
         if *key == "opts" {
             schema["examples"] = json!(["gmdablxeh", "g"]);
         }
@@ -283,8 +285,8 @@ fn describe_operation(
     operation
 }
 
-/// Schema of a JSON request body with the route's parameters as properties. It excludes combinations of parameters that
-/// contradict each other.
+/// Returns the schema of a JSON request body with the route's parameters as properties. It excludes combinations of
+/// parameters that contradict each other.
 fn body_schema(route: &Route) -> Value {
     let properties = route.parameters.iter().cloned();
     let properties: Map<String, Value> = properties

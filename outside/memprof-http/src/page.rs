@@ -37,7 +37,7 @@ const SHARED_FILES: [File; 4] = [
     ("/words.js", SCRIPT, include_str!("page/words.js")),
 ];
 
-/// Route that serves a constant text.
+/// Returns the route that serves a constant text.
 fn text_route<S: Clone + Send + Sync + 'static>(
     content_type: &'static str,
     text: &'static str,

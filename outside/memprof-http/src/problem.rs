@@ -43,22 +43,22 @@ impl Problem {
         }
     }
 
-    /// Name in `error.kind`.
+    /// Returns the name in `error.kind`.
     pub(crate) fn kind(&self) -> &str {
         self.error.kind.as_str()
     }
 
-    /// 400 Bad Request, kind `invalid_argument`.
+    /// Creates the error 400 Bad Request, kind `invalid_argument`.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_argument", message)
     }
 
-    /// 404 Not Found, kind `not_found`.
+    /// Creates the error 404 Not Found, kind `not_found`.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", message)
     }
 
-    /// 405 Method Not Allowed, kind `invalid_argument`.
+    /// Creates the error 405 Method Not Allowed, kind `invalid_argument`.
     pub(crate) fn method_not_allowed() -> Self {
         let status = StatusCode::METHOD_NOT_ALLOWED;
         let message = "this path does not take the request's method";
@@ -66,31 +66,31 @@ impl Problem {
             .remedy("the header Allow names those that it takes; curl -X POST sends a POST")
     }
 
-    /// 500 Internal Server Error, kind `internal`: not caused by the request.
+    /// Creates the error 500 Internal Server Error, kind `internal`: not caused by the request.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
 
-    /// 503 Service Unavailable, kind `overloaded`: too many requests at the same time.
+    /// Creates the error 503 Service Unavailable, kind `overloaded`: too many requests at the same time.
     pub(crate) fn overloaded(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
             .remedy("try again in a moment")
             .retry_after_ms(OVERLOAD_RETRY_MS)
     }
 
-    /// 503 Service Unavailable, kind `host_gone`: the host does not answer.
+    /// Creates the error 503 Service Unavailable, kind `host_gone`: the host does not answer.
     pub(crate) fn host_unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_gone", message)
             .remedy("start the process again, or see `memprof ps`; then repeat the request")
             .retry_after_ms(HOST_RETRY_MS)
     }
 
-    /// 409 Conflict, kind `invalid_argument`: each parameter is right, but they exclude each other.
+    /// Creates the error 409 Conflict, kind `invalid_argument`: each parameter is right, but they exclude each other.
     pub(crate) fn contradiction(message: impl Into<String>) -> Self {
         Self::new(StatusCode::CONFLICT, "invalid_argument", message)
     }
 
-    /// 404 Not Found, kind `host_gone`: the path names a process that is no host.
+    /// Creates the error 404 Not Found, kind `host_gone`: the path names a process that is no host.
     pub(crate) fn no_host(pid: u32) -> Self {
         let message = format!("no host runs as pid {pid}");
         Self::new(StatusCode::NOT_FOUND, "host_gone", message)
@@ -137,7 +137,7 @@ impl Problem {
     }
 }
 
-/// HTTP status for an error of the plugin.
+/// Returns the HTTP status for an error of the plugin.
 fn status_for(kind: Kind) -> StatusCode {
     match kind {
         Kind::InvalidArgument | Kind::UnknownMessage => StatusCode::BAD_REQUEST,

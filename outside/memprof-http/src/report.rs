@@ -127,6 +127,7 @@ pub(crate) async fn stream_new_dump_as_tcmalloc(host: &Gateway) -> Result<Body> 
 /// Like [`stream_new_dump_as_tcmalloc`], but of a dump of the running process that is open already.
 pub(crate) async fn stream_as_tcmalloc(host: &Gateway, dump: OpenDump) -> Result<Body> {
     let sources = Sources::for_process(host.process_ids().await?.visible_pid);
+    // The dump is read twice: here for the allocator's addresses, and later to write it.
     let file = dump.file.reopen();
     let mut file = file.map_err(|error| Problem::internal(format!("the dump: {error}")))?;
     let allocator = with_render_permit(move || {
@@ -264,7 +265,7 @@ pub(crate) async fn with_render_permit<T: Send + 'static>(
     .await?
 }
 
-/// Time of a dump for pprof, in nanoseconds since 1970; 0, pprof's unknown, if the dump has none.
+/// Returns the time of a dump for pprof, in nanoseconds since 1970; 0, pprof's unknown, if the dump has none.
 fn time_nanos(dump: &DumpOrigin) -> i64 {
     let taken = humantime::parse_rfc3339(&dump.taken).ok();
     let since = taken.and_then(|taken| taken.duration_since(UNIX_EPOCH).ok());

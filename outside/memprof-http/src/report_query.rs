@@ -34,7 +34,7 @@ pub(crate) struct ReportQuery {
 }
 
 impl ReportQuery {
-    /// A report of a whole dump in that format.
+    /// Creates the query for a report of a whole dump in that format.
     pub(crate) fn with_format(format: &str) -> Self {
         Self {
             format: Some(format.to_owned()),

@@ -41,7 +41,7 @@ impl<T: Send + Sync + 'static> SharedDump<T> {
         F: Future<Output = DumpResult<T>> + Send + 'static,
     {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A dump that ended was taken before this request.
+        // A dump that ended was taken before this request; one that panicked has closed its channel.
         let joined = last
             .take()
             .filter(|outcome| outcome.borrow().is_none() && outcome.has_changed().is_ok());

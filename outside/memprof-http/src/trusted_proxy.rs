@@ -42,6 +42,7 @@ impl ProxyNetwork {
 pub(crate) fn forwarded_base(headers: &HeaderMap) -> Result<Option<BaseUrl>> {
     let last = |name: &str| {
         let value = headers.get_all(name).into_iter().next_back()?;
+        // A value that is not ASCII makes the address invalid.
         let text = value.to_str().unwrap_or("?");
         text.rsplit(',').next().map(str::trim)
     };

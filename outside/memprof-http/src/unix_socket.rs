@@ -82,7 +82,7 @@ impl Drop for BoundPath {
     }
 }
 
-/// Device and inode of a file.
+/// Returns the device and inode of a file.
 fn file_identity(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }

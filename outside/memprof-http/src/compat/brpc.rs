@@ -24,7 +24,7 @@ const DEFAULT_STATS_OPTIONS: &str = "Ja";
 /// Arguments of `dump` for a profile of heap growth.
 const GROWTH_ARGUMENTS: [(&str, &str); 1] = [("kind", "growth")];
 
-/// Routes of the services, which take every method and, of a repeated parameter, the last value.
+/// Returns the routes of the services, which take every method and, of a repeated parameter, the last value.
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
         .route("/pprof/heap", any(heap))
@@ -59,7 +59,7 @@ fn brpc_error(code: BrpcError, text: &str, reason: Option<&Problem>) -> Response
     (status, [TEXT], body).into_response()
 }
 
-/// Reply of brpc if heap profiling is off, with the reason.
+/// Returns the reply of brpc if heap profiling is off, with the reason.
 fn heap_off_error(problem: &Problem) -> Response {
     let text = "Heap profiler is not enabled, (no MALLOC_CONF=prof:true in env)";
     brpc_error(BrpcError::NoSuchMethod, text, Some(problem))
@@ -82,7 +82,7 @@ async fn growth_profile(host: &Gateway) -> Result<Body> {
     stream_as_tcmalloc(host, host.open_kept_dump(&dump.fields.largest.id).await?).await
 }
 
-/// Reply of brpc if growth profiling is off, with the reason.
+/// Returns the reply of brpc if growth profiling is off, with the reason.
 fn growth_off_error(problem: &Problem) -> Response {
     brpc_error(
         BrpcError::NoSuchMethod,

@@ -11,8 +11,8 @@ use crate::problem::Problem;
 pub(super) const REASON: HeaderName = HeaderName::from_static("x-memprof-reason");
 
 impl Problem {
-    /// Text of strerror(3) for the error that `mallctl` would have returned: the plugin's errno or, without one, that
-    /// which fits the kind of error.
+    /// Returns the text of strerror(3) for the error that `mallctl` would have returned: the plugin's errno or, without
+    /// one, that which fits the kind of error.
     pub(super) fn strerror(&self) -> String {
         let errno = self.error.errno.map(Errno::from_raw_os_error);
         let errno = errno.unwrap_or(match self.kind() {
@@ -36,12 +36,12 @@ impl Problem {
         self
     }
 
-    /// Message and remedy, on one line.
+    /// Returns the message and remedy, on one line.
     pub(super) fn reason(&self) -> String {
         self.error.to_string()
     }
 
-    /// The reason as a header; other characters than printable ASCII become `?`.
+    /// Returns the reason as a header; other characters than printable ASCII become `?`.
     pub(super) fn reason_header(&self) -> (HeaderName, HeaderValue) {
         let printable = |c: char| if (' '..='~').contains(&c) { c } else { '?' };
         let text: String = self.reason().chars().map(printable).collect();

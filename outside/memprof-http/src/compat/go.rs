@@ -22,8 +22,8 @@ use crate::request_host::{RequestHost, SharedHosts};
 /// Longest profile in seconds: proxies close requests that are open longer.
 const MAX_SECONDS: u64 = 600;
 
-/// Routes of the profiles, which take every method. Of a repeated parameter the first value counts, those of a form
-/// before those of the query.
+/// Returns the routes of the profiles, which take every method. Of a repeated parameter the first value counts, those
+/// of a form before those of the query.
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
         .route("/debug/pprof", any(redirect_to_index))
@@ -35,7 +35,7 @@ pub(super) fn routes() -> Router<SharedHosts> {
         .route("/debug/pprof/cmdline", any(symbol::command_line))
 }
 
-/// Reply for the profiles of Go that a process of another language does not have.
+/// Returns the reply for the profiles of Go that a process of another language does not have.
 async fn unknown_profile() -> GoError {
     let problem = Problem::not_found("Unknown profile");
     GoError(problem.remedy("heap and allocs are served"))

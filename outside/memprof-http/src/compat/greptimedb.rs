@@ -104,7 +104,7 @@ async fn serve_gdump(RequestHost(host): RequestHost) -> Result<Response> {
     Ok(active_reply(status.gdump.is_some()))
 }
 
-/// JSON reply with the state, in the spacing for which scripts search.
+/// Returns the JSON reply with the state, in the spacing for which scripts search.
 fn active_reply(active: bool) -> Response {
     let body = format!("{{\"active\": {active}}}");
     ([(CONTENT_TYPE, "application/json")], body).into_response()

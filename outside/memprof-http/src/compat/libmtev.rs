@@ -85,7 +85,7 @@ fn state_text(allocators: &[AllocatorStatus]) -> String {
     )
 }
 
-/// Reply for an error of the plugin: status 500, with the text of `mallctl`'s error in the first line.
+/// Returns the reply for an error of the plugin: status 500, with the text of `mallctl`'s error in the first line.
 fn error_response(problem: &Problem) -> Response {
     let body = format!("{}\n{}\n", problem.strerror(), problem.reason());
     let status = StatusCode::INTERNAL_SERVER_ERROR;

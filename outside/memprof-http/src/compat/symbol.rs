@@ -33,8 +33,8 @@ pub(super) enum Original {
     Go,
 }
 
-/// Route that symbolizes the addresses of a POST's body or a GET's query, and reports to a GET without any that there
-/// are symbols.
+/// Returns the route that symbolizes the addresses of a POST's body or a GET's query, and replies to a GET without any
+/// that there are symbols.
 pub(super) fn route(original: Original) -> MethodRouter<SharedHosts> {
     get(
         async move |RequestHost(host): RequestHost, RawQuery(query): RawQuery| match query {
@@ -70,7 +70,8 @@ fn without_trailing_nul(arguments: &[u8]) -> String {
     arguments.trim_end_matches('\0').to_owned()
 }
 
-/// Replies with a line for each address of `0x1+0x2`.
+/// Symbolizes the addresses in `body`, such as `0x4005d0+0x4005f7`. Returns the reply's lines in the form of
+/// `original`.
 async fn symbolize_list(host: &Gateway, body: &[u8], original: Original) -> Result<String> {
     let addresses = parse_addresses(body)?;
     let pid = host.process_ids().await?.visible_pid;
@@ -137,6 +138,7 @@ fn symbolize(
     maps: &[u8],
     pid: Option<u32>,
 ) -> Result<Vec<(u64, Option<String>)>> {
+    // A heap profile in tcmalloc's format, with a sample for each address.
     let mut text = String::from("heap profile: 0: 0 [0: 0] @ heapprofile\n").into_bytes();
     for address in addresses {
         // A stack has return addresses; these are addresses of calls.

@@ -69,7 +69,7 @@ fn parse_thread_count(count: Option<&str>) -> Result<String, String> {
     }
 }
 
-/// Reply for an error: scripts read the first line of the body, and the status has always been 200.
+/// Returns the reply for an error: scripts read the first line of the body, and the status has always been 200.
 fn error_response(problem: &Problem) -> Response {
     let (strerror, reason) = (problem.strerror(), problem.reason());
     let body = format!("mallctl() returned error: {strerror}\n{reason}\n");

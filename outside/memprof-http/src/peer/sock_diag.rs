@@ -100,6 +100,7 @@ fn parse_reply(reply: &[u8], request: &[u8]) -> io::Result<Option<Socket>> {
     }
     let message = reply.get(HEADER_BYTES..).unwrap_or_default();
     let addresses = message.get(ADDRESSES).ok_or_else(truncated)?;
+    // Ports and addresses begin at offset 4 of the reply's message, and at 8 of the request's.
     if kind != SOCK_DIAG_BY_FAMILY
         || Some(addresses) != request.get(HEADER_BYTES + 8..HEADER_BYTES + 44)
     {

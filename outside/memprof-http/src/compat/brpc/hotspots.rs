@@ -68,7 +68,8 @@ async fn serve_report(
     view.render_kept_dump(host, &dump.fields.largest.id).await
 }
 
-/// Relative address at which memprof's page shows the same report. Ids with unexpected characters are left out.
+/// Returns the relative address at which memprof's page shows the same report. Ids with unexpected characters are left
+/// out.
 fn page_address(query: &QueryParameters) -> String {
     let is_id = |id: &&str| id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'.');
     let state = ["view", "base"].into_iter().filter_map(|key| {
