@@ -28,7 +28,7 @@ impl ProgramIdentity {
         Self(read_vector(pid).unwrap_or_default())
     }
 
-    /// Whether a process executes another program by now. False if that cannot be read.
+    /// Returns whether a process executes another program by now. False if that cannot be read.
     pub(crate) fn was_replaced(&self, pid: u32) -> bool {
         let now = Self::for_pid(pid);
         !self.0.is_empty() && !now.0.is_empty() && self.0 != now.0

@@ -32,8 +32,8 @@ pub struct ExaminedProcess {
 }
 
 impl ExaminedProcess {
-    /// Whether its main thread has a seccomp filter. [`crate::seccomp::require_calls`] reads the filter once a thread
-    /// is stopped.
+    /// Returns whether its main thread has a seccomp filter. [`crate::seccomp::require_calls`] reads the filter once a
+    /// thread is stopped.
     pub fn has_filter(&self) -> bool {
         self.status.seccomp == SeccompMode::Filter
     }
@@ -146,6 +146,7 @@ impl TracerCredentials {
                     file: proc_dir.file_path("mem"),
                     cause: error.to_string(),
                 };
+                // A child reads the memory, because a page may never arrive.
                 let memory = Memory::open_by_child(pid).map_err(unreadable)?;
                 let images = loaded_libraries(&memory, &maps).map_err(unreadable);
                 let checked = images.and_then(|images| {
@@ -244,7 +245,7 @@ fn require_running(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     }
 }
 
-/// Whether the process runs in its parent's memory, between vfork(2) and execve(2).
+/// Returns whether the process runs in its parent's memory, between vfork(2) and execve(2).
 fn is_in_vfork(pid: u32, status: &ProcStatus) -> bool {
     let parent = ProcDir::for_pid(status.parent).parse("status", ProcStatus::parse);
     // A parent outside of this pid namespace is not visible; one that has ended does not wait in vfork(2).

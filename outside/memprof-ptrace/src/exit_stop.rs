@@ -279,13 +279,13 @@ impl TracedProgram {
         }
     }
 
-    /// Whether a thread belongs to the program, and has not ended.
+    /// Returns whether a thread belongs to the program, and has not ended.
     fn is_own_thread(&self, tid: pid_t) -> bool {
         let status = ProcStatus::read_thread(tid.cast_unsigned());
         status.is_ok_and(|status| status.thread_group == self.pid.cast_unsigned())
     }
 
-    /// The program, whose last thread is stopped.
+    /// Converts the program, whose last thread is stopped.
     fn into_exiting(mut self, last: pid_t) -> ExitingProgram {
         self.started.remove(&last);
         self.started.remove(&self.pid);
@@ -327,8 +327,8 @@ fn resume_thread(tid: pid_t, signal: c_int) -> io::Result<()> {
     }
 }
 
-/// Message of the event at which a thread is stopped: its exit status, or the id of a new thread. 0 if the thread was
-/// killed.
+/// Returns the message of the event at which a thread is stopped: its exit status, or the id of a new thread. 0 if the
+/// thread was killed.
 fn event_message(tid: pid_t) -> io::Result<libc::c_ulong> {
     let mut message: libc::c_ulong = 0;
     let address = &raw mut message;
@@ -364,22 +364,22 @@ fn wait_pid(pid: pid_t, options: c_int) -> io::Result<(pid_t, c_int)> {
 }
 
 impl ExitingProgram {
-    /// Pid in this process's pid namespace.
+    /// Returns the pid in this process's pid namespace.
     pub fn pid(&self) -> u32 {
         self.pid.cast_unsigned()
     }
 
-    /// Id of its last thread, by which /proc shows its memory: the first thread may have ended before.
+    /// Returns the id of its last thread, by which /proc shows its memory: the first thread may have ended before.
     pub fn last_thread(&self) -> u32 {
         self.last.cast_unsigned()
     }
 
-    /// Its last thread.
+    /// Returns its last thread, stopped in exit.
     pub fn thread(&self) -> &StoppedThread {
         &self.stopped
     }
 
-    /// Threads that its exit has ended.
+    /// Returns the threads that its exit has ended.
     pub fn killed_threads(&self) -> &[KilledThread] {
         &self.killed
     }

@@ -48,7 +48,7 @@ pub fn find_frame_memory(
     find_bss_slack(memory, maps, length)
 }
 
-/// Mapping that contains an address; `None` if there is none.
+/// Returns the mapping that contains an address; `None` if there is none.
 fn mapping_at(maps: &[u8], address: u64) -> Option<Mapping<'_>> {
     mappings(maps).find(|mapping| mapping.range.contains(&address))
 }
@@ -200,7 +200,7 @@ mod tests {
         assert!(!is_startup_library(b"libBrokenLocale.so.1"));
     }
 
-    /// Returns the load address of a process's libc if the loader's list has it.
+    /// Returns whether the loader's list has a process's libc.
     fn has_libc(pid: u32) -> bool {
         let memory = Memory::open(pid).unwrap();
         let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap();

@@ -44,15 +44,16 @@ impl FreezerCgroups {
         freezers
     }
 
-    /// Whether one of the cgroups in the text of /proc/PID/cgroup is frozen. Unreadable cgroups count as thawed.
+    /// Returns whether one of the cgroups in the text of /proc/PID/cgroup is frozen. Unreadable cgroups count as
+    /// thawed.
     pub(crate) fn is_frozen(&self, cgroups: &str) -> bool {
         cgroups
             .lines()
             .any(|line| self.is_cgroup_frozen(line).unwrap_or(false))
     }
 
-    /// Whether the cgroup of one line is frozen: `0::/system.slice/web.service`, `7:freezer:/docker/4711`. `None` if
-    /// it cannot be read or has no freezer.
+    /// Returns whether the cgroup of one line is frozen: `0::/system.slice/web.service`, `7:freezer:/docker/4711`.
+    /// `None` if it cannot be read or has no freezer.
     fn is_cgroup_frozen(&self, line: &str) -> Option<bool> {
         let mut columns = line.splitn(3, ':').skip(1);
         let (controllers, path) = (columns.next()?, Path::new(columns.next()?));
@@ -79,7 +80,7 @@ impl FreezerCgroups {
     }
 }
 
-/// Whether a comma-separated list has an item.
+/// Returns whether a comma-separated list has an item.
 fn has_item(list: &str, item: &str) -> bool {
     list.split(',').any(|each| each == item)
 }

@@ -52,7 +52,7 @@ impl Halt {
         Some(Self { pid, cause })
     }
 
-    /// Whether the process has ended and its parent has not waited for it.
+    /// Returns whether the process has ended and its parent has not waited for it.
     pub fn has_ended(&self) -> bool {
         self.cause == HaltCause::End
     }

@@ -108,7 +108,7 @@ impl QueueReader {
     }
 }
 
-/// Number of bytes that can be read from a descriptor (`FIONREAD`).
+/// Returns the number of bytes that can be read from a descriptor (`FIONREAD`).
 fn queued_bytes(descriptor: &File) -> io::Result<u64> {
     let mut queued: libc::c_int = 0;
     // SAFETY: FIONREAD writes one integer to `queued`.
@@ -142,6 +142,7 @@ fn copy_pipe(source: &File, queued: u64) -> io::Result<Vec<u8>> {
         Err(Errno::EAGAIN) => return Ok(Vec::new()),
         Err(error) => return Err(error.into()),
     }
+    // Otherwise the reader would wait for more.
     drop(writer);
     let mut bytes = Vec::new();
     reader.read_to_end(&mut bytes)?;
@@ -187,8 +188,8 @@ fn read_socket(socket: &File, inode: u64) -> io::Result<Option<QueueContent>> {
     Ok(Some(content))
 }
 
-/// Whether the receive memory in use of an internet socket is too small for a second datagram. False for Unix sockets,
-/// whose datagrams count towards the sender.
+/// Returns whether the receive memory in use of an internet socket is too small for a second datagram. False for Unix
+/// sockets, whose datagrams count towards the sender.
 fn has_one_datagram(socket: &File) -> bool {
     let mut values = [0_u32; MEMINFO_VALUES];
     let mut length = size_of_val(&values) as libc::socklen_t;
@@ -205,7 +206,7 @@ fn has_one_datagram(socket: &File) -> bool {
     result == 0 && (1..=SINGLE_DATAGRAM_MEMORY).contains(&values[0])
 }
 
-/// Integer option of a socket; `None` if it has none.
+/// Returns the integer option of a socket; `None` if it has none.
 fn socket_option(socket: &File, option: libc::c_int) -> Option<libc::c_int> {
     let mut value: libc::c_int = 0;
     let mut length = size_of_val(&value) as libc::socklen_t;

@@ -90,18 +90,19 @@ impl LibraryImage {
         Ok(image)
     }
 
-    /// Address (`st_value`) of a symbol that the library defines; `None` if it does not.
+    /// Returns the address (`st_value`) of a symbol that the library defines; `None` if it does not.
     pub fn symbol(&self, name: &str) -> Option<u64> {
         let symbol = self.symbols_named(name).find(|symbol| is_defined(symbol))?;
         Some(self.bias.wrapping_add(read_u64(symbol, 8)))
     }
 
-    /// Whether the library uses a symbol that another library defines.
+    /// Returns whether the library uses a symbol that another library defines.
     pub fn imports(&self, name: &str) -> bool {
         self.symbols_named(name).any(|symbol| !is_defined(symbol))
     }
 
-    /// Symbols with that name, as the bytes of `Elf64_Sym`. They begin with `st_name`, an offset in the names.
+    /// Returns the symbols with that name, as the bytes of `Elf64_Sym`. They begin with `st_name`, an offset in the
+    /// names.
     fn symbols_named(&self, name: &str) -> impl Iterator<Item = &[u8]> {
         self.symbols
             .chunks_exact(SYMBOL_SIZE)
@@ -113,7 +114,7 @@ impl LibraryImage {
     }
 }
 
-/// Whether the library defines a symbol: its `st_shndx` is not `SHN_UNDEF`.
+/// Returns whether the library defines a symbol: its `st_shndx` is not `SHN_UNDEF`.
 fn is_defined(symbol: &[u8]) -> bool {
     read_u16(symbol, 6) != 0
 }
@@ -123,18 +124,18 @@ fn malformed_error(message: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
-/// Little-endian number of 16 bits at an offset.
+/// Reads the little-endian number of 16 bits at an offset. Panics if it is not within the bytes.
 fn read_u16(bytes: &[u8], offset: usize) -> u16 {
     u16::from_le_bytes([bytes[offset], bytes[offset + 1]])
 }
 
-/// Little-endian number of 32 bits at an offset.
+/// Reads the little-endian number of 32 bits at an offset. Panics if it is not within the bytes.
 fn read_u32(bytes: &[u8], offset: usize) -> u32 {
     let bytes = bytes[offset..offset + 4].try_into();
     u32::from_le_bytes(bytes.expect("four bytes"))
 }
 
-/// Little-endian number of 64 bits at an offset.
+/// Reads the little-endian number of 64 bits at an offset. Panics if it is not within the bytes.
 fn read_u64(bytes: &[u8], offset: usize) -> u64 {
     let bytes = bytes[offset..offset + 8].try_into();
     u64::from_le_bytes(bytes.expect("eight bytes"))

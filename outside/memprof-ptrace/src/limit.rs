@@ -18,7 +18,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Name in proc(5) or setrlimit(2).
+    /// Returns the name in proc(5) or setrlimit(2).
     pub fn name(self) -> &'static str {
         match self {
             Self::Mappings => "vm.max_map_count",
@@ -29,8 +29,8 @@ impl Limit {
         }
     }
 
-    /// Mappings, bytes or descriptors by which a limit should exceed the needs of an attachment, for samples and
-    /// for the program itself.
+    /// Returns the mappings, bytes or descriptors by which a limit should exceed the needs of an attachment, for
+    /// samples and for the program itself.
     pub(crate) fn headroom(self) -> u64 {
         match self {
             Self::Mappings => 1 << 10,

@@ -29,12 +29,12 @@ impl Mounts {
         Self(fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default())
     }
 
-    /// Whether a process serves a mount (FUSE). False for a mount that was detached since.
+    /// Returns whether a process serves a mount (FUSE). False for a mount that was detached since.
     pub fn is_fuse(&self, key: MountKey<'_>) -> bool {
         self.0.lines().any(|mount| is_fuse_mount(mount, key))
     }
 
-    /// Whether a descriptor is of a file on FUSE, by its /proc/PID/fdinfo/FD.
+    /// Returns whether a descriptor is of a file on FUSE, by its /proc/PID/fdinfo/FD.
     pub fn is_fuse_descriptor(&self, info: &str) -> bool {
         let id = info
             .lines()
@@ -43,7 +43,7 @@ impl Mounts {
     }
 }
 
-/// Whether a line of /proc/PID/mountinfo is of a FUSE mount with this key.
+/// Returns whether a line of /proc/PID/mountinfo is of a FUSE mount with this key.
 fn is_fuse_mount(mount: &str, key: MountKey<'_>) -> bool {
     let Some((place, kind)) = mount.split_once(" - ") else {
         return false;

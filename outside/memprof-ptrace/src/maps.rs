@@ -21,7 +21,7 @@ pub struct Mapping<'a> {
 }
 
 impl Mapping<'_> {
-    /// Whether the mapping may be executed.
+    /// Returns whether the mapping may be executed.
     pub fn is_executable(&self) -> bool {
         self.access[2] == b'x'
     }

@@ -153,7 +153,7 @@ impl Memory {
         self.read_array(address).map(u64::from_le_bytes)
     }
 
-    /// Whether the process executes another program by now, so that this memory is no longer its own.
+    /// Returns whether the process executes another program by now, so that this memory is no longer its own.
     pub fn was_program_replaced(&self) -> bool {
         self.program.was_replaced(self.pid)
     }

@@ -112,8 +112,8 @@ impl PidFd {
         Ok(())
     }
 
-    /// Wait status of the process; `None` before it ends, or if its parent has waited for it and the kernel keeps no
-    /// status (Linux before 6.15).
+    /// Returns the wait status of the process; `None` before it ends, or if its parent has waited for it and the kernel
+    /// keeps no status (Linux before 6.15).
     pub fn exit_status(&self) -> Option<ExitStatus> {
         if !self.wait_for_end(Duration::ZERO) {
             return None;
@@ -123,15 +123,15 @@ impl PidFd {
         Some(ExitStatus::from_raw(code))
     }
 
-    /// Wait status of a process that is still a zombie, from /proc/PID/stat. `None` if it was reaped.
+    /// Returns the wait status of a process that is still a zombie, from /proc/PID/stat. `None` if it was reaped.
     fn zombie_status(&self) -> Option<i32> {
         let text = fs::read(format!("/proc/{}/stat", self.pid)).ok()?;
         let stat = ProcStat::parse(&text).ok()?;
         stat.exit_code.filter(|_| stat.is_zombie)
     }
 
-    /// Wait status of a process whose parent has waited for it, from the pidfd (Linux 6.15). `None` before, and on
-    /// older kernels.
+    /// Returns the wait status of a process whose parent has waited for it, from the pidfd (Linux 6.15). `None` before,
+    /// and on older kernels.
     fn reaped_status(&self) -> Option<i32> {
         let mut info = PidfdInfo {
             mask: INFO_EXIT,

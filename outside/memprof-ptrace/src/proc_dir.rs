@@ -37,7 +37,7 @@ impl ProcDir {
         Ok(entries.flatten().filter_map(pid))
     }
 
-    /// Path of a file in the directory, such as `/proc/4711/status`.
+    /// Returns the path of a file in the directory, such as `/proc/4711/status`.
     pub(crate) fn file_path(&self, name: &str) -> String {
         self.0.join(name).display().to_string()
     }
@@ -131,7 +131,7 @@ impl ProcDir {
     }
 }
 
-/// Errno of an error; `EIO` if it has none.
+/// Returns the errno of an error; `EIO` if it has none.
 fn errno_of(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

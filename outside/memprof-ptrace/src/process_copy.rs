@@ -32,7 +32,7 @@ impl ProcessCopy {
         Ok(copy)
     }
 
-    /// Pid in this process's pid namespace.
+    /// Returns the pid in this process's pid namespace.
     pub fn pid(&self) -> u32 {
         self.0.cast_unsigned()
     }

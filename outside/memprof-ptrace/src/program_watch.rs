@@ -127,7 +127,8 @@ impl ProgramWatch {
     }
 }
 
-/// Whether the memory that an open /proc/PID/maps shows is gone: the process has ended or executed another program.
+/// Returns whether the memory that an open /proc/PID/maps shows is gone: the process has ended or executed another
+/// program.
 fn is_memory_gone(maps: &File) -> bool {
     match maps.read_at(&mut [0], 0) {
         Ok(length) => length == 0,

@@ -52,7 +52,7 @@ pub(crate) fn wait_for_stop(tid: pid_t, deadline: Instant) -> Result<i32, StopEr
     }
 }
 
-/// Whether a thread has ended and has not been waited for yet.
+/// Returns whether a thread has ended and has not been waited for yet.
 fn is_zombie(tid: pid_t) -> bool {
     let stat = fs::read(format!("/proc/{tid}/stat"));
     stat.is_ok_and(|stat| ProcStat::parse(&stat).is_ok_and(|stat| stat.is_zombie))

@@ -71,7 +71,7 @@ impl Reader {
         })
     }
 
-    /// Whether the memory did not arrive in time; then nothing more is requested.
+    /// Returns whether the memory did not arrive in time; then nothing more is requested.
     pub(crate) fn is_unresponsive(&self) -> bool {
         self.is_unresponsive
     }

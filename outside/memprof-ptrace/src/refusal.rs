@@ -208,7 +208,7 @@ pub enum Denial {
 }
 
 impl Refusal {
-    /// Exit code of `memprof`: 3 if the process cannot be reached, 4 if it cannot be attached to.
+    /// Returns the exit code of `memprof`: 3 if the process cannot be reached, 4 if it cannot be attached to.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::NoSuchProcess
@@ -220,7 +220,7 @@ impl Refusal {
         }
     }
 
-    /// Whether the reason may disappear after a moment, because the process is starting, busy or about to end.
+    /// Returns whether the reason may disappear after a moment, because the process is starting, busy or about to end.
     pub fn is_transient(&self) -> bool {
         matches!(
             self,

@@ -103,13 +103,13 @@ pub struct FrameLocations {
     pub calls: Option<u64>,
 }
 
-/// Bytes needed below [`FrameLocations::saved`] if the frames of that many calls lie there too.
+/// Returns the bytes needed below [`FrameLocations::saved`] if the frames of that many calls lie there too.
 pub fn frames_size(calls: usize, saved: &SavedContext<'_>) -> u64 {
     // 64 and 16 bytes for the alignment of vectors and frames.
     FRAME_STRIDE * (calls as u64 + 1) + saved.xstate.to_frame_bytes().len() as u64 + 64 + 16
 }
 
-/// Highest address of the thread's stack that new call frames may use: below the red zone.
+/// Returns the highest address of the thread's stack that new call frames may use: below the red zone.
 pub fn top_below_red_zone(saved: &SavedContext<'_>) -> u64 {
     saved.registers.rsp - RED_ZONE
 }
@@ -188,20 +188,20 @@ pub fn build_clone_frames(
     frames
 }
 
-/// Bytes that [`build_clone_frames`] needs.
+/// Returns the number of bytes that [`build_clone_frames`] needs.
 pub fn clone_frames_size(saved: &SavedContext<'_>) -> u64 {
     // 24 bytes for the alignment of both ends of the child's frame.
     frames_size(1, saved) + FRAME_STRIDE + 24
 }
 
-/// Address of the lowest of `frames` adjacent frames that end below `end`. Each frame begins with a return address,
-/// which the ABI requires at 8 modulo 16.
+/// Returns the address of the lowest of `frames` adjacent frames that end below `end`. Each frame begins with a return
+/// address, which the ABI requires at 8 modulo 16.
 fn frame_address(end: u64, frames: u64) -> u64 {
     ((end - FRAME_STRIDE * frames) & !15) - 8
 }
 
-/// Returns whether the words at a stack address are the frame of a signal handler, and not of a remote call: return
-/// address, code segment, `uc_flags`, `uc_link`. A thread in a handler may have interrupted any code.
+/// Returns whether the words at a stack address, at least one, are the frame of a signal handler, and not of a remote
+/// call: return address, code segment, `uc_flags`, `uc_link`. A thread in a handler may have interrupted any code.
 pub fn is_signal_frame(words: &[u64], restorer: u64) -> bool {
     words[0] == restorer
         && words
@@ -211,8 +211,8 @@ pub fn is_signal_frame(words: &[u64], restorer: u64) -> bool {
         && words[2] != FRAME_MARK
 }
 
-/// Bytes of `struct rt_sigframe`, as far as `rt_sigreturn(2)` reads it (asm/sigframe.h, asm/sigcontext.h). `vectors`
-/// is the address of the vector registers, or 0.
+/// Returns the bytes of `struct rt_sigframe`, as far as `rt_sigreturn(2)` reads it (asm/sigframe.h, asm/sigcontext.h).
+/// `vectors` is the address of the vector registers, or 0.
 fn signal_frame(
     registers: &user_regs_struct,
     blocked: u64,

@@ -58,8 +58,8 @@ pub fn require_signal_stack_calls(thread: u32) -> Result<(), Refusal> {
     require_allowed(thread, |filters| first_missing_call(filters, SIGNAL_STACK))
 }
 
-/// Whether the filters of a thread let it, and the threads that it creates, unshare the process's descriptor table. The
-/// caller must have stopped it by ptrace(2). False if a filter cannot be read.
+/// Returns whether the filters of a thread let it, and the threads that it creates, unshare the process's descriptor
+/// table. The caller must have stopped it by ptrace(2). False if a filter cannot be read.
 pub fn allows_own_descriptors(thread: u32) -> bool {
     let missing = require_allowed(thread, |filters| {
         first_missing_call(filters, OWN_DESCRIPTORS)

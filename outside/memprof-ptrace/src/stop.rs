@@ -110,13 +110,13 @@ impl StoppedThread {
         stopping.wait(deadline)
     }
 
-    /// Signal that is about to be delivered to the thread; `None` without one. A thread with such a signal can only
-    /// be detached.
+    /// Returns the signal that is about to be delivered to the thread; `None` without one. A thread with such a signal
+    /// can only be detached.
     pub fn signal(&self) -> Option<i32> {
         (self.signal != 0).then_some(self.signal)
     }
 
-    /// Time at which the thread was requested to stop.
+    /// Returns the time at which the thread was requested to stop.
     pub fn stopped_since(&self) -> Instant {
         self.since
     }

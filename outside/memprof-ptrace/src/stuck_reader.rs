@@ -5,7 +5,8 @@ use std::fs;
 
 use nix::unistd::geteuid;
 
-/// Thread name of a reader of process `pid`, as prctl(2) takes it, with its final zero. The longest pid fits.
+/// Returns the thread name of a reader of process `pid`, as prctl(2) takes it, with its final zero. The longest pid
+/// fits.
 pub(crate) fn reader_name(pid: u32) -> [u8; 16] {
     let mut name = [0; 16];
     let text = format!("memprof.{pid}");

@@ -133,7 +133,7 @@ pub fn would_see_eintr(stopped: &user_regs_struct) -> bool {
     stopped.rax as i64 == EINTR && is_interrupted(stopped)
 }
 
-/// Whether the stop has interrupted a call that had no effect yet, judged by its number and result.
+/// Returns whether the stop has interrupted a call that had no effect yet, judged by its number and result.
 fn is_interrupted(stopped: &user_regs_struct) -> bool {
     let arguments = [
         stopped.rdi,
@@ -153,7 +153,7 @@ fn is_interrupted(stopped: &user_regs_struct) -> bool {
     }
 }
 
-/// Number of the call in code of the form `mov $NUMBER,%eax; syscall`; `None` for other code.
+/// Returns the number of the call in code of the form `mov $NUMBER,%eax; syscall`; `None` for other code.
 fn syscall_number_before(code: [u8; CALL_LENGTH]) -> Option<u32> {
     let [0xb8, number @ .., 0x0f, 0x05] = code else {
         return None;

@@ -43,7 +43,7 @@ impl TracerCredentials {
         })
     }
 
-    /// Whether the kernel lets this process read seccomp filters of others (`man 2 ptrace`,
+    /// Returns whether the kernel lets this process read seccomp filters of others (`man 2 ptrace`,
     /// `PTRACE_SECCOMP_GET_FILTER`).
     pub(crate) fn can_read_filters(&self) -> bool {
         self.has_capability(CAP_SYS_ADMIN)
@@ -80,7 +80,7 @@ impl TracerCredentials {
         }
     }
 
-    /// Whether this process has a capability in its effective set.
+    /// Returns whether this process has a capability in its effective set.
     fn has_capability(&self, capability: u32) -> bool {
         self.status.capabilities[1] & 1 << capability != 0
     }

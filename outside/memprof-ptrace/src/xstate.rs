@@ -32,7 +32,7 @@ impl XState {
         Ok(Self(bytes))
     }
 
-    /// Bytes as ptrace(2) returned them.
+    /// Returns the bytes as ptrace(2) returned them.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -81,7 +81,7 @@ impl XState {
         frame
     }
 
-    /// Little-endian number at an offset of the area.
+    /// Reads the little-endian number of 64 bits at an offset of the area. Panics if it is not within the area.
     fn read_u64(&self, offset: usize) -> u64 {
         let bytes = self.0[offset..offset + 8].try_into();
         u64::from_le_bytes(bytes.expect("eight bytes"))

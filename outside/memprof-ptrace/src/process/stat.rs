@@ -53,12 +53,12 @@ impl ProcStat {
         })
     }
 
-    /// Whether it is a kernel thread, which has no memory.
+    /// Returns whether it is a kernel thread, which has no memory.
     pub fn is_kernel_thread(&self) -> bool {
         self.flags & KERNEL_THREAD_FLAG != 0
     }
 
-    /// Whether the process was forked and has not called execve(2) since.
+    /// Returns whether the process was forked and has not called execve(2) since.
     pub fn has_never_executed(&self) -> bool {
         self.flags & FORKED_WITHOUT_EXEC_FLAG != 0
     }

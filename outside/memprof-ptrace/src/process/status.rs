@@ -121,34 +121,34 @@ impl ProcStatus {
 struct StatusFields<'a>(&'a str);
 
 impl<'a> StatusFields<'a> {
-    /// Text after the field's name and colon, without blanks around it. Fails if there is no such line.
+    /// Returns the text after the field's name and colon, without blanks around it. Fails if there is no such line.
     fn text(&self, name: &'static str) -> Result<&'a str, MalformedProcFile> {
         let value = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
         let value = self.0.lines().find_map(value);
         Ok(value.ok_or(MalformedProcFile(name))?.trim())
     }
 
-    /// Value of a decimal field.
+    /// Returns the value of a decimal field. Fails if it is missing or malformed.
     fn number(&self, name: &'static str) -> Result<u32, MalformedProcFile> {
         self.text(name)?
             .parse()
             .map_err(|_| MalformedProcFile(name))
     }
 
-    /// Values of a field with several decimal numbers. Fails if one of them is malformed.
+    /// Returns the values of a field with several decimal numbers. Fails if one of them is malformed.
     fn numbers(&self, name: &'static str) -> Result<Vec<u32>, MalformedProcFile> {
         let words = self.text(name)?.split_ascii_whitespace();
         let numbers = words.map(|word| word.parse().map_err(|_| MalformedProcFile(name)));
         numbers.collect()
     }
 
-    /// Values of `Uid` or `Gid`: real, effective, saved, file system.
+    /// Returns the values of `Uid` or `Gid`: real, effective, saved, file system.
     fn four_numbers(&self, name: &'static str) -> Result<[u32; 4], MalformedProcFile> {
         let numbers = self.numbers(name)?;
         numbers.try_into().map_err(|_| MalformedProcFile(name))
     }
 
-    /// Value of a hexadecimal field.
+    /// Returns the value of a hexadecimal field. Fails if it is missing or malformed.
     fn hex_mask(&self, name: &'static str) -> Result<u64, MalformedProcFile> {
         u64::from_str_radix(self.text(name)?, 16).map_err(|_| MalformedProcFile(name))
     }

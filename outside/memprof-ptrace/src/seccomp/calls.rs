@@ -23,7 +23,7 @@ pub(super) enum SyscallRequirement {
 }
 
 impl SyscallRequirement {
-    /// Alternative calls, in the order in which the C library tries them.
+    /// Returns the alternative calls, in the order in which the C library tries them.
     pub(super) fn calls(&self) -> &[NamedSyscall] {
         match self {
             Self::One(call) => std::slice::from_ref(call),

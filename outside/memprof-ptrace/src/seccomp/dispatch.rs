@@ -62,7 +62,7 @@ fn dispatch_mode(thread: u32) -> Result<u64, Errno> {
     Ok(config.mode)
 }
 
-/// Whether Wine's Unix half of ntdll is mapped, which makes the system calls of Linux.
+/// Returns whether Wine's Unix half of ntdll is mapped, which makes the system calls of Linux.
 fn has_wine(maps: &[u8]) -> bool {
     mappings(maps).any(|mapping| mapping.file_name() == b"ntdll.so")
 }

@@ -94,7 +94,7 @@ impl FilterAction {
         }
     }
 
-    /// Whether the process may end at the call: it is killed, or gets a SIGSYS.
+    /// Returns whether the process may end at the call: it is killed, or gets a SIGSYS.
     pub fn kills_process(self) -> bool {
         matches!(self, Self::Killed | Self::Signal)
     }
@@ -185,7 +185,7 @@ impl BpfMachine {
         Some(BpfStep::Skip(0))
     }
 
-    /// Value that a load instruction reads; `None` for an invalid instruction.
+    /// Returns the value that a load instruction reads; `None` for an invalid instruction.
     fn load_value(&self, code: u32, operand: u32, call: &SeccompData) -> Option<u32> {
         match code & !7 {
             _ if code == LOAD_DATA => call.data_word(operand),
@@ -196,7 +196,7 @@ impl BpfMachine {
         }
     }
 
-    /// Result of an arithmetic instruction; the inner `None` is a division by 0, the outer one an invalid
+    /// Returns the result of an arithmetic instruction; the inner `None` is a division by 0, the outer one an invalid
     /// instruction.
     fn arithmetic_result(&self, code: u32, operand: u32) -> Option<Option<u32>> {
         let a = self.a;
@@ -217,7 +217,7 @@ impl BpfMachine {
         })
     }
 
-    /// Number of instructions that a jump skips; `None` for an invalid instruction.
+    /// Returns the number of instructions that a jump skips; `None` for an invalid instruction.
     fn skip_count(&self, instruction: &BpfInstruction) -> Option<u32> {
         let code = u32::from(instruction.code);
         let other = self.second_operand(code, instruction.operand);
@@ -235,15 +235,15 @@ impl BpfMachine {
         }))
     }
 
-    /// Second operand of an arithmetic or jump instruction: the index register or the constant.
+    /// Returns the second operand of an arithmetic or jump instruction: the index register or the constant.
     fn second_operand(&self, code: u32, operand: u32) -> u32 {
         if code & BPF_X != 0 { self.x } else { operand }
     }
 }
 
 impl SeccompData {
-    /// Word at an offset of `struct seccomp_data`: number, architecture, instruction pointer, arguments. `None` for
-    /// the instruction pointer and an invalid offset.
+    /// Returns the word at an offset of `struct seccomp_data`: number, architecture, instruction pointer, arguments.
+    /// `None` for the instruction pointer and an invalid offset.
     fn data_word(&self, offset: u32) -> Option<u32> {
         let half = |value: u64| match offset % 8 {
             0 => value as u32,
