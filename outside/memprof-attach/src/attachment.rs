@@ -1,4 +1,4 @@
-//! Configuration that the plugin gets at its start (memprof-host's `adapters::attached` reads it).
+//! Configuration that the plugin gets at its start (memprof-host's `adapters::attachment` reads it).
 
 use std::time::Duration;
 

@@ -59,6 +59,7 @@ impl CallStacks {
         self.code.clear();
         for mapping in mappings(maps).filter(|mapping| mapping.inode != 0) {
             let mapped = MappedObject::from_mapping(&mapping);
+            // The mapping of a file's start has offset 0; further ones of that file follow it.
             object = match object {
                 _ if mapping.offset == 0 => Some(mapped),
                 Some(object) if object.is_same_file(&mapped) => Some(object),
@@ -96,7 +97,7 @@ impl MappedObject {
         }
     }
 
-    /// Whether both are mappings of the same file.
+    /// Returns whether both are mappings of the same file.
     fn is_same_file(&self, other: &Self) -> bool {
         (self.inode, &self.device) == (other.inode, &other.device)
     }
@@ -183,7 +184,7 @@ impl UnwindInfo {
         })
     }
 
-    /// Unwind rule at an address; `Unsupported` if there is none.
+    /// Returns the unwind rule at an address; `Unsupported` if there is none.
     fn rule_at(&self, address: u64) -> Rule {
         let section_at = |address: u64| {
             let offset = usize::try_from(address.checked_sub(self.address)?).ok()?;
@@ -208,17 +209,17 @@ impl memprof_unwind::StackReader for StackWords<'_> {
     }
 }
 
-/// Little-endian number of 16 bits at an offset.
+/// Reads the little-endian number of 16 bits at an offset. Panics if it is not within the bytes.
 fn read_u16(bytes: &[u8], offset: usize) -> u16 {
     u16::from_le_bytes([bytes[offset], bytes[offset + 1]])
 }
 
-/// Little-endian number of 32 bits at an offset.
+/// Reads the little-endian number of 32 bits at an offset. Panics if it is not within the bytes.
 fn read_u32(bytes: &[u8], offset: usize) -> u32 {
     u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
 }
 
-/// Little-endian number of 64 bits at an offset.
+/// Reads the little-endian number of 64 bits at an offset. Panics if it is not within the bytes.
 fn read_u64(bytes: &[u8], offset: usize) -> u64 {
     u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"))
 }

@@ -118,7 +118,7 @@ pub enum InspectorError {
     },
 }
 
-/// Note for the error text if the default port is taken; empty otherwise.
+/// Returns the note for the error text if the default port is taken; empty otherwise.
 fn port_in_use_note(is_taken: &bool) -> &'static str {
     match is_taken {
         true => " (another process listens on 9229)",
@@ -126,7 +126,7 @@ fn port_in_use_note(is_taken: &bool) -> &'static str {
     }
 }
 
-/// Note for the error text if the inspector stays open; empty if it was open before the attachment.
+/// Returns the note for the error text if the inspector stays open; empty if it was open before the attachment.
 fn still_open_note(address: &SocketAddr, was_opened: &bool) -> String {
     match was_opened {
         true => format!("; until then its inspector is open at {address}"),
@@ -144,7 +144,7 @@ pub(crate) fn watch_program<T>(
 }
 
 impl AttachError {
-    /// Whether the cause may be that the process is about to end or to execute another program.
+    /// Returns whether the cause may be that the process is about to end or to execute another program.
     fn is_transient(&self) -> bool {
         match self {
             Self::Refused(refusal) => refusal.is_transient(),

@@ -23,7 +23,7 @@ const FAULT_SIGNALS: u64 = signal_bit(libc::SIGSEGV)
 /// Signals that libc handles.
 const LIBC_SIGNALS: u64 = signal_bit(32) | signal_bit(33);
 
-/// Signal mask with the bit of one signal, whose number begins at 1.
+/// Returns the signal mask with the bit of one signal, whose number begins at 1.
 const fn signal_bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
@@ -42,8 +42,8 @@ pub(crate) fn signals_that_may_fork(target: &Target, status: &ProcStatus) -> Vec
     handled.into_iter().map(name).collect()
 }
 
-/// Numbers of the signals with a handler of the program, without those of faults and of libc. Empty if it has
-/// several threads.
+/// Returns the numbers of the signals with a handler of the program, without those of faults and of libc. Empty if it
+/// has several threads.
 fn handled_signals(status: &ProcStatus) -> Vec<i32> {
     let caught = match status.threads {
         1 => status.caught & !FAULT_SIGNALS & !LIBC_SIGNALS,
@@ -54,8 +54,8 @@ fn handled_signals(status: &ProcStatus) -> Vec<i32> {
         .collect()
 }
 
-/// Whether the program imports fork(3); false if its symbols cannot be read. Its libraries are not checked: most
-/// register no handlers with `pthread_atfork(3)`.
+/// Returns whether the program imports fork(3); false if its symbols cannot be read. Its libraries are not checked:
+/// most register no handlers with `pthread_atfork(3)`.
 fn program_imports_fork(target: &Target) -> bool {
     let Ok(path) = fs::read_link(format!("/proc/{}/exe", target.pid)) else {
         return false;

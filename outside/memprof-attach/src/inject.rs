@@ -98,6 +98,7 @@ fn attach_by_threads(
         }
         injection => injection,
     }?;
+    // From now on the plugin restores it.
     raised.into_iter().for_each(RaisedThreadLimit::leave_raised);
     Ok(AttachOutcome::ByThread {
         stops: injection.stops.to_vec(),
@@ -166,6 +167,7 @@ fn inject(
                 target,
                 &[layout.code..layout.page, layout.page..layout.stack],
             );
+            // A limit that was reached is the better error.
             require_room(target.pid, &target.maps)?;
             return Err(Refusal::NoThread { errno }.into());
         }
@@ -252,7 +254,7 @@ fn fill_page(page: &mut SharedPage, target: &Target, layout: &TargetLayout, sour
     }
 }
 
-/// Signal mask of all signals but those with these numbers.
+/// Returns the signal mask of all signals but those with these numbers.
 fn signals_except<'a>(signals: impl Iterator<Item = &'a i32>) -> u64 {
     signals.fold(u64::MAX, |mask, signal| mask & !(1 << (signal - 1)))
 }
@@ -345,7 +347,7 @@ fn wait_until_loaded(
     Ok(LoadOutcome::Finished(message))
 }
 
-/// Name of the file that is mapped at an address, or "of no file".
+/// Returns the name of the file that is mapped at an address, or "of no file".
 fn file_name_at(pid: u32, address: u64) -> String {
     let maps = read_maps(pid).unwrap_or_default();
     let mapping = mappings(&maps).find(|mapping| mapping.range.contains(&address));
@@ -354,7 +356,7 @@ fn file_name_at(pid: u32, address: u64) -> String {
         .unwrap_or_else(|| "of no file".to_owned())
 }
 
-/// Whether `pthread_create(3)` has returned an error. Fails if the page is not mapped any more.
+/// Returns whether `pthread_create(3)` has returned an error. Fails if the page is not mapped any more.
 fn has_thread_creation_failed(page: RemotePage<'_>) -> io::Result<bool> {
     Ok(page.word(shared_page::CREATED)? != 0 && page.word(shared_page::CREATE_RESULT)? != 0)
 }

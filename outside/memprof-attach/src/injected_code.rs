@@ -299,7 +299,7 @@ unsafe extern "C" {
     static memprof_attach_code_end: u8;
 }
 
-/// The position-independent code. Its first instruction is the `start_routine` of `pthread_create(3)`, whose
+/// Returns the position-independent code. Its first instruction is the `start_routine` of `pthread_create(3)`, whose
 /// argument is the shared page.
 pub(crate) fn loader_code() -> &'static [u8] {
     let start = &raw const memprof_attach_code;
@@ -308,7 +308,7 @@ pub(crate) fn loader_code() -> &'static [u8] {
     unsafe { slice::from_raw_parts(start, end as usize - start as usize) }
 }
 
-/// Offset in the code of the function that creates the new thread. Its argument is the shared page.
+/// Returns the offset in the code of the function that creates the new thread. Its argument is the shared page.
 pub(crate) fn creator_offset() -> u64 {
     let start = &raw const memprof_attach_code;
     let create = &raw const memprof_attach_create;

@@ -88,7 +88,7 @@ fn read_reply(jvm: &mut UnixStream, deadline: Instant) -> io::Result<String> {
     }
 }
 
-/// Whether a reply reports success. The first line is the protocol's code, the second the result of
+/// Returns whether a reply reports success. The first line is the protocol's code, the second the result of
 /// `Agent_OnAttach`, without a prefix before Java 9.
 fn is_loaded(reply: &str) -> bool {
     let mut lines = reply.lines();

@@ -136,6 +136,7 @@ fn patch(pid: u32, code: AllocatorCode, max_pause: Duration) -> Result<PatchRepo
     let allocating = plan.functions.iter();
     let allocating = allocating.filter(|each| each.shape.role() == Role::Allocates);
     let best_known =
+        // `false` is the least: the shortest name that ends with `malloc`, if there is one.
         allocating.min_by_key(|each| (!each.name.ends_with("malloc"), each.name.len()));
     Ok(PatchReport {
         library: code.library,
@@ -146,7 +147,7 @@ fn patch(pid: u32, code: AllocatorCode, max_pause: Duration) -> Result<PatchRepo
     })
 }
 
-/// Address of the table of a plan's file, written by an earlier attachment. `None` if there is none.
+/// Returns the address of the table of a plan's file, written by an earlier attachment. `None` if there is none.
 fn table_of(target: &Target, plan: &PatchPlan) -> Option<u64> {
     let starts = plan.functions.iter().map(|each| each.prologue.range.start);
     let range = starts.clone().min()?..=starts.max()?;
@@ -213,7 +214,7 @@ fn restore_unwatched(pid: u32) -> Result<Option<PatchReport>, AttachError> {
     }))
 }
 
-/// Whether memprof's jump is at the start of the function now.
+/// Returns whether memprof's jump is at the start of the function now.
 fn is_patched(memory: &Memory, entry: &InstalledEntry) -> std::io::Result<bool> {
     let found: [u8; EntryRow::JUMP_SIZE] = memory.read_array(entry.function)?;
     Ok(found == entry.jump)
@@ -234,7 +235,7 @@ fn require_unchanged_code(target: &Target, plan: &PatchPlan) -> Result<(), Attac
     Ok(())
 }
 
-/// Error for a function that another tool, such as a debugger, has changed.
+/// Returns the error for a function that another tool, such as a debugger, has changed.
 fn changed_error(function: &PlannedPatch) -> AttachError {
     AttachError::NotPatched(format!(
         "{} is not what its file says: something has changed it",

@@ -37,7 +37,7 @@ pub(crate) enum PluginSource {
 }
 
 impl PluginSource {
-    /// Whether the loader's error says that the process may not open or map the plugin's file.
+    /// Returns whether the loader's error says that the process may not open or map the plugin's file.
     pub(crate) fn is_refused(&self, loader_error: &str) -> bool {
         // glibc begins the error for a file with its path and a colon.
         match self {
@@ -71,7 +71,7 @@ impl Plugin {
         Ok(PluginSource::TemporaryCopy(copy))
     }
 
-    /// Whether the path names the same file in the root directory and mount namespace of a process.
+    /// Returns whether the path names the same file in the root directory and mount namespace of a process.
     pub(crate) fn has_same_path(&self, pid: u32) -> bool {
         let path = &self.path;
         let target_path = Path::new("/proc")
@@ -86,7 +86,8 @@ impl Plugin {
         own.is_some() && own == identity(&target_path)
     }
 
-    /// Address of [`ENTRY_NAME`] if an earlier attachment has loaded the plugin, from any path; else `None`.
+    /// Returns the address of [`ENTRY_NAME`] if an earlier attachment has loaded the plugin, from any path; else
+    /// `None`.
     fn loaded_entry(&self, target: &Target) -> Option<u64> {
         let bases = self.plugin_mappings(&target.maps);
         let bases = bases.filter(|mapping| mapping.offset == 0);
@@ -97,7 +98,7 @@ impl Plugin {
         bases.map(|mapping| mapping.range.start).find_map(entry)
     }
 
-    /// Whether a library with the plugin's name is mapped from another path: a file in memory, or one that was
+    /// Returns whether a library with the plugin's name is mapped from another path: a file in memory, or one that was
     /// replaced. Loading it by its path would load a second one.
     pub(crate) fn is_mapped_from_elsewhere(&self, maps: &[u8]) -> bool {
         let path = self.path.as_os_str().as_encoded_bytes();
@@ -105,7 +106,7 @@ impl Plugin {
             .any(|mapping| mapping.path != path)
     }
 
-    /// Mappings of files with the plugin's file name in any directory or in memory, by address.
+    /// Returns the mappings of files with the plugin's file name in any directory or in memory, by address.
     fn plugin_mappings<'a>(&'a self, maps: &'a [u8]) -> impl Iterator<Item = Mapping<'a>> {
         let name = self.path.file_name().map(OsStr::as_encoded_bytes);
         mappings(maps).filter(move |mapping| {

@@ -139,21 +139,21 @@ fn parse_limit(limits: &str, name: &str) -> Option<LimitValue> {
     })
 }
 
-/// Value in bytes of a line such as `VmData: 224 kB`; 0 without the line.
+/// Returns the value in bytes of a line such as `VmData: 224 kB`; 0 without the line.
 fn field_bytes(status: &str, name: &str) -> u64 {
     let number =
         field_value(status, name).and_then(|value| value.split_whitespace().next()?.parse().ok());
     number.map_or(0, |kibibytes: u64| kibibytes << 10)
 }
 
-/// Value of a line with a hexadecimal number; 0 without the line.
+/// Returns the value of a line with a hexadecimal number; 0 without the line.
 fn hex_field(status: &str, name: &str) -> u64 {
     let number =
         field_value(status, name).and_then(|value| u64::from_str_radix(value.trim(), 16).ok());
     number.unwrap_or(0)
 }
 
-/// Text after the name of a field; `None` if it is missing.
+/// Returns the text after the name of a field; `None` if it is missing.
 fn field_value<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     let mut lines = status.lines();
     lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))

@@ -178,8 +178,8 @@ pub(crate) fn wait_until_mapped(
     }
 }
 
-/// Whether a thread has made its calls and waits again in a system call, with the stack pointer that it had when it was
-/// stopped.
+/// Returns whether a thread has made its calls and waits again in a system call, with the stack pointer that it had
+/// when it was stopped.
 pub(crate) fn has_returned(target: &Target, call: &CallInProgress) -> bool {
     waiting_syscall(target.pid, call.tid).is_some_and(|waiting| waiting.stack == call.stack)
 }

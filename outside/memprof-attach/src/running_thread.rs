@@ -152,7 +152,7 @@ impl ProgramCodeMap {
         Ok(())
     }
 
-    /// Kind of the code at an address; `Unsafe` if no code is mapped there.
+    /// Returns the kind of the code at an address; `Unsafe` if no code is mapped there.
     fn code_kind(&self, pc: u64) -> CodeKind {
         let code = self.code.iter().find(|(range, _)| range.contains(&pc));
         code.map_or(CodeKind::Unsafe(UNKNOWN_CODE), |(_, kind)| *kind)
@@ -164,7 +164,7 @@ const IN_LIBC: &str = "a thread runs in the C library";
 const UNKNOWN_CODE: &str = "a thread runs code of no file";
 const UNKNOWN_START: &str = "a thread runs that was not begun by the C library";
 
-/// Kind of the code of a file, by its name.
+/// Returns the kind of the code of a file, by its name.
 fn file_code_kind(file: &[u8], is_allocator: bool) -> CodeKind {
     const ALLOCATOR_FILES: [&[u8]; 4] = [
         b"libjemalloc",
@@ -227,12 +227,12 @@ fn find_allocators(memory: &Memory, maps: &[u8], entry: u64) -> Option<Vec<File>
     missing.is_empty().then_some(found)
 }
 
-/// Device and inode of a mapping's file.
+/// Returns the device and inode of a mapping's file.
 fn file_identity(mapping: &Mapping<'_>) -> File {
     (mapping.device.to_vec(), mapping.inode)
 }
 
-/// Address of the program's entry point, from the auxiliary vector. `None` if it cannot be read.
+/// Returns the address of the program's entry point, from the auxiliary vector. `None` if it cannot be read.
 fn program_entry(pid: u32) -> Option<u64> {
     let words = fs::read(format!("/proc/{pid}/auxv")).ok()?;
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));

@@ -59,7 +59,7 @@ pub(crate) struct SafePointThread {
 }
 
 impl SafePointThread {
-    /// The context to restore after the remote calls.
+    /// Returns the context to restore after the remote calls.
     pub(crate) fn saved_context(&self) -> SavedContext<'_> {
         SavedContext {
             registers: self.registers,
@@ -353,7 +353,7 @@ fn require_waiting(
     ))
 }
 
-/// Whether a descriptor is a pipe, a socket or a terminal. The loader and allocators read only files.
+/// Returns whether a descriptor is a pipe, a socket or a terminal. The loader and allocators read only files.
 fn is_stream(pid: u32, descriptor: u64) -> bool {
     let link = fs::read_link(format!("/proc/{pid}/fd/{descriptor}"));
     let streams = ["pipe:", "socket:", "/dev/pts/", "/dev/tty"];

@@ -188,7 +188,8 @@ impl Target {
         process_gone_error(self.pid)
     }
 
-    /// Mapping that contains an address, as of the last [`refresh`](Self::refresh); `None` if there is none.
+    /// Returns the mapping that contains an address, as of the last [`refresh`](Self::refresh); `None` if there is
+    /// none.
     pub(crate) fn mapping_at(&self, address: u64) -> Option<Mapping<'_>> {
         mappings(&self.maps).find(|mapping| mapping.range.contains(&address))
     }
@@ -245,7 +246,7 @@ pub(crate) fn thread_lost_error(target: &Target) -> AttachError {
     AttachError::Failed(message.to_owned())
 }
 
-/// Directories of the threads of a process, /proc/PID/task/TID; empty if it has ended.
+/// Iterates over the directories of the threads of a process, /proc/PID/task/TID; empty if it has ended.
 pub(crate) fn thread_dirs(process: &Path) -> impl Iterator<Item = PathBuf> {
     let threads = fs::read_dir(process.join("task")).into_iter().flatten();
     threads.flatten().map(|thread| thread.path())

@@ -51,7 +51,8 @@ impl TargetRoot {
         Ok(Self { pid, root })
     }
 
-    /// Whether the process can open descriptors by their paths in /proc: /proc is mounted in its root directory.
+    /// Returns whether the process can open descriptors by their paths in /proc: /proc is mounted in its root
+    /// directory.
     pub(crate) fn has_proc(&self) -> bool {
         let proc = self.open_directory("proc");
         proc.is_ok_and(|proc| statat(&proc, "self", AtFlags::SYMLINK_NOFOLLOW).is_ok())
@@ -102,8 +103,8 @@ impl TargetRoot {
         Ok(copy)
     }
 
-    /// Whether the process is in this process's user namespace, where only a privileged process changes roots and
-    /// mounts. In its own namespace, any process can mount any directory of the machine as its /tmp.
+    /// Returns whether the process is in this process's user namespace, where only a privileged process changes roots
+    /// and mounts. In its own namespace, any process can mount any directory of the machine as its /tmp.
     fn has_system_mounts(&self) -> bool {
         let namespace = |process: &str| {
             let namespace = fs::metadata(format!("/proc/{process}/ns/user"));

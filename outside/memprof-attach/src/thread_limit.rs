@@ -78,8 +78,8 @@ impl Drop for RaisedThreadLimit {
 }
 
 impl fmt::Display for ThreadLimits {
-    /// Formats the limits as a table of TOML, with soft and hard limit each, -1 for none. memprof-host's
-    /// `adapters::attached` parses it.
+    /// Formats the limits as a table of TOML, with soft and hard limit each, -1 for unlimited. memprof-host's
+    /// `adapters::attachment` parses it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pair = |limit: Rlimit| {
             [limit.current, limit.maximum]

@@ -53,16 +53,16 @@ pub(super) fn connect_to_jvm(pid: u32, maps: &[u8]) -> Option<UnixStream> {
     jvm.connect().or_else(|| jvm.open_socket(&process))
 }
 
-/// Whether the process maps HotSpot. OpenJ9's library has the same name, and OpenJ9 writes a file of all its threads
-/// on SIGQUIT.
+/// Returns whether the process maps HotSpot. OpenJ9's library has the same name, and OpenJ9 writes a file of all its
+/// threads on SIGQUIT.
 fn is_hotspot(maps: &[u8]) -> bool {
     let has_library =
         |prefix: &[u8]| mappings(maps).any(|mapping| mapping.file_name().starts_with(prefix));
     has_library(b"libjvm.so") && !has_library(b"libj9")
 }
 
-/// Whether attaching is disabled by `-XX:+DisableAttachMechanism`, in the arguments or the environment. Such a JVM
-/// prints the stacks of its threads on SIGQUIT.
+/// Returns whether attaching is disabled by `-XX:+DisableAttachMechanism`, in the arguments or the environment. Such a
+/// JVM prints the stacks of its threads on SIGQUIT.
 fn is_attach_disabled(pid: u32) -> bool {
     let has_option = |file: &str| {
         let options = fs::read(format!("/proc/{pid}/{file}"));
@@ -113,7 +113,7 @@ impl Jvm {
         (u32::try_from(peer.pid()) == Ok(self.pid)).then_some(stream)
     }
 
-    /// Pid of the JVM in its own pid namespace.
+    /// Returns the pid of the JVM in its own pid namespace.
     fn pid_in_namespace(&self) -> u32 {
         self.status.ns_pids.last().copied().unwrap_or(self.pid)
     }

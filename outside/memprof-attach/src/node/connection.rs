@@ -24,7 +24,7 @@ impl InspectorConnection {
         self.deadline = Instant::now() + timeout;
     }
 
-    /// Time until the deadline.
+    /// Returns the time until the deadline.
     ///
     /// # Errors
     /// `TimedOut`: it has passed.

@@ -79,7 +79,7 @@ fn list_targets(address: SocketAddr) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Body of an HTTP response with a Content-Length; `None` unless it is complete and its status is 200.
+/// Returns the body of an HTTP response with a Content-Length; `None` unless it is complete and its status is 200.
 fn complete_body(bytes: &[u8]) -> Option<&[u8]> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut response = httparse::Response::new(&mut headers);

@@ -50,8 +50,8 @@ pub(super) fn proc_error(pid: u32, file: &str, error: io::Error) -> AttachError 
     }
 }
 
-/// Kernel function in which the main thread waits, if a signal may make that call fail; else `None`. libuv repeats
-/// waits for events (epoll), and glibc those for locks (futex).
+/// Returns the kernel function in which the main thread waits, if a signal may make that call fail; else `None`. libuv
+/// repeats waits for events (epoll), and glibc those for locks (futex).
 pub(super) fn interruptible_call(pid: u32) -> Option<String> {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/task/{pid}/{file}"));
     interruptible_function(&read("status").ok()?, &read("wchan").ok()?)
@@ -106,7 +106,7 @@ fn require_program(pid: u32) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Whether a file is ELF and exports [`NODE_START_SYMBOL`]. False if it is too large or cannot be read.
+/// Returns whether a file is ELF and exports [`NODE_START_SYMBOL`]. False if it is too large or cannot be read.
 fn exports_node_start(file: &File) -> bool {
     if !file
         .metadata()

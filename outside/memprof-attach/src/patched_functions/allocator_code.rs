@@ -206,32 +206,32 @@ impl AllocatorCode {
         }))
     }
 
-    /// Functions with their start addresses in the process, by address.
+    /// Returns the functions with their start addresses in the process, by address.
     pub(crate) fn functions(&self) -> impl Iterator<Item = (u64, &AllocatorFunction)> {
         self.functions
             .iter()
             .map(|(address, function)| (*address, function))
     }
 
-    /// Function that contains an address, with its start; `None` if no symbol covers it.
+    /// Returns the function that contains an address, with its start; `None` if no symbol covers it.
     pub(crate) fn function_at(&self, address: u64) -> Option<(u64, &AllocatorFunction)> {
         let (start, function) = self.functions.range(..=address).next_back()?;
         (address < start.saturating_add(function.length)).then_some((*start, function))
     }
 
-    /// Bytes from an address on; `None` if they are not all in one section.
+    /// Returns the bytes from an address on; `None` if they are not all in one section.
     pub(crate) fn bytes(&self, address: u64, length: u64) -> Option<&[u8]> {
         self.bytes_from(address)?.get(..length as usize)
     }
 
-    /// Bytes from an address to the end of its section; `None` if it is in none.
+    /// Returns the bytes from an address to the end of its section; `None` if it is in none.
     fn bytes_from(&self, address: u64) -> Option<&[u8]> {
         let mut sections = self.sections.iter();
         sections.find_map(|(start, bytes)| bytes.get(address.checked_sub(*start)? as usize..))
     }
 
-    /// Address to which a jump or call leads, also through a slot or an entry of the procedure linkage table. `None`
-    /// for other instructions, and for functions of other files, except for [`OTHER_ALLOCATOR`].
+    /// Returns the address to which a jump or call leads, also through a slot or an entry of the procedure linkage
+    /// table. `None` for other instructions, and for functions of other files, except for [`OTHER_ALLOCATOR`].
     pub(crate) fn call_target(&self, instruction: &Instruction) -> Option<u64> {
         let Some(target) = branch_target(instruction) else {
             return self.slot_function(instruction);
@@ -248,7 +248,7 @@ impl AllocatorCode {
         }
     }
 
-    /// Function of this file whose address is in the slot that a jump or call reads.
+    /// Returns the function of this file whose address is in the slot that a jump or call reads.
     fn slot_function(&self, instruction: &Instruction) -> Option<u64> {
         let is_branch = instruction.is_jmp_near_indirect() || instruction.is_call_near_indirect();
         let slot = (is_branch && has_fixed_operand(instruction))
@@ -257,8 +257,8 @@ impl AllocatorCode {
     }
 }
 
-/// Functions of this file by the address of the GOT slot that holds them, unless another file replaces them;
-/// [`OTHER_ALLOCATOR`] for allocating functions of other files.
+/// Returns the functions of this file by the address of the GOT slot that holds them, unless another file replaces
+/// them; [`OTHER_ALLOCATOR`] for allocating functions of other files.
 fn called_slots(elf: &Elf<'_>, bias: u64) -> HashMap<u64, u64> {
     let relocations = elf.dynamic_relocations().into_iter().flatten();
     let slots = relocations.filter_map(|(slot, relocation)| {
@@ -285,7 +285,7 @@ fn called_slots(elf: &Elf<'_>, bias: u64) -> HashMap<u64, u64> {
     slots.collect()
 }
 
-/// Whether the names of a file's symbols contain that of an allocator.
+/// Returns whether the names of a file's symbols contain that of an allocator.
 fn contains_allocator_name(elf: &Elf<'_>) -> bool {
     let mut tables = [".strtab", ".dynstr"]
         .into_iter()
@@ -293,8 +293,8 @@ fn contains_allocator_name(elf: &Elf<'_>) -> bool {
     tables.any(may_contain_allocator)
 }
 
-/// Start (as an address in the file) and length of the functions that `.eh_frame` describes, [`MAX_FUNCTIONS`] at most.
-/// Empty if there is no such section.
+/// Returns the start (as an address in the file) and length of the functions that `.eh_frame` describes,
+/// [`MAX_FUNCTIONS`] at most. Empty if there is no such section.
 fn unwind_ranges(elf: &Elf<'_>) -> Result<Vec<(u64, u64)>, AttachError> {
     let invalid =
         |error: &dyn std::fmt::Display| AttachError::Failed(format!(".eh_frame: {error}"));
@@ -319,14 +319,14 @@ fn unwind_ranges(elf: &Elf<'_>) -> Result<Vec<(u64, u64)>, AttachError> {
     Ok(ranges)
 }
 
-/// Whether a file itself defines and exports `malloc`.
+/// Returns whether a file itself defines and exports `malloc`.
 fn defines_malloc(program: &Elf<'_>) -> bool {
     let mut exported = program.dynamic_symbols();
     exported.any(|symbol| !symbol.is_undefined() && symbol.name() == Ok("malloc"))
 }
 
-/// Difference between addresses in the process and in the file; 0 if the program is not position independent. Fails
-/// if the program headers are not found.
+/// Returns the difference between addresses in the process and in the file; 0 if the program is not position
+/// independent. Fails if the program headers are not found.
 fn load_bias(pid: u32, program: &Elf<'_>) -> Result<u64, AttachError> {
     let path = format!("/proc/{pid}/auxv");
     let vector = fs::read(&path).map_err(AttachError::io(path))?;

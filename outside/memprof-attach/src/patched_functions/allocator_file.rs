@@ -95,7 +95,7 @@ impl LoadedLibraries {
         })
     }
 
-    /// Load address and symbols of each.
+    /// Iterates over the load addresses and symbols of those whose symbols can be read.
     fn images(&self) -> impl Iterator<Item = (u64, LibraryImage)> {
         let bases = self.bases.iter();
         bases.filter_map(|base| Some((*base, LibraryImage::read(&self.memory, *base).ok()?)))

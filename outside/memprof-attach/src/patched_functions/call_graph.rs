@@ -32,7 +32,7 @@ impl<'a> CallGraph<'a> {
         }
     }
 
-    /// Whether a function calls one of `others`, or itself, directly or through further functions.
+    /// Returns whether a function calls one of `others`, or itself, directly or through further functions.
     pub(crate) fn reaches(&mut self, function: u64, others: &HashSet<u64>) -> bool {
         let mut visited = HashSet::from([function]);
         let mut pending = vec![function];
@@ -58,8 +58,8 @@ impl<'a> CallGraph<'a> {
         false
     }
 
-    /// Targets of a function's jumps and calls that leave it, and of calls of itself. Empty if it never returns, like
-    /// `abort`, because its caller then counts nothing. `None` if its bytes are unknown.
+    /// Returns the targets of a function's jumps and calls that leave it, and of calls of itself. Empty if it never
+    /// returns, like `abort`, because its caller then counts nothing. `None` if its bytes are unknown.
     fn call_targets(&mut self, function: u64) -> Option<Vec<u64>> {
         let targets = self.targets.entry(function).or_insert_with(|| {
             let length = self
@@ -128,7 +128,8 @@ pub(crate) fn find_jump_into(code: &AllocatorCode, ranges: &[Range<u64>]) -> Opt
     None
 }
 
-/// Whether the bytes at `address` are a jump to `target`, and not part of other instructions. True if that is unknown.
+/// Returns whether the bytes at `address` are a jump to `target`, and not part of other instructions. True if that is
+/// unknown.
 fn is_jump_instruction(code: &AllocatorCode, address: u64, target: u64) -> bool {
     let function = code.function_at(address).and_then(|(start, function)| {
         let bytes = code.bytes(start, function.length)?;

@@ -126,7 +126,7 @@ impl FunctionNames {
     }
 }
 
-/// Whether a table of names may contain those of an allocator that does not serve `malloc`.
+/// Returns whether a table of names may contain those of an allocator that does not serve `malloc`.
 pub(crate) fn may_contain_allocator(names: &[u8]) -> bool {
     TEXTS
         .iter()

@@ -38,12 +38,12 @@ pub(crate) struct PlannedPatch {
 }
 
 impl PlannedPatch {
-    /// Offset in the function at which the jump is written, in bytes.
+    /// Returns the offset in the function at which the jump is written, in bytes.
     pub(crate) fn jump_offset(&self) -> usize {
         (self.prologue.range.start - self.address) as usize
     }
 
-    /// The bytes that the jump replaces.
+    /// Returns the bytes that the jump replaces.
     pub(crate) fn original_bytes(&self) -> &[u8] {
         &self.code[self.jump_offset()..][..EntryRow::JUMP_SIZE]
     }

@@ -71,7 +71,7 @@ pub(crate) fn decode_instructions(code: &[u8], address: u64) -> impl Iterator<It
     Decoder::with_ip(64, code, address, DecoderOptions::NONE).into_iter()
 }
 
-/// Target of a direct jump or call; `None` for other instructions.
+/// Returns the target of a direct jump or call; `None` for other instructions.
 pub(crate) fn branch_target(instruction: &Instruction) -> Option<u64> {
     let is_near = matches!(
         instruction.op0_kind(),
@@ -167,14 +167,15 @@ impl Prologue {
     }
 }
 
-/// The jump if a function consists of one jump only, direct or through a slot, behind an `endbr64`; else `None`.
+/// Returns the jump if a function consists of one jump only, direct or through a slot, behind an `endbr64`; else
+/// `None`.
 pub(crate) fn single_jump(code: &[u8], address: u64) -> Option<Instruction> {
     let first = decode_instructions(code, address).find(|each| each.code() != Code::Endbr64)?;
     let is_fixed = first.is_jmp_near_indirect() && has_fixed_operand(&first);
     (first.is_jmp_short_or_near() || is_fixed).then_some(first)
 }
 
-/// Whether a jump reads its target from a fixed address, as through a GOT slot, and not from a jump table.
+/// Returns whether a jump reads its target from a fixed address, as through a GOT slot, and not from a jump table.
 pub(crate) fn has_fixed_operand(jump: &Instruction) -> bool {
     jump.is_ip_rel_memory_operand() && jump.memory_index() == Register::None
 }

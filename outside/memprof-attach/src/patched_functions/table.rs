@@ -105,8 +105,8 @@ impl TableImage {
         memory.write(base + offset_of!(EntryTable, mark) as u64, &TABLE_MARK)
     }
 
-    /// Whether the process has this table and its code at `base`. Ignores the targets of the trampolines, which the
-    /// plugin may have set to its hooks.
+    /// Returns whether the process has this table and its code at `base`. Ignores the targets of the trampolines, which
+    /// the plugin may have set to its hooks.
     pub(crate) fn matches(&self, memory: &Memory, base: u64) -> io::Result<bool> {
         let mut code = vec![0; self.code.len()];
         memory.read(base + TABLE_SIZE as u64, &mut code)?;
@@ -134,8 +134,8 @@ pub(crate) fn find_tables(memory: &Memory, maps: &[u8]) -> impl Iterator<Item = 
     })
 }
 
-/// Addresses at which a table may lie: right below anonymous code. Its mapping may begin lower, because the kernel
-/// merges it with one that the program has mapped below.
+/// Iterates over the addresses at which a table may lie: right below anonymous code. Its mapping may begin lower,
+/// because the kernel merges it with one that the program has mapped below.
 fn table_candidates(maps: &[u8]) -> impl Iterator<Item = u64> {
     let mut before: Option<Mapping<'_>> = None;
     mappings(maps).filter_map(move |mapping| {

@@ -173,7 +173,7 @@ fn require_no_relocated_address(
     }
 }
 
-/// Whether one of the words is the address of a relocated instruction, other than the first of its function.
+/// Returns whether one of the words is the address of a relocated instruction, other than the first of its function.
 fn contains_relocated(mut words: impl Iterator<Item = u64>, relocated: &[RelocatedRange]) -> bool {
     let lowest = relocated.iter().map(|each| each.range.start).min();
     let highest = relocated.iter().map(|each| each.range.end).max();
@@ -182,8 +182,8 @@ fn contains_relocated(mut words: impl Iterator<Item = u64>, relocated: &[Relocat
     words.any(|word| is_near(word) && relocated.iter().any(|each| is_inside_relocated(each, word)))
 }
 
-/// New address for a thread that is about to execute a relocated instruction; `None` for other threads. Fails if
-/// the thread is inside an instruction.
+/// Returns the new address for a thread that is about to execute a relocated instruction; `None` for other threads.
+/// Fails if the thread is inside an instruction.
 fn relocated_address(
     instruction: u64,
     relocated: &[RelocatedRange],
@@ -200,7 +200,7 @@ fn relocated_address(
     Ok(Some(*address))
 }
 
-/// Whether an address is in the range after its first byte, where a jump or the original instruction begins.
+/// Returns whether an address is in the range after its first byte, where a jump or the original instruction begins.
 fn is_inside_relocated(relocated: &RelocatedRange, address: u64) -> bool {
     relocated.range.start < address && address < relocated.range.end
 }
