@@ -95,7 +95,7 @@ pub(crate) fn show_phase(pid: u32, phase: Phase) {
     output::show_progress(&phase_text(pid, phase));
 }
 
-/// Progress line of a phase.
+/// Returns the progress line of a phase.
 fn phase_text(pid: u32, phase: Phase) -> String {
     match phase {
         Phase::Snapshot => format!("{pid}: taking a snapshot"),
@@ -106,7 +106,7 @@ fn phase_text(pid: u32, phase: Phase) -> String {
     }
 }
 
-/// Pid and name of a process, for texts: `4711 (nginx)`; the pid alone if it has ended.
+/// Returns the pid and name of a process, for texts: `4711 (nginx)`; the pid alone if it has ended.
 pub(crate) fn describe_process(pid: u32) -> String {
     match fs::read_to_string(format!("/proc/{pid}/comm")) {
         Ok(name) => format!("{pid} ({})", name.trim_end()),
@@ -152,7 +152,7 @@ impl<'a> AnalysisSummary<'a> {
         }
     }
 
-    /// Lines at the end of a text: the summary, unsearched parts and warnings.
+    /// Returns the lines at the end of a text: the summary, unsearched parts and warnings.
     pub(crate) fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("\n{}", self.summary())];
         lines.extend(self.unsearched_lines());
@@ -161,7 +161,7 @@ impl<'a> AnalysisSummary<'a> {
         lines
     }
 
-    /// One sentence about the searched memory, the pause and the memory used.
+    /// Returns one sentence about the searched memory, the pause and the memory used.
     fn summary(&self) -> String {
         let stopped = self.stopped_ms.iter();
         let stopped: Vec<_> = stopped.map(|pause| format!("{pause:.1} ms")).collect();
@@ -187,7 +187,8 @@ impl<'a> AnalysisSummary<'a> {
         )
     }
 
-    /// Addition for a pause that was longer than allowed: the machine was busy while all threads were stopped.
+    /// Returns the addition for a pause that was longer than allowed, because the machine was busy while all threads
+    /// were stopped; empty otherwise.
     fn long_pause_text(&self) -> String {
         let is_long = |pause: &f64| *pause > self.max_pause_ms;
         match self.max_pause_ms > 0.0 && self.stopped_ms.iter().any(is_long) {
@@ -199,7 +200,7 @@ impl<'a> AnalysisSummary<'a> {
         }
     }
 
-    /// Lines about the parts that were not searched.
+    /// Returns the lines about the parts that were not searched.
     fn unsearched_lines(&self) -> impl Iterator<Item = String> {
         let unsearched = self.unsearched.iter();
         unsearched.map(|part| format!("not searched: {}", part.text))
@@ -247,7 +248,7 @@ pub(crate) fn format_size(bytes: u64) -> String {
     format_amount(bytes.cast_signed(), SampleType::InuseSpace)
 }
 
-/// Peak resident set of this program, in bytes; 0 if it cannot be read.
+/// Returns the peak resident set of this program, in bytes; 0 if it cannot be read.
 fn peak_resident_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let value = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -194,7 +194,8 @@ impl AttachArgs {
         }
     }
 
-    /// Sampler in the arguments; the default if it is missing or invalid. The plugin rejects an invalid one.
+    /// Returns the sampler in the arguments; the default if it is missing or invalid. The plugin refuses an invalid
+    /// one, and several.
     fn sampler(&self) -> SamplerChoice {
         let mut args = self.args.iter().rev();
         let sampler = args.find_map(|arg| arg.strip_prefix("sampler="));
@@ -289,7 +290,7 @@ fn build_output(
     })
 }
 
-/// Note that sampling goes on without the new patches; empty if it uses them, or if sampling is inactive.
+/// Returns the note that sampling goes on without the new patches; empty if it uses them, or if sampling is inactive.
 fn unused_patches_note(status: &ParsedReply, entries: &PatchOutcome, pid: u32) -> String {
     let allocators = status.field("allocators").as_array();
     let mut allocators = allocators.into_iter().flatten();
@@ -304,8 +305,8 @@ fn unused_patches_note(status: &ParsedReply, entries: &PatchOutcome, pid: u32) -
     )
 }
 
-/// Note on signal handlers that must not fork any more, because the program had a single thread; `None` if there are
-/// none.
+/// Returns the note on signal handlers that must not fork any more, because the program had a single thread; `None` if
+/// there are none.
 pub(crate) fn handlers_note(handled: &[String]) -> Option<String> {
     let line = format!(
         "it had one thread until now: if its handler of {} forks, that may wait for ever, also after `memprof detach` \

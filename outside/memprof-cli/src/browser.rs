@@ -66,7 +66,7 @@ fn open_in_browser(file: &Path) -> anyhow::Result<bool> {
     Ok(started)
 }
 
-/// Browsers to try: the programs in `BROWSER`, which are separated by colons, then `xdg-open` if there is a
+/// Returns the browsers to try: the programs in `BROWSER`, which are separated by colons, then `xdg-open` if there is a
 /// display.
 fn browsers() -> Vec<String> {
     let listed = env::var("BROWSER").unwrap_or_else(|_| String::new());

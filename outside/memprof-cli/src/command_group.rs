@@ -44,9 +44,9 @@ impl CommandGroup {
         }
     }
 
-    /// Whether the command has itself received a signal that came to this program with that `si_code` (sigaction(2)). A
-    /// terminal sends its signals to the whole foreground group; only the SIGHUP when it closes goes to the session's
-    /// leader alone.
+    /// Returns whether the command has itself received a signal that came to this program with that `si_code`
+    /// (sigaction(2)). A terminal sends its signals to the whole foreground group; only the SIGHUP when it closes goes
+    /// to the session's leader alone.
     pub(crate) fn has_received(self, signal: Signal, si_code: i32) -> bool {
         self == Self::Shared && si_code == libc::SI_KERNEL && signal != Signal::SIGHUP
     }

@@ -14,7 +14,7 @@ pub(crate) fn target_completer() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| matching_candidates(&host_names(), current))
 }
 
-/// Pids and names of the running hosts.
+/// Returns the pids and names of the running hosts, without names that need quotes.
 fn host_names() -> Vec<String> {
     let hosts = memprof_host::running_hosts();
     let by_pid = hosts.iter().map(|host| host.pid.to_string());
@@ -37,7 +37,7 @@ pub(crate) fn msg_completer() -> ArgValueCompleter {
     })
 }
 
-/// Candidates that start with the typed text, in their order.
+/// Returns the candidates that start with the typed text, in their order.
 pub(crate) fn matching_candidates(
     candidates: &[String],
     current: &OsStr,

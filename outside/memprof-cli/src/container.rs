@@ -21,13 +21,13 @@ pub(crate) struct Container {
 }
 
 impl Container {
-    /// Container of a process; `None` if it is in none that its cgroup names.
+    /// Returns the container of a process; `None` if it is in none that its cgroup names.
     pub(crate) fn for_pid(pid: u32) -> Option<Self> {
         let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
         Self::parse(&cgroups)
     }
 
-    /// Container by the text of /proc/PID/cgroup: the innermost one.
+    /// Returns the innermost container in the text of /proc/PID/cgroup. `None` if it names none.
     fn parse(cgroups: &str) -> Option<Self> {
         let paths = cgroups
             .lines()
@@ -45,7 +45,8 @@ impl Container {
         found.next()
     }
 
-    /// Container by one directory of a cgroup's path; `parent` is the directory above it.
+    /// Returns the container that a directory of a cgroup's path names; `parent` is the directory above it. `None` if
+    /// it names none.
     fn from_part(part: &str, parent: &str) -> Option<Self> {
         let scope = part.strip_suffix(".scope");
         // docker-ID.scope, cri-containerd-ID.scope, crio-ID.scope, libpod-ID.scope; or the id alone.
@@ -65,7 +66,7 @@ impl Container {
         Some(Self { id, has_id: false })
     }
 
-    /// Name if it is known, else the short id.
+    /// Returns the name if it is known, else the short id.
     pub(crate) fn name(&self) -> String {
         let name = self.has_id.then(|| stored_name(&self.id)).flatten();
         name.unwrap_or_else(|| match self.has_id {
@@ -74,8 +75,8 @@ impl Container {
         })
     }
 
-    /// Whether a name that a user typed is that of the container of process `pid`: its name, the start of its id, or its
-    /// host name, which Kubernetes sets to the pod's name.
+    /// Returns whether a name that a user typed is that of the container of process `pid`: its name, the start of its
+    /// id, or its host name, which Kubernetes sets to the pod's name.
     fn is_called(&self, pid: u32, text: &str) -> bool {
         let is_prefix = self.has_id && text.len() >= MIN_PREFIX && self.id.starts_with(text);
         is_prefix
@@ -116,7 +117,8 @@ fn host_name(root: &Path) -> Option<String> {
     Some(name)
 }
 
-/// Name of a container by its id, as Docker and Podman store it for root.
+/// Returns the name of a container by its id, as Docker and Podman store it for root. `None` if neither has it, or
+/// their files cannot be read.
 fn stored_name(id: &str) -> Option<String> {
     let read = |path: &str| serde_json::from_slice::<Value>(&fs::read(path).ok()?).ok();
     let docker = || {
@@ -173,7 +175,7 @@ pub(crate) fn find_process(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Pid of a process in its innermost pid namespace.
+/// Returns the pid of a process in its innermost pid namespace. `None` if the process has ended.
 fn own_pid(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status

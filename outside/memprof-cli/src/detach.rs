@@ -104,6 +104,7 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
         if !was_patched {
             return Err(error);
         }
+        // The plugin stays, but must keep nothing that was sampled through the patches.
         for message in ["deactivate", "reset"] {
             send_request(&mut client, message, "")?.into_success()?;
         }
@@ -129,8 +130,8 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
     Ok(DetachOutcome::Plugin)
 }
 
-/// Whether a thread of the plugin runs: their names begin with "memprof-" (memprof-own). A thread that loads the
-/// plugin for a killed `memprof attach` has another name.
+/// Returns whether a thread of the plugin runs: their names begin with "memprof-" (memprof-own). A thread that loads
+/// the plugin for a killed `memprof attach` has another name.
 fn has_memprof_threads(pid: u32) -> bool {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let mut tasks = tasks.into_iter().flatten().flatten();

@@ -106,7 +106,7 @@ fn diagnose_outside(pid: u32, json: bool) -> Outcome {
     Ok(if is_refused { UNAVAILABLE } else { 0 }.into())
 }
 
-/// Command to type next about a process without the plugin.
+/// Returns the command to type next about a process without the plugin.
 pub(crate) fn next_command(pid: u32, can_attach: bool) -> String {
     match (can_attach, examine_for(Purpose::Read, pid).is_ok()) {
         (true, _) => format!("memprof record {pid}"),
@@ -115,7 +115,7 @@ pub(crate) fn next_command(pid: u32, can_attach: bool) -> String {
     }
 }
 
-/// Finding that the plugin cannot be loaded.
+/// Builds the finding that the plugin cannot be loaded.
 fn refusal_finding(pid: u32, refusal: &Refusal) -> Finding {
     let remedy = memprof_attach::remedy(pid, refusal);
     let remedy = remedy.unwrap_or_else(|| "nothing helps while it runs".to_owned());
@@ -133,7 +133,7 @@ fn refusal_finding(pid: u32, refusal: &Refusal) -> Finding {
     }
 }
 
-/// Notice of what attaching will check, if it may still refuse.
+/// Returns the notice of what attaching will check, if it may still refuse.
 fn process_notice(process: &ExaminedProcess) -> Option<Finding> {
     process.has_filter().then(|| Finding {
         kind: "seccomp_filter".into(),

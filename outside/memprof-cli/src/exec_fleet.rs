@@ -34,7 +34,7 @@ pub(crate) fn run(command: &str, args: &[OsString]) -> Outcome {
     Err(error).with_context(|| format!("failed to run {}", program.display()))
 }
 
-/// Path of `memprof-fleet` in this program's directory, where it may not exist.
+/// Returns the path of `memprof-fleet` in this program's directory, where it may not exist.
 fn installed_path() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("failed to find this program")?;
     Ok(own.with_file_name(PROGRAM))

@@ -96,7 +96,7 @@ enum FormatArg {
 }
 
 impl TestArgs {
-    /// Whether standard output is one document, so that the command's own output goes to standard error.
+    /// Returns whether standard output is one document, so that the command's own output goes to standard error.
     fn prints_document(&self) -> bool {
         let is_document = match self.format {
             None | Some(FormatArg::Text | FormatArg::Github) => false,
@@ -105,7 +105,7 @@ impl TestArgs {
         is_document && self.report_file().is_none()
     }
 
-    /// File of the report; `None` if standard output is.
+    /// Returns the file of the report; `None` if standard output is.
     fn report_file(&self) -> Option<&Path> {
         let output = self.output.as_deref();
         output.filter(|path| *path != Path::new("-"))

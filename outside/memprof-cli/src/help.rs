@@ -256,7 +256,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Shells and manuals", &["completions", "man", "help"]),
 ];
 
-/// Help of the whole program: its commands by purpose, instead of clap's one list.
+/// Returns the help of the whole program: its commands by purpose, instead of clap's one list.
 fn grouped_help(command: &Command) -> String {
     let names = GROUPS.iter().flat_map(|(_, names)| names.iter());
     let width = names.map(|name| name.len()).max().unwrap_or(0);
@@ -277,17 +277,17 @@ fn grouped_help(command: &Command) -> String {
 }
 
 impl CommandHelp {
-    /// Message that the command sends; `None` for a command that is no message.
+    /// Returns the message that the command sends; `None` for a command that is no message.
     fn message(&self) -> Option<&'static MessageSpec> {
         message(self.command)
     }
 
-    /// Arguments of the command's message; empty for a command that is no message.
+    /// Returns the arguments of the command's message; empty for a command that is no message.
     fn arguments(&self) -> &'static [ArgumentSpec] {
         self.message().map_or(&[], |message| message.arguments)
     }
 
-    /// Text after clap's help: arguments of the message, and examples.
+    /// Returns the text after clap's help: arguments of the message, and examples.
     fn help_text(&self) -> String {
         let mut text = String::new();
         let arguments = self.arguments().iter().map(|each| (each.to_string(), each));
@@ -308,7 +308,7 @@ impl CommandHelp {
         text
     }
 
-    /// Completions of the message's arguments, as `key=value`.
+    /// Returns the completions of the message's arguments, as `key=value`.
     fn argument_completions(&self) -> Vec<String> {
         let pairs = self.arguments().iter().flat_map(|argument| {
             let offered = argument.values.completions().iter();

@@ -119,7 +119,7 @@ impl ObjectFilter {
         })
     }
 
-    /// Additional data that the analysis must collect for the filter.
+    /// Returns the additional data that the analysis must collect for the filter.
     fn detail(&self) -> Detail {
         match self {
             Self::Stack(_) => Detail::Samples,
@@ -128,7 +128,7 @@ impl ObjectFilter {
         }
     }
 
-    /// Error text if no object matches.
+    /// Returns the error text if no object matches.
     fn no_match_message(&self, sampled: Option<&SampledSummary>) -> String {
         match (self, sampled) {
             (Self::Object(address), _) => {
@@ -245,7 +245,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Lines above the table: the totals with the method, and the number of matching samples.
+/// Returns the lines above the table: the totals with the method, and the number of matching samples.
 fn summary_lines(reply: &HoldersOutput<'_>, holding: &Holding) -> Vec<String> {
     let all = &holding.groups[0];
     let name = describe_process(reply.analysis.pid);
@@ -314,7 +314,7 @@ fn format_text(
     lines.join("\n")
 }
 
-/// Name of a holder, with its address and a mark if others hold the object too.
+/// Returns the name of a holder, with its address and a mark if others hold the object too.
 fn step_text(step: &HolderStep) -> String {
     let at = step
         .address

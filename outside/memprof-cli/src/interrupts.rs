@@ -86,7 +86,7 @@ impl Interrupts {
         std::mem::take(&mut self.0.lock().changes)
     }
 
-    /// The signal that ended the work; `None` if none did.
+    /// Returns the signal that ended the work; `None` if none did.
     pub(crate) fn signal(&self) -> Option<Signal> {
         self.0.lock().first.map(|(signal, _)| signal)
     }
@@ -140,13 +140,13 @@ pub(crate) fn block_signals() -> Result<SigSet> {
     Ok(signals)
 }
 
-/// Exit code of a program that a signal ends, as shells report it: 128 plus its number.
+/// Returns the exit code of a program that a signal ends, as shells report it: 128 plus its number.
 pub(crate) fn signal_exit_code(signal: Signal) -> u8 {
     128 + signal as u8
 }
 
-/// Signals that a process ignores, from its status (proc(5), `SigIgn`); bit 0 is signal 1. 0 if the field is
-/// missing.
+/// Returns the signals that a process ignores, from its status (proc(5), `SigIgn`); bit 0 is signal 1. 0 if the field
+/// is missing.
 fn ignored_signals(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())

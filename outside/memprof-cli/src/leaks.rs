@@ -256,7 +256,7 @@ fn fold_by_origin(profile: &SymbolizedProfile, granularity: Granularity) -> Fold
     .into_origin_filtered()
 }
 
-/// Bytes in use of each stack; its functions are joined by semicolons.
+/// Returns the bytes in use of each stack; its functions are joined by semicolons.
 fn stack_bytes(folded: &Folded) -> Stacks {
     let stack = |functions: &[memprof_report::StringId]| {
         functions
@@ -305,7 +305,7 @@ fn sort_by_growth(mut leaks: Vec<Leak>) -> Vec<Leak> {
     leaks
 }
 
-/// Growth rate in bytes per hour; 0 if no time has passed.
+/// Returns the growth rate in bytes per hour; 0 if no time has passed.
 fn bytes_per_hour(bytes: i64, span: Duration) -> i64 {
     match span.is_zero() {
         true => 0,

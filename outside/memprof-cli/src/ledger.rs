@@ -75,7 +75,7 @@ pub(crate) fn run(args: &LedgerArgs) -> Outcome {
     }
 }
 
-/// Format and destination of a ledger.
+/// Returns the format and destination of a ledger.
 ///
 /// # Errors
 /// The form is that of a profile's report.
@@ -178,8 +178,8 @@ fn walk_process(pid: u32, ledger: &mut Ledger) -> Result<(), String> {
     Ok(())
 }
 
-/// Resident bytes of a host outside of its allocators: mappings of the program's own, and shared memory. `None` if the
-/// host does not report them, or if an allocator keeps no count, because the bytes may then be its heap.
+/// Returns the resident bytes of a host outside of its allocators: mappings of the program's own, and shared memory.
+/// `None` if the host does not report them, or if an allocator keeps no count, because the bytes may then be its heap.
 pub(crate) fn bytes_outside_malloc(client: &mut Client) -> Option<u64> {
     let reply = send_request(client, "ledger", "").ok()?;
     let ledger: Ledger = reply.into_typed().ok()?;
@@ -192,7 +192,7 @@ pub(crate) fn bytes_outside_malloc(client: &mut Client) -> Option<u64> {
     Some(rows.map(|row| row.bytes).sum())
 }
 
-/// Warning that a recorded program grew where no heap profile looks. `None` if it did not grow notably.
+/// Returns the warning that a recorded program grew where no heap profile looks. `None` if it did not grow notably.
 pub(crate) fn growth_outside_malloc_warning(pid: u32, before: u64, after: u64) -> Option<String> {
     let grown = after.saturating_sub(before);
     (grown >= LedgerFinding::MIN_BYTES).then(|| {

@@ -35,7 +35,7 @@ pub(crate) fn run(program: Option<&str>) -> Outcome {
     Ok(0.into())
 }
 
-/// Line with the variable that enables profiling in the jemalloc of a running process.
+/// Returns the line with the variable that enables profiling in the jemalloc of a running process.
 fn line_for_process(pid: &str) -> anyhow::Result<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))
         .with_context(|| format!("failed to read the mappings of process {pid}"))?;
@@ -48,7 +48,7 @@ fn line_for_process(pid: &str) -> anyhow::Result<String> {
     }
 }
 
-/// Line with the variable that enables profiling in the jemalloc of a program's file.
+/// Returns the line with the variable that enables profiling in the jemalloc of a program's file.
 fn line_for_file(path: &Path) -> anyhow::Result<String> {
     match find_jemalloc_or_note(path)? {
         JemallocInFile::Variable(variable) => Ok(format!("{variable}={OPTIONS}")),
@@ -108,7 +108,7 @@ fn not_a_program_error(path: &Path, bytes: &[u8]) -> anyhow::Error {
     }
 }
 
-/// Whether the jemalloc in a file was built with profiling.
+/// Returns whether the jemalloc in a file was built with profiling.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -159,7 +159,7 @@ pub(crate) fn find_jemalloc_in_elf<'d, R: ReadRef<'d>>(
     })
 }
 
-/// Names of the file's symbols that may be jemalloc's.
+/// Returns the names of the file's symbols that may be jemalloc's.
 fn candidate_names<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Vec<&'d [u8]> {
     let tables = [elf.elf_symbol_table(), elf.elf_dynamic_symbol_table()];
     let of_table = tables.into_iter().filter_map(|table| {
@@ -179,7 +179,7 @@ fn candidate_names<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Vec<&'d [u8]> {
     of_table.flatten().collect()
 }
 
-/// Whether the file's loaded, read-only segments contain a text.
+/// Returns whether the file's loaded, read-only segments contain a text.
 fn contains_text<'d, R: ReadRef<'d>>(
     elf: &Elf<'d, R>,
     file: &File,
@@ -213,8 +213,8 @@ fn contains_text<'d, R: ReadRef<'d>>(
     Ok(false)
 }
 
-/// Line for a program without a known jemalloc of its own: the line preloads one if none is linked. Prints a note.
-/// `subject` names the program.
+/// Returns the line for a program without a known jemalloc of its own: the line preloads one if none is linked. Prints
+/// a note. `subject` names the program.
 fn line_without_jemalloc(own: JemallocInFile, subject: &str) -> anyhow::Result<String> {
     match own {
         JemallocInFile::Stripped | JemallocInFile::Hidden => {

@@ -39,7 +39,7 @@ struct MsgWords<'a> {
 }
 
 impl<'a> MsgWords<'a> {
-    /// Splits the words after the target, if there is one.
+    /// Splits the words after the target, if there is one. `None` unless they have a plugin and a message.
     fn new(target: Option<&'a str>, words: &'a [String]) -> Option<Self> {
         let [plugin, message, args @ ..] = words else {
             return None;
@@ -52,8 +52,8 @@ impl<'a> MsgWords<'a> {
         })
     }
 
-    /// Ways to read the words, the likelier first: with a target in front of the plugin, if a message's name follows, and
-    /// without.
+    /// Returns the ways to read the words, the likelier first: with a target in front of the plugin, if a message's
+    /// name follows, and without. `None` for a reading that the words do not fit.
     fn readings(words: &'a [String]) -> [Option<Self>; 2] {
         let (target, rest) = split_target(words);
         let with_target = Self::new(target, rest).filter(|read| {
@@ -86,12 +86,12 @@ impl MessageArgs {
         target::connect_to(&self.to, self.target())
     }
 
-    /// The target, which is the first argument; `None` if that is `key=value`.
+    /// Returns the target, which is the first argument; `None` if that is `key=value`.
     pub(crate) fn target(&self) -> Option<&str> {
         split_target(&self.args).0
     }
 
-    /// The arguments of the message.
+    /// Returns the arguments of the message.
     pub(crate) fn key_values(&self) -> &[String] {
         split_target(&self.args).1
     }
@@ -130,7 +130,7 @@ fn connect_msg(args: &MsgArgs) -> anyhow::Result<(MsgWords<'_>, Client)> {
     }
 }
 
-/// Whether the host was reached, and has the plugin.
+/// Returns whether the host was reached, and has the plugin.
 fn has_plugin(client: &mut anyhow::Result<Client>, plugin: &str) -> bool {
     let plugins = client
         .as_mut()
@@ -194,6 +194,7 @@ pub(crate) fn dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outco
     report_written(export(&mut bytes, file)?, file);
     match reply {
         Some(reply) if !to_stdout => print_reply(&reply, args.to.json),
+        // Standard output has the dump, or there is no reply.
         Some(_) | None => {
             output::print_stderr(&text);
             Ok(0.into())
@@ -234,7 +235,7 @@ pub(crate) fn take_dump_or_receive(
     }
 }
 
-/// Whether the system prevented the host from keeping a dump, and the arguments do not set `keep`.
+/// Returns whether the system prevented the host from keeping a dump, and the arguments do not set `keep`.
 fn cannot_keep(reply: &ParsedReply, args: &[String]) -> bool {
     let kind = reply.field("error")["kind"].as_str();
     kind == Some(ErrorKind::Io.name()) && !args.iter().any(|arg| arg.starts_with("keep="))

@@ -200,7 +200,7 @@ fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Folders in which the SDK may be: the one that was named, else those of a build and of a package.
+/// Returns the folders in which the SDK may be: the one that was named, else those of a build and of a package.
 fn sdk_dirs(named: Option<&Path>) -> Result<Vec<PathBuf>> {
     if let Some(named) = named {
         let named = std::path::absolute(named).context("failed to find the SDK")?;
@@ -226,7 +226,7 @@ fn missing_sdk_file_error(file: &str, dirs: &[PathBuf]) -> anyhow::Error {
     with_exit_code(USAGE, message)
 }
 
-/// Lines of Cargo.toml that name memprof's crates as they are here.
+/// Returns the lines of Cargo.toml that name memprof's crates as they are here.
 fn cargo_patches(sdk: Option<&Path>) -> Result<String> {
     let dirs = sdk_dirs(sdk)?;
     let mut lines = String::new();
@@ -244,7 +244,7 @@ fn cargo_patches(sdk: Option<&Path>) -> Result<String> {
     Ok(lines)
 }
 
-/// Folder of memprof.h.
+/// Returns the folder of memprof.h.
 fn include_dir(sdk: Option<&Path>) -> Result<String> {
     let dirs = sdk_dirs(sdk)?;
     let places = dirs

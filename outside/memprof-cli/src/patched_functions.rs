@@ -68,7 +68,8 @@ pub(crate) fn patch_malloc(
     outcome
 }
 
-/// Whether the allocator samples with its own sampler, or GOT slots call memprof's. Entry patches may be incomplete.
+/// Returns whether the allocator samples with its own sampler, or GOT slots call memprof's. Entry patches may be
+/// incomplete.
 fn is_sampled_without_patches(allocator: &AllocatorStatus, sampler: SamplerChoice) -> bool {
     match &allocator.sampled {
         None => allocator.sampler.is_some() && sampler != SamplerChoice::Memprof,
@@ -97,7 +98,7 @@ impl PatchOutcome {
         !self.reports.is_empty()
     }
 
-    /// Reasons why calls of the program cannot be sampled, as notes.
+    /// Returns the reasons why calls of the program cannot be sampled, as notes.
     pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
         let skipped = self.reports.iter().flat_map(|report| &report.skipped);
         let skipped = skipped.map(|reason| format!("not sampled: {reason}"));
@@ -105,7 +106,7 @@ impl PatchOutcome {
         errors.chain(skipped)
     }
 
-    /// Lines of text to append to other output, each with a newline before it; empty if no patch is needed.
+    /// Returns the lines of text to append to other output, each with a newline before it; empty if no patch is needed.
     pub(crate) fn lines(&self, pid: u32) -> String {
         let reports = self.reports.iter().map(|report| {
             let (function, functions) = (&report.function, report.functions);
@@ -125,7 +126,7 @@ impl PatchOutcome {
         reports.chain(notes).collect()
     }
 
-    /// JSON object for scripts; null if no patch is needed.
+    /// Returns the JSON object for scripts; null if no patch is needed.
     pub(crate) fn json(&self) -> Value {
         let reports = &self.reports;
         match (reports.first(), self.errors.first()) {

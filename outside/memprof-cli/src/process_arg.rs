@@ -51,7 +51,7 @@ pub(crate) fn split_target(args: &[String]) -> (Option<&str>, &[String]) {
     }
 }
 
-/// Whether an argument is `key=value`; a path with a `=` in it is not.
+/// Returns whether an argument is `key=value`; a path with a `=` in it is not.
 pub(crate) fn is_key_value(argument: &str) -> bool {
     let key = argument.split_once('=').map_or("", |(key, _)| key);
     !key.is_empty()

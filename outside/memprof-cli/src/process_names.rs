@@ -18,7 +18,7 @@ pub(crate) fn parse_named_pid(text: &str) -> Option<Result<u32, String>> {
     })
 }
 
-/// Pids of the processes with that name, in ascending order, without this one.
+/// Returns the pids of the processes with that name, in ascending order, without this one.
 pub(crate) fn pids_with_name(name: &str) -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -29,7 +29,8 @@ pub(crate) fn pids_with_name(name: &str) -> Vec<u32> {
     pids
 }
 
-/// Whether a process has this name: as its name in the kernel, or as the file name of its program or first argument.
+/// Returns whether a process has this name: as its name in the kernel, or as the file name of its program or first
+/// argument.
 pub(crate) fn has_name(pid: u32, name: &str) -> bool {
     let dir = Path::new("/proc").join(pid.to_string());
     let comm = || fs::read_to_string(dir.join("comm")).is_ok_and(|comm| comm.trim_end() == name);
@@ -42,7 +43,8 @@ pub(crate) fn has_name(pid: u32, name: &str) -> bool {
     comm() || program() || first_argument()
 }
 
-/// Name of a host for people. A host that is called like its program's file gets the name by which it was started.
+/// Returns the name of a host for people. A host that is called like its program's file gets the name by which it was
+/// started.
 pub(crate) fn host_name(pid: u32, name: String) -> String {
     match program_link(pid) {
         Some(link) if has_file_name(Path::new(&link.path), &name) => link.name,

@@ -79,13 +79,14 @@ pub(crate) struct ProgramKinds {
 }
 
 impl ProgramKinds {
-    /// Kind of a process; nothing is known of one that may not be inspected.
+    /// Returns the kind of a process; an empty one if it may not be inspected.
     pub(crate) fn kind_for_pid(&mut self, pid: u32) -> ProgramKind {
         let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
         self.kind_for_maps(pid, &maps)
     }
 
-    /// Like [`kind_for_pid`](Self::kind_for_pid), for a process whose maps were read.
+    /// Like [`kind_for_pid`](Self::kind_for_pid), for a process whose maps were read; they are empty if it may not be
+    /// inspected.
     pub(crate) fn kind_for_maps(&mut self, pid: u32, maps: &[u8]) -> ProgramKind {
         if maps.is_empty() {
             return ProgramKind::default();
@@ -107,7 +108,8 @@ impl ProgramKinds {
         kind
     }
 
-    /// Kind of a process's program, by its file alone.
+    /// Returns the kind of a process's program, from its file alone; an empty one if the file cannot or must not be
+    /// read.
     fn program(&mut self, pid: u32) -> ProgramKind {
         let path = format!("/proc/{pid}/exe");
         let Ok(metadata) = fs::metadata(&path) else {
@@ -135,7 +137,7 @@ impl ProgramKinds {
     }
 }
 
-/// Kind by the names of mapped code.
+/// Returns the kind that the names of mapped code show.
 fn mapped_kind(maps: &[u8]) -> ProgramKind {
     let code: Vec<_> = mappings(maps).filter(Mapping::is_executable).collect();
     let is_mapped = |start: &str| code.iter().any(|file| is_named(file.file_name(), start));
@@ -147,7 +149,8 @@ fn mapped_kind(maps: &[u8]) -> ProgramKind {
     }
 }
 
-/// Whether a file's name is `start`, with a version or a suffix: `python3.11` and `libjemalloc.so.2`, but not `nodejs-tool`.
+/// Returns whether a file's name is `start`, with a version or a suffix: `python3.11` and `libjemalloc.so.2`, but not
+/// `nodejs-tool`. After the start of a library's name, or a dash, anything may follow.
 fn is_named(name: &[u8], start: &str) -> bool {
     let rest = name.strip_prefix(start.as_bytes());
     rest.is_some_and(|rest| {
@@ -166,7 +169,7 @@ fn has_file(maps: &[u8], start: &str) -> bool {
     mappings(maps).any(|mapping| mapping.file_name().starts_with(start.as_bytes()))
 }
 
-/// Kind by a program's sections and symbols; nothing is known of one that cannot be parsed.
+/// Returns the kind that a program's sections and symbols show; an empty one if they cannot be parsed.
 fn file_kind<'data>(data: impl ReadRef<'data>) -> ProgramKind {
     read_kind(data).unwrap_or_default()
 }

@@ -140,7 +140,7 @@ pub(crate) fn run(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Out
     Ok(ExitCode::from(failure))
 }
 
-/// Exit code for a result, with `--fail`.
+/// Returns the exit code for a result, with `--fail`.
 fn failure_code(reply: &ProveOutput<'_>) -> u8 {
     match reply.leaked.objects {
         0 if reply.certainty == Certainty::Unknown => UNAVAILABLE,
@@ -173,6 +173,7 @@ fn prove_command(
         }
         drop(recipient);
     });
+    // A command that is stopped at its exit handles no signal any more.
     *forwarder.lock() = Recipient::Memprof;
     let run = run.with_context(|| format!("failed to run {}", program.display()))?;
     let exiting = match run {
@@ -192,6 +193,7 @@ fn prove_command(
     let failure = match finish_analysis(pid, proof) {
         Ok(proof) => {
             let reply = build_output(pid, &proof, top);
+            // Standard output is the command's.
             match output.is_terminal_text() {
                 true => output::print_stderr(&reply.text),
                 false => output.write(&reply, &reply.text, || build_page(&reply))?,
@@ -206,7 +208,7 @@ fn prove_command(
     Ok(command_exit_code(exiting.end()?, args.fail, failure))
 }
 
-/// Exit code of a command as shells report it; instead of 0, `failure` if that is requested.
+/// Returns the exit code of a command as shells report it; instead of 0, `failure` if that is requested.
 fn command_exit_code(status: ExitStatus, fails: bool, failure: u8) -> ExitCode {
     let code = status.code().or_else(|| Some(128 + status.signal()?));
     match code.unwrap_or(FAILED.into()) {
@@ -246,7 +248,7 @@ fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
 }
 
 impl Certainty {
-    /// Certainty of a result with that number of leaked objects.
+    /// Returns the certainty of a result with that number of leaked objects.
     fn new(report: &AnalysisReport, leaked: u64) -> Self {
         match leaked {
             0 if report.has_unsearched(UnsearchedRole::Objects) => Self::Unknown,
@@ -257,7 +259,7 @@ impl Certainty {
     }
 }
 
-/// First line of the text and the page.
+/// Returns the first line of the text and the page.
 fn heading(reply: &ProveOutput<'_>) -> String {
     let name = describe_process(reply.analysis.pid);
     let all = reply.analysis.objects;
@@ -291,7 +293,8 @@ fn heading(reply: &ProveOutput<'_>) -> String {
     }
 }
 
-/// Addition to the heading for leaks that explain no growth: runtimes leak some objects once, when they start.
+/// Returns the addition to the heading for leaks that explain no growth, because runtimes leak some objects once, when
+/// they start; empty for larger leaks.
 fn negligible_text(leaked: u64, rss: u64) -> &'static str {
     match leaked <= NEGLIGIBLE_BYTES.min(rss / 1000) {
         true => "; that is negligible, unless it grows from one search to the next",

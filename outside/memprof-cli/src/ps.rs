@@ -110,7 +110,7 @@ pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outco
     Ok(0.into())
 }
 
-/// Row of a host that replied.
+/// Returns the row of a host that replied.
 fn host_row((host, answer): (RunningHost, PluginSummary)) -> PsHostRow {
     PsHostRow {
         pid: host.pid,
@@ -121,7 +121,7 @@ fn host_row((host, answer): (RunningHost, PluginSummary)) -> PsHostRow {
     }
 }
 
-/// Row of a host that could not be reached.
+/// Returns the row of a host that could not be reached.
 fn unreachable_row(one: UnreachableHost) -> UnreachableRow {
     UnreachableRow {
         pid: one.pid,
@@ -131,7 +131,7 @@ fn unreachable_row(one: UnreachableHost) -> UnreachableRow {
 }
 
 impl UnreachableRow {
-    /// Text of the note about the host.
+    /// Returns the text of the note about the host.
     fn describe(&self) -> String {
         let pid = self.pid.map(|pid| format!("{pid}, ")).unwrap_or_default();
         format!(

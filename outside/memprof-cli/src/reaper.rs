@@ -56,7 +56,8 @@ impl Drop for ReaperGuard {
     }
 }
 
-/// Runs `memprof reap PID PARENT`: waits for the end of its parent, and makes `pid` reap the copies that are left.
+/// Runs `memprof reap PID PARENT`: waits for the end of its parent, and makes `pid` reap the copies that are left. The
+/// exit code is 1 if some remain.
 pub(crate) fn run(pid: u32, parent: u32) -> Outcome {
     // A signal to a whole service or session is sent to this process too.
     let mut signals = SigSet::empty();

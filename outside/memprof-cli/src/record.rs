@@ -47,7 +47,7 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
             "standard output is for the table: give -o a file, or a --format",
         ));
     }
-    // Before anything is sampled.
+    // An invalid form is reported before anything is sampled.
     args.form.format()?;
     let subject = args.subject()?;
     let interrupts = Interrupts::watch()?;
@@ -172,6 +172,7 @@ fn record_attached(
     // The process then leaves a profile if it ends during the recording.
     let mut config = ScratchFile::new()?;
     config.append(&mut &b"[[watch]]\nat_exit = true\n"[..])?;
+    // Longer than the activation, which starts later.
     let lease = match args.keep_attached {
         true => attach::DEFAULT_LEASE,
         false => args.duration + 2 * LEASE_GRACE,
@@ -226,6 +227,7 @@ fn record_attached(
     };
     let recorded = record(args, &mut client, interrupts, leftovers.as_ref());
     drop(client);
+    // A process that has ended or executed another program has no plugin to detach.
     let detached = match &recorded {
         _ if program.end().is_some() => Ok(()),
         Ok(recorded) if matches!(recorded.end, SamplingEnd::Host(_)) => Ok(()),
@@ -346,6 +348,7 @@ fn finish_recording(
     leftovers: Option<&Leftovers>,
 ) -> anyhow::Result<(ScratchFile, Vec<String>)> {
     let dumped = message::take_dump_or_receive(client, arguments);
+    // Even if the dump failed.
     if let Some(interrupts) = activated {
         client.deactivate()?;
         interrupts.remove_last_change();

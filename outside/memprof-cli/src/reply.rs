@@ -50,7 +50,7 @@ impl ParsedReply {
         Ok(Self { status, body })
     }
 
-    /// Field of a JSON body; null if it is missing, or if the body is not JSON.
+    /// Returns the field of a JSON body; null if it is missing, or if the body is not JSON.
     pub(crate) fn field(&self, name: &str) -> &Value {
         match &self.body {
             Body::Object(object) => &object[name],
@@ -69,7 +69,7 @@ impl ParsedReply {
         })
     }
 
-    /// Text of the reply for people: the field `text` of a JSON body, or the whole body.
+    /// Returns the text of the reply for people: the field `text` of a JSON body, or the whole body.
     pub(crate) fn text(&self) -> Cow<'_, str> {
         match &self.body {
             Body::Text(text) if text.is_empty() => "an empty reply".into(),

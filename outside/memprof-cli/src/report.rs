@@ -141,7 +141,7 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
 }
 
 impl ReportArgs {
-    /// Options of the report; fails for an invalid regular expression.
+    /// Returns the options of the report; fails for an invalid regular expression.
     fn to_options(&self) -> Result<Options, Error> {
         Ok(Options {
             sample_type: SampleType::InuseSpace,
@@ -175,7 +175,7 @@ impl ReportArgs {
         })
     }
 
-    /// Binaries and symbols to use: those in the arguments, else those of the process.
+    /// Returns the binaries and symbols to use: those in the arguments, else those of the process.
     fn sources(&self, pid: Option<u32>) -> Sources {
         let found = Sources::for_process(pid);
         Sources {
@@ -187,8 +187,8 @@ impl ReportArgs {
     }
 }
 
-/// Modification time of a file in nanoseconds since 1970: the best guess for a dump without a time. 0, which means
-/// unknown in pprof, if there is none.
+/// Returns the modification time of a file in nanoseconds since 1970: the best guess for a dump without a time. 0,
+/// which means unknown in pprof, if there is none.
 fn modification_time(path: &Path) -> i64 {
     let modified = std::fs::metadata(path)
         .and_then(|metadata| metadata.modified())

@@ -60,7 +60,7 @@ pub(crate) enum FormatArg {
 }
 
 impl FormArgs {
-    /// Format of the report: HTML with `--open`, text by default.
+    /// Returns the format of the report: HTML with `--open`, text by default.
     pub(crate) fn format(&self) -> Result<Format, Error> {
         match (self.format, self.open) {
             (None | Some(FormatArg::Html), true) => Ok(Format::Html),
@@ -69,7 +69,7 @@ impl FormArgs {
         }
     }
 
-    /// Options of a report in this form.
+    /// Returns the options of a report in this form.
     pub(crate) fn to_options(&self) -> Result<Options, Error> {
         Ok(Options {
             format: self.format()?,
@@ -141,7 +141,7 @@ pub(crate) fn show_live_report(
     form.deliver(write_live(&mut *bytes, name, pid, &options))
 }
 
-/// Function that writes a report of a live process's dump.
+/// Returns the function that writes a report of a live process's dump.
 fn write_live<'a>(
     bytes: &'a mut dyn BufRead,
     name: &'a str,
@@ -181,6 +181,7 @@ pub(crate) fn open_input(path: &Path) -> Result<Box<dyn BufRead>, Error> {
         act: format!("open {}", path.display()),
         source,
     };
+    // A directory can be opened too, but not read.
     let file = File::open(path).map_err(failed)?;
     if file.metadata().map_err(failed)?.is_dir() {
         return Err(failed(io::ErrorKind::IsADirectory.into()));

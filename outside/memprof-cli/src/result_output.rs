@@ -64,7 +64,7 @@ impl<'a> ResultOutput<'a> {
         })
     }
 
-    /// Number of rows for a requested number: a page always has up to [`MAX_ROWS`].
+    /// Returns the number of rows for a requested number: a page always has up to [`MAX_ROWS`].
     pub(crate) fn row_count(&self, top: usize) -> usize {
         match self.is_page() {
             true => MAX_ROWS,
@@ -72,12 +72,12 @@ impl<'a> ResultOutput<'a> {
         }
     }
 
-    /// Whether the result is a page.
+    /// Returns whether the result is a page.
     pub(crate) fn is_page(&self) -> bool {
         self.format == ResultFormat::Html
     }
 
-    /// Whether the result is text for the terminal.
+    /// Returns whether the result is text for the terminal.
     pub(crate) fn is_terminal_text(&self) -> bool {
         self.format == ResultFormat::Text && self.output.is_none()
     }

@@ -31,7 +31,7 @@ impl ScratchFile {
         Ok(())
     }
 
-    /// Path of the file in this process (/proc/self/fd). Each open(2) of it reads from the start.
+    /// Returns the path of the file in this process (/proc/self/fd). Each open(2) of it reads from the start.
     pub(crate) fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
     }

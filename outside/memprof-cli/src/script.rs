@@ -36,7 +36,7 @@ pub(crate) fn find_in_path(name: &OsStr) -> anyhow::Result<PathBuf> {
     found.ok_or_else(|| with_exit_code(USAGE, format!("no program {} is in PATH", name.display())))
 }
 
-/// Interpreter of a script; `None` for another file.
+/// Returns the interpreter of a script; `None` for another file.
 pub(crate) fn interpreter(head: &[u8]) -> Option<PathBuf> {
     Some(PathBuf::from(shebang_words(head)?.next()?))
 }
@@ -57,7 +57,7 @@ pub(crate) fn named_interpreter(head: &[u8]) -> Option<PathBuf> {
     words.find(is_program).map(PathBuf::from)
 }
 
-/// Words of the `#!` line; `None` without one.
+/// Returns the words of the `#!` line; `None` without one.
 fn shebang_words(head: &[u8]) -> Option<impl Iterator<Item = &OsStr>> {
     let line = head
         .strip_prefix(b"#!")?

@@ -110,8 +110,8 @@ fn listen_error(error: ListenError) -> anyhow::Error {
     }
 }
 
-/// Endpoints of other systems to serve: those in `--compat`; without it none if remote clients are allowed, else
-/// the default.
+/// Returns the endpoints of other systems to serve: those in `--compat`; without it none if remote clients are allowed,
+/// else the default.
 fn compat_endpoints(args: &ServeArgs) -> Compat {
     let Some(systems) = &args.compat else {
         return if args.listen_options.allow_remote {
@@ -129,7 +129,7 @@ fn compat_endpoints(args: &ServeArgs) -> Compat {
     }
 }
 
-/// Hosts to serve: the one in `--target`, else all that run.
+/// Returns the hosts to serve: the one in `--target`, else all that run.
 fn served_hosts(args: &ServeArgs) -> Hosts {
     let selector = match args.target.as_deref() {
         None => return Hosts::running(),

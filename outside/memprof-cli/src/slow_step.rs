@@ -46,6 +46,7 @@ fn show_elapsed(name: &str, ended: &Receiver<()>, interval: Duration) -> u32 {
 
 impl Drop for SlowStep {
     fn drop(&mut self) {
+        // The thread ends when its channel is closed.
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
             // A panic has been reported by its hook.

@@ -52,7 +52,7 @@ pub(crate) fn find_subject(
     }
 }
 
-/// Whether the plugin is mapped in a process.
+/// Returns whether the plugin is mapped in a process.
 fn maps_plugin(pid: u32) -> bool {
     fs::read(format!("/proc/{pid}/maps")).is_ok_and(|maps| has_plugin(&maps))
 }

@@ -97,7 +97,7 @@ fn connect_with(
     connected.with_context(|| socket.display().to_string())
 }
 
-/// Path of the socket of the host that `target` names; `None`: the only running host.
+/// Returns the path of the socket of the host that `target` names; `None`: the only running host.
 fn find_socket(target: Option<&str>, plugin: &str) -> anyhow::Result<PathBuf> {
     match target.and_then(socket_path) {
         Some(path) => Ok(path),
@@ -105,7 +105,7 @@ fn find_socket(target: Option<&str>, plugin: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Pid of a host in this process's pid namespace, which may differ from the one in the host's.
+/// Returns the pid of a host in this process's pid namespace, which may differ from the one in the host's.
 pub(crate) fn host_pid(client: &mut Client) -> anyhow::Result<u32> {
     match client.peer().pid {
         Some(pid) => Ok(pid),
@@ -113,7 +113,7 @@ pub(crate) fn host_pid(client: &mut Client) -> anyhow::Result<u32> {
     }
 }
 
-/// Pid of the running host with that name; `None` unless there is exactly one.
+/// Returns the pid of the running host with that name; `None` unless there is exactly one.
 pub(crate) fn pid_by_host_name(name: &str) -> Option<u32> {
     let mut hosts = running_hosts();
     hosts.retain(|host| host.matches(name));
@@ -189,7 +189,7 @@ fn find_host(target: Option<&str>, plugin: &str) -> anyhow::Result<RunningHost> 
     choose_host(hosts, &unreachable, target)
 }
 
-/// Whether a host has that name, or its process by any of its names.
+/// Returns whether a host has that name, or its process by any of its names.
 fn is_called(host: &RunningHost, name: &str) -> bool {
     host.matches(name) || has_name(host.pid, name)
 }
@@ -281,7 +281,7 @@ fn no_host_message(target: &str, running: &str, unreachable: &[UnreachableHost])
     }
 }
 
-/// Pid, name and owner of a process; `None` if there is none.
+/// Returns the pid, name and owner of a process; `None` if there is none.
 fn inspect_process(pid: u32) -> Option<(u32, String, u32)> {
     let proc_dir = PathBuf::from(format!("/proc/{pid}"));
     let name = std::fs::read_to_string(proc_dir.join("comm")).ok()?;

@@ -60,7 +60,7 @@ impl Default for Tolerance {
 }
 
 impl FunctionBudgets {
-    /// Budgets in bytes by function name, for one of the totals.
+    /// Returns the budgets in bytes by function name, for one of the totals.
     pub(super) fn for_total(&self, total: BudgetedTotal) -> &BTreeMap<String, ByteSize> {
         match total {
             BudgetedTotal::Peak => &self.peak,
@@ -77,7 +77,7 @@ impl FunctionBudgets {
 }
 
 impl Budget {
-    /// Budget of a total, without the tolerance; `None` if it is unlimited.
+    /// Returns the budget of a total, without the tolerance; `None` if it is unlimited.
     pub(super) fn limit_of_total(&self, total: BudgetedTotal) -> Option<ByteSize> {
         match total {
             BudgetedTotal::Peak => self.peak,
@@ -85,12 +85,12 @@ impl Budget {
         }
     }
 
-    /// Largest number of bytes that a budget allows, with the tolerance.
+    /// Returns the largest number of bytes that a budget allows, with the tolerance.
     pub(super) fn limit_with_tolerance(&self, budgeted: ByteSize) -> u64 {
         (budgeted.0 as f64 * (1.0 + self.tolerance.0 / 100.0)) as u64
     }
 
-    /// Whether any total exceeds its limit with the tolerance. Functions are not checked.
+    /// Returns whether any total exceeds its limit with the tolerance. Functions are not checked.
     pub(super) fn is_exceeded_by(&self, measured: &Measurement) -> bool {
         let is_exceeded = |total: BudgetedTotal| {
             let budgeted = self.limit_of_total(total);
@@ -100,13 +100,13 @@ impl Budget {
         BudgetedTotal::ALL.into_iter().any(is_exceeded)
     }
 
-    /// Whether anything has a limit.
+    /// Returns whether anything has a limit.
     pub(super) fn limits_anything(&self) -> bool {
         let limits = |total: BudgetedTotal| self.limit_of_total(total).is_some();
         BudgetedTotal::ALL.into_iter().any(limits) || self.limits_functions()
     }
 
-    /// Whether functions have limits.
+    /// Returns whether functions have limits.
     pub(super) fn limits_functions(&self) -> bool {
         let limits = |total: BudgetedTotal| !self.functions.for_total(total).is_empty();
         BudgetedTotal::ALL.into_iter().any(limits)

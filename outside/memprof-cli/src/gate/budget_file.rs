@@ -53,12 +53,12 @@ impl BudgetFile {
             .map_err(|error| with_exit_code(USAGE, format!("{}: {error}", path.display())))
     }
 
-    /// Text of a new file.
+    /// Returns the text of a new file.
     pub(super) fn template() -> anyhow::Result<Self> {
         Ok(Self(Document::parse(TEMPLATE.to_owned())?))
     }
 
-    /// Line of a limit, from 1; the first if it is unknown.
+    /// Returns the line of a limit, from 1; the first if it is unknown.
     pub(super) fn limit_line(&self, total: BudgetedTotal, function: Option<&str>) -> usize {
         let table = self.0.as_table();
         let item = match function {
@@ -72,7 +72,7 @@ impl BudgetFile {
         before.matches('\n').count() + 1
     }
 
-    /// Text of the file with the values of a budget.
+    /// Returns the text of the file with the values of a budget.
     pub(super) fn into_updated_text(self, budget: &Budget) -> String {
         let mut document = self.0.into_mut();
         for total in BudgetedTotal::ALL {

@@ -9,14 +9,14 @@ use super::verdict::{LimitCheck, Regression};
 /// Frames of a stack in the text, from the leaf.
 const MAX_SHOWN_FRAMES: usize = 12;
 
-/// Lines for a limit: the measured value, and the function that grew.
+/// Returns the lines for a limit: the measured value, and the function that grew.
 pub(super) fn check_lines(check: &LimitCheck) -> String {
     let regression = check.guilty.as_ref().map(regression_lines);
     let lines = [Some(check_line(check)), regression];
     lines.into_iter().flatten().collect::<Vec<_>>().join("\n")
 }
 
-/// Line for a limit: the measured value, and by how much it differs from the budget.
+/// Returns the line for a limit: the measured value, and by how much it differs from the budget.
 fn check_line(check: &LimitCheck) -> String {
     let name = limit_name(check);
     if !check.is_matched {
@@ -47,7 +47,7 @@ fn check_line(check: &LimitCheck) -> String {
     )
 }
 
-/// Name of the limited total, with the function if the limit is one of a function.
+/// Returns the name of the limited total, with the function if the limit is one of a function.
 pub(super) fn limit_name(check: &LimitCheck) -> String {
     match &check.function {
         Some(function) => format!("{} by {function}", check.what.key()),
@@ -55,7 +55,7 @@ pub(super) fn limit_name(check: &LimitCheck) -> String {
     }
 }
 
-/// Lines for the function that grew: its growth and its largest stack.
+/// Returns the lines for the function that grew: its growth and its largest stack.
 fn regression_lines(regression: &Regression) -> String {
     let mut text = format!(
         "       +{} ± {} in {}, which has {}",
@@ -64,6 +64,7 @@ fn regression_lines(regression: &Regression) -> String {
         regression.function,
         format_size(regression.bytes)
     );
+    // Writing to a string never fails.
     for frame in regression.stack.iter().rev().take(MAX_SHOWN_FRAMES) {
         let _ = write!(text, "\n           {frame}");
     }

@@ -68,7 +68,7 @@ fn run_with_signals_blocked(command: &mut Command, signals: &SigSet) -> anyhow::
     }
 }
 
-/// Whether a process group has processes other than zombies. Zombies remain if the first process of a container
+/// Returns whether a process group has processes other than zombies. Zombies remain if the first process of a container
 /// reaps none.
 fn has_processes(group: u32) -> bool {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -49,7 +49,7 @@ pub(super) fn format_junit(verdict: &BudgetVerdict, budget: &Path) -> String {
     text + "  </testsuite>\n</testsuites>\n"
 }
 
-/// Whether a limit was kept only because it matches nothing.
+/// Returns whether a limit was kept only because it matches nothing.
 fn is_skipped(check: &LimitCheck) -> bool {
     !check.is_broken && !check.is_matched
 }

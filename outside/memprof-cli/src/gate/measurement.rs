@@ -50,7 +50,7 @@ pub(super) struct Dumps {
 impl BudgetedTotal {
     pub(super) const ALL: [Self; 2] = [Self::Peak, Self::Allocated];
 
-    /// Key in the budget file.
+    /// Returns the key in the budget file.
     pub(super) fn key(self) -> &'static str {
         match self {
             Self::Peak => "peak",
@@ -58,7 +58,7 @@ impl BudgetedTotal {
         }
     }
 
-    /// Sample type that estimates the total by function.
+    /// Returns the sample type that estimates the total by function.
     pub(super) fn sample_type(self) -> SampleType {
         match self {
             Self::Peak => SampleType::InuseSpace,
@@ -68,7 +68,7 @@ impl BudgetedTotal {
 }
 
 impl Measurement {
-    /// Measured bytes of a total.
+    /// Returns the measured bytes of a total.
     pub(super) fn total(&self, total: BudgetedTotal) -> u64 {
         match total {
             BudgetedTotal::Peak => self.peak,

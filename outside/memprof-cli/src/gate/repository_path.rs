@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 /// Variables with the directory of the checked-out repository: of GitHub's runners and of GitLab's.
 const WORKSPACE_VARIABLES: [&str; 2] = ["GITHUB_WORKSPACE", "CI_PROJECT_DIR"];
 
-/// Path of a file from the root of its repository; the path as it is if there is none.
+/// Returns the path of a file from the root of its repository; the path as it is if there is none.
 pub(super) fn repository_path(file: &Path) -> PathBuf {
     let workspace = WORKSPACE_VARIABLES.into_iter().find_map(env::var_os);
     relative_to_root(file, workspace.as_deref().map(Path::new))
         .unwrap_or_else(|| file.components().collect())
 }
 
-/// Path from the nearest directory above the file that is a repository (git(1), also of a submodule or a worktree) or
-/// the workspace. `None` if there is none.
+/// Returns the path from the nearest directory above the file that is a repository (git(1), also of a submodule or a
+/// worktree) or the workspace. `None` if there is none.
 fn relative_to_root(file: &Path, workspace: Option<&Path>) -> Option<PathBuf> {
     let absolute = std::path::absolute(file).ok()?;
     // Links in the file's own name stay: the difference shows the link.

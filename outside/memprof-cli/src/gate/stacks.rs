@@ -63,7 +63,7 @@ impl Stacks {
         Ok(all)
     }
 
-    /// Stacks whose bytes are an estimate of a total.
+    /// Returns the stacks whose bytes are an estimate of a total.
     fn for_total(&self, total: BudgetedTotal) -> &[Stack] {
         match total {
             BudgetedTotal::Peak => &self.at_peak,
@@ -71,7 +71,7 @@ impl Stacks {
         }
     }
 
-    /// Bytes and standard error of each function that allocates, the largest first.
+    /// Returns the bytes and standard error of each function that allocates, the largest first.
     pub(super) fn function_rows(&self, total: BudgetedTotal) -> Vec<FunctionRow> {
         let mut rows: HashMap<&str, (u64, f64)> = HashMap::new();
         for stack in self.for_total(total) {
@@ -90,13 +90,13 @@ impl Stacks {
         rows
     }
 
-    /// Whether a function has any sample, in either total.
+    /// Returns whether a function has any sample, in either total.
     pub(super) fn has_function(&self, function: &str) -> bool {
         let mut totals = BudgetedTotal::ALL.into_iter();
         totals.any(|total| self.heaviest_stack(total, function).is_some())
     }
 
-    /// Largest stack whose leaf is a function; `None` if the function has none.
+    /// Returns the largest stack whose leaf is a function; `None` if the function has none.
     pub(super) fn heaviest_stack(&self, total: BudgetedTotal, function: &str) -> Option<&Stack> {
         let stacks = self.for_total(total).iter();
         let matching =

@@ -103,12 +103,12 @@ impl BudgetVerdict {
         }
     }
 
-    /// Limits of functions without a sample: they were renamed or inlined, or allocate too little.
+    /// Iterates over the limits of functions without a sample: they were renamed or inlined, or allocate too little.
     pub(super) fn unmatched_checks(&self) -> impl Iterator<Item = &LimitCheck> {
         self.checks.iter().filter(|check| !check.is_matched)
     }
 
-    /// Whether any limit was exceeded.
+    /// Returns whether any limit was exceeded.
     pub(super) fn is_broken(&self) -> bool {
         self.checks.iter().any(|check| check.is_broken)
     }

@@ -41,8 +41,8 @@ pub(super) fn build_page(
         .build_page("holders", &head, &LIMITS, outlines)
 }
 
-/// Indices of the groups that hold most. Each group's holder is among them, because it holds at least as much and
-/// has a lower index.
+/// Returns the indices of the groups that hold most. Each group's holder is among them, because it holds at least as
+/// much and has a lower index.
 fn largest_groups(groups: &[HolderGroup]) -> Vec<usize> {
     let mut shown: Vec<_> = (1..groups.len())
         .filter(|index| groups[*index].held_objects > 0)
@@ -52,7 +52,7 @@ fn largest_groups(groups: &[HolderGroup]) -> Vec<usize> {
     shown
 }
 
-/// Outline with a row for each holder in `shown`, and below it rows for the groups that it holds.
+/// Returns the outline with a row for each holder in `shown`, and below it rows for the groups that it holds.
 fn group_outline(groups: &[HolderGroup], shown: &[usize]) -> Outline {
     let mut below = vec![Vec::new(); groups.len()];
     // In reverse order, because the last element is popped first.
@@ -77,7 +77,7 @@ fn group_outline(groups: &[HolderGroup], shown: &[usize]) -> Outline {
     rows.outline("Holders", "Holder and what it holds")
 }
 
-/// Outline with a row for each group of selected objects, and their holders below it.
+/// Returns the outline with a row for each group of selected objects, and their holders below it.
 fn row_outline(found: &[HolderRow]) -> Outline {
     let mut rows = OutlineBuilder::default();
     for row in found {
@@ -93,7 +93,7 @@ fn row_outline(found: &[HolderRow]) -> Outline {
     rows.outline("Objects", "Objects and what holds them, the nearest first")
 }
 
-/// Outline with a row for each class or size, up to [`MAX_ROWS`].
+/// Returns the outline with a row for each class or size, up to [`MAX_ROWS`].
 fn class_outline(classes: &[ClassRow]) -> Outline {
     let mut rows = OutlineBuilder::default();
     let shown = &classes[..classes.len().min(MAX_ROWS)];

@@ -48,7 +48,7 @@ pub(super) struct ClassRow {
     pub(super) held_bytes: u64,
 }
 
-/// Step for a kind of group, not marked as shared.
+/// Returns the step for a kind of group, not marked as shared.
 fn unshared_step(group: &GroupKind) -> HolderStep {
     let (kind, name) = match group {
         GroupKind::Process => ("process", "the process".to_owned()),
@@ -91,7 +91,7 @@ fn unshared_step(group: &GroupKind) -> HolderStep {
     }
 }
 
-/// Name of a class, or a size.
+/// Returns the name of a class, or a size.
 fn name_of_kind(kind: &HeapObjectKind) -> String {
     match kind {
         HeapObjectKind::Class(name) => name.to_string(),
@@ -100,7 +100,7 @@ fn name_of_kind(kind: &HeapObjectKind) -> String {
     }
 }
 
-/// Step for a group, marked as shared if others hold its objects too.
+/// Returns the step for a group, marked as shared if others hold its objects too.
 pub(super) fn step_for_group(group: &HolderGroup) -> HolderStep {
     HolderStep {
         is_shared: group.is_shared,
@@ -108,7 +108,7 @@ pub(super) fn step_for_group(group: &HolderGroup) -> HolderStep {
     }
 }
 
-/// Steps from a group to its outermost holder, the group first.
+/// Returns the steps from a group to its outermost holder, the group first.
 fn path_to_root(groups: &[HolderGroup], mut index: usize) -> Vec<HolderStep> {
     let mut path = Vec::new();
     while index != 0 {
@@ -118,7 +118,7 @@ fn path_to_root(groups: &[HolderGroup], mut index: usize) -> Vec<HolderStep> {
     path
 }
 
-/// Rows of the `top` largest holders, each followed by the large groups below it, to a limited depth.
+/// Returns the rows of the `top` largest holders, each followed by the large groups below it, to a limited depth.
 pub(super) fn largest_holders(groups: &[HolderGroup], top: usize) -> Vec<HolderRow> {
     let mut below = vec![Vec::new(); groups.len()];
     // Group 0 is the process, which holds all objects.
@@ -138,6 +138,7 @@ pub(super) fn largest_holders(groups: &[HolderGroup], top: usize) -> Vec<HolderR
         let mut open = vec![(*holder, 0)];
         while let Some((index, depth)) = open.pop() {
             rows.push(row_for_group(groups, index, depth));
+            // Reversed, because the last element is popped first.
             let within = below[index].iter().rev();
             let large = within.filter(|index| groups[**index].held_bytes > shown);
             open.extend(
@@ -150,7 +151,7 @@ pub(super) fn largest_holders(groups: &[HolderGroup], top: usize) -> Vec<HolderR
     rows
 }
 
-/// Whether memprof's plugin is the holder: by a variable, or a thread of its own (memprof-own).
+/// Returns whether memprof's plugin is the holder: by a variable, or a thread of its own (memprof-own).
 pub(super) fn is_memprofs(group: &GroupKind) -> bool {
     match group {
         GroupKind::Holder(Holder::Variable { file, .. }) => file.ends_with("memory_profile.so"),
@@ -161,7 +162,7 @@ pub(super) fn is_memprofs(group: &GroupKind) -> bool {
     }
 }
 
-/// Objects and bytes that memprof's plugin holds for itself.
+/// Returns the numbers of objects and bytes that memprof's plugin holds for itself.
 pub(super) fn held_by_memprof(groups: &[HolderGroup]) -> (u64, u64) {
     let own = groups
         .iter()
@@ -171,7 +172,7 @@ pub(super) fn held_by_memprof(groups: &[HolderGroup]) -> (u64, u64) {
     })
 }
 
-/// Row for a group with all its holders; `depth` is its indentation.
+/// Returns the row for a group with all its holders; `depth` is its indentation.
 fn row_for_group(groups: &[HolderGroup], index: usize, depth: usize) -> HolderRow {
     HolderRow {
         path: path_to_root(groups, index),
@@ -182,7 +183,7 @@ fn row_for_group(groups: &[HolderGroup], index: usize, depth: usize) -> HolderRo
     }
 }
 
-/// Rows of the objects whose kind matches, by bytes in descending order.
+/// Returns the rows of the objects whose kind matches, by bytes in descending order.
 pub(super) fn rows_by_kind(
     groups: &[HolderGroup],
     top: usize,
@@ -199,7 +200,7 @@ pub(super) fn rows_by_kind(
     rows.collect()
 }
 
-/// At most `top` rows of the sampled objects, one for each group, by held bytes in descending order.
+/// Returns at most `top` rows of the sampled objects, one for each group, by held bytes in descending order.
 pub(super) fn sampled_rows(
     groups: &[HolderGroup],
     top: usize,
@@ -215,7 +216,7 @@ pub(super) fn sampled_rows(
     rows.collect()
 }
 
-/// Row for one object with its holders.
+/// Returns the row for one object with its holders.
 pub(super) fn row_for_object(chain: &HolderPath) -> HolderRow {
     let links = chain.steps.iter().map(|(link, address)| HolderStep {
         address: address.map(|address| format!("{address:#x}")),
@@ -230,8 +231,8 @@ pub(super) fn row_for_object(chain: &HolderPath) -> HolderRow {
     }
 }
 
-/// Rows by class or size, by held bytes in descending order. A group of a class never lies below another group of
-/// that class, so held bytes can be added.
+/// Returns the rows by class or size, by held bytes in descending order. A group of a class never lies below another
+/// group of that class, so held bytes can be added.
 pub(super) fn class_rows(groups: &[HolderGroup]) -> Vec<ClassRow> {
     let mut classes: BTreeMap<String, ClassRow> = BTreeMap::new();
     for group in groups {

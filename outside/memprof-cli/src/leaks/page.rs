@@ -8,6 +8,7 @@ use crate::result_output::MAX_ROWS;
 /// Builds the page: an outline of the stacks, each with its functions below it. `process` is its pid and name.
 pub(super) fn page(process: &str, leaks: &Leaks) -> OutlinePage {
     let heading = format_text(leaks, 0);
+    // Without rows, the first line of the text is the heading.
     let heading = heading.lines().next().unwrap_or_default().to_owned();
     let (mut depth, mut hourly, mut growth, mut now) = (vec![], vec![], vec![], vec![]);
     let mut names = Vec::new();

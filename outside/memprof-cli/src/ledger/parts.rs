@@ -26,8 +26,8 @@ pub(super) fn apply_parts(ledger: &mut Ledger, found: &[MappedPart], pid: u32) {
     improve_finding(ledger, pid);
 }
 
-/// Rows and parts of a process whose heaps were not walked: memory that is certainly no allocator's, and the rest,
-/// which may be.
+/// Returns the rows and parts of a process whose heaps were not walked: memory that is certainly no allocator's, and
+/// the rest, which may be.
 pub(super) fn rows_without_walk(
     anonymous: u64,
     found: &[MappedPart],
@@ -125,7 +125,7 @@ pub(super) fn improve_finding(ledger: &mut Ledger, pid: u32) {
     }
 }
 
-/// Remedy for much memory of one owner.
+/// Returns the remedy for much memory of one owner.
 fn part_remedy(part: &MemoryPart) -> String {
     let runtime = RUNTIMES
         .iter()
@@ -161,7 +161,7 @@ fn part_remedy(part: &MemoryPart) -> String {
     }
 }
 
-/// Finding that the heaps were not walked, with the reason.
+/// Builds the finding that the heaps were not walked, with the reason.
 pub(super) fn not_walked_finding(reason: &str) -> LedgerFinding {
     LedgerFinding {
         kind: LedgerFindingKind::Uncertain.into(),

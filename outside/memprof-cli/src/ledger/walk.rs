@@ -33,7 +33,7 @@ impl ResidentMemory {
     }
 }
 
-/// Bytes that a process marked as free until the kernel needs them; 0 if unknown.
+/// Returns the bytes that a process marked as free until the kernel needs them; 0 if unknown.
 pub(super) fn lazily_free_bytes(pid: u32) -> u64 {
     let path = Path::new("/proc")
         .join(pid.to_string())
@@ -42,7 +42,7 @@ pub(super) fn lazily_free_bytes(pid: u32) -> u64 {
     bytes_in_line(&rollup, "LazyFree:").unwrap_or(0)
 }
 
-/// Bytes of a line as `RssAnon:  12 kB`. `None` if there is no such line.
+/// Returns the bytes of a line as `RssAnon:  12 kB`. `None` if there is no such line.
 fn bytes_in_line(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -153,8 +153,8 @@ pub(super) fn note_failure(ledger: &mut Ledger, reason: &str) {
     }
 }
 
-/// Live bytes that the walked allocators count and the walk did not find, for example those in jemalloc's arena for
-/// huge objects; 0 if they are not notable.
+/// Returns the live bytes that the walked allocators count and the walk did not find, for example those in jemalloc's
+/// arena for huge objects; 0 if they are not notable.
 fn missed_bytes(ledger: &Ledger, walked: &HeapResidency) -> u64 {
     let heaps = ledger
         .allocators
@@ -186,18 +186,18 @@ fn missed_finding(missed: u64) -> Option<LedgerFinding> {
     })
 }
 
-/// Bytes in a row of the ledger; 0 if it is missing.
+/// Returns the bytes in a row of the ledger; 0 if it is missing.
 fn row_bytes(ledger: &Ledger, part: LedgerPart) -> u64 {
     let mut rows = ledger.rows.iter();
     rows.find(|row| row.name == part).map_or(0, |row| row.bytes)
 }
 
-/// Whether the walk contains the heap of an allocator.
+/// Returns whether the walk contains the heap of an allocator.
 fn is_walked(heap: &AllocatorHeap, walked: &HeapResidency) -> bool {
     walked.allocators.contains(&heap.kind.as_str())
 }
 
-/// Most bytes that the heap of an allocator may have resident, by its own report.
+/// Returns the most bytes that the heap of an allocator may have resident, by its own report.
 fn resident_upper_bound(heap: &AllocatorHeap) -> u64 {
     match heap.totals {
         Some(HeapUsage::Detailed(totals)) => totals.resident.saturating_add(totals.lazily_free),

@@ -69,7 +69,7 @@ fn open_signal_fd(signals: &SigSet) -> nix::Result<SignalFd> {
 }
 
 impl Recipient {
-    /// Forwards a signal to the command, or ends this program.
+    /// Forwards a signal to the command, unless the command has received it too, or ends this program.
     fn handle_signal(&self, signal: Signal, si_code: i32) {
         match self {
             Self::Command { group, .. } if group.has_received(signal, si_code) => {}

@@ -30,8 +30,8 @@ pub(super) fn build_page(reply: &ProveOutput<'_>) -> OutlinePage {
         .build_page(command, &head, &LIMITS, vec![outline(shown, &head[0])])
 }
 
-/// Outline with a row for each group, with the functions through which its objects were allocated below it; with the
-/// heading if there are none.
+/// Returns the outline with a row for each group, with the functions through which its objects were allocated below it;
+/// with the heading if there are none.
 fn outline(groups: &[LeakedGroup<'_>], heading: &str) -> Outline {
     let mut depth = Vec::new();
     let (mut bytes, mut objects, mut sizes) = (Vec::new(), Vec::new(), Vec::new());

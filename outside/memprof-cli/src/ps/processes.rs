@@ -79,8 +79,8 @@ const PLUGIN_NOTE: &str =
 /// Note on a process whose seccomp filter can be read only while a thread is stopped.
 const FILTER_NOTE: &str = "its seccomp filter is read at attach";
 
-/// Lists the processes of /proc, the largest first, and measures how they grow during `growth_time`. `hosts` are the pids
-/// of the hosts.
+/// Lists the processes of /proc, the largest first, and measures how they grow during `growth_time`, by default
+/// [`MIN_GROWTH_TIME`]. `hosts` are the pids of the hosts.
 ///
 /// # Errors
 /// /proc is not mounted.
@@ -114,14 +114,14 @@ pub(super) fn process_rows(
     })
 }
 
-/// Resident memory of a process in bytes; `None` if it has ended.
+/// Returns the resident memory of a process in bytes; `None` if it has ended.
 fn resident_bytes(pid: u32) -> Option<u64> {
     let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
     let pages: u64 = statm.split_ascii_whitespace().nth(1)?.parse().ok()?;
     Some(pages * rustix::param::page_size() as u64)
 }
 
-/// Row of a process: its state, and the reason if attaching is refused.
+/// Returns the row of a process: its state, and the reason if attaching is refused.
 fn process_row(
     process: ListedProcess,
     hosts: &HashSet<u32>,
@@ -131,6 +131,7 @@ fn process_row(
     let pid = process.pid;
     let is_host = hosts.contains(&pid);
     let refusal = process.outcome.as_ref().err().filter(|_| !is_host);
+    // The effective user of real, effective, saved and file system user (proc(5)).
     let uid = process.status.uids[1];
     let kind = kinds.kind_for_maps(pid, &process.maps);
     let state = match (is_host, refusal) {
@@ -171,7 +172,7 @@ fn process_row(
     }
 }
 
-/// Name of a user; the number if there is none.
+/// Returns the name of a user; the number if there is none.
 fn user_name(uid: u32) -> String {
     match User::from_uid(Uid::from_raw(uid)) {
         Ok(Some(user)) => user.name,
@@ -179,7 +180,7 @@ fn user_name(uid: u32) -> String {
     }
 }
 
-/// Note on attaching to a process; `None` if there is nothing to note.
+/// Returns the note on attaching to a process; `None` if there is nothing to note.
 fn attach_note(examined: &ExaminedProcess) -> Option<&'static str> {
     match examined {
         _ if examined.has_plugin => Some(PLUGIN_NOTE),
@@ -189,7 +190,7 @@ fn attach_note(examined: &ExaminedProcess) -> Option<&'static str> {
 }
 
 impl ProcessRow {
-    /// Text of the state, e.g. `refused: uses musl`, with what works in spite of that.
+    /// Returns the text of the state, e.g. `refused: uses musl`, with what works in spite of that.
     fn verdict(&self) -> String {
         match self.state {
             AttachState::Loaded => "loaded".to_owned(),
@@ -207,7 +208,7 @@ impl ProcessRow {
         }
     }
 
-    /// State in a word, for a terminal.
+    /// Returns the state in a word, for a terminal.
     fn short_state(&self) -> &'static str {
         match (self.state, self.can) {
             (AttachState::Loaded, _) => "loaded",
@@ -217,7 +218,7 @@ impl ProcessRow {
         }
     }
 
-    /// Allocators, joined by commas.
+    /// Returns the allocators, joined by commas.
     fn allocator_text(&self) -> String {
         match &*self.allocators {
             [] => "-".to_owned(),
@@ -225,8 +226,8 @@ impl ProcessRow {
         }
     }
 
-    /// Command line; the name in brackets, as in ps(1), if the process has cleared it. On a terminal without the directory
-    /// of the program, so that its name is seen.
+    /// Returns the command line; the name in brackets, as in ps(1), if the process has cleared it. On a terminal
+    /// without the directory of the program, so that its name is seen.
     fn command_text(&self, is_terminal: bool) -> String {
         let command = self.command.as_str();
         let end = command.find(' ').unwrap_or(command.len());
@@ -239,7 +240,7 @@ impl ProcessRow {
         }
     }
 
-    /// Growth with its sign: `+1.2 MiB/s`; `-` if there is none.
+    /// Returns the growth with its sign: `+1.2 MiB/s`; `-` if there is none.
     fn growth_text(&self, size: impl Fn(u64) -> String) -> String {
         match self.growth_bytes_per_s {
             None | Some(0) => "-".to_owned(),
@@ -339,15 +340,17 @@ fn table_of(
     output::table_within(width, limits, heads, &cells)
 }
 
-/// Size with three digits and a letter, as top(1) shows it: `1.31G`, `694M`.
+/// Returns the size with three digits and a letter, as top(1) shows it: `1.31G`, `694M`.
 fn short_size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["", "K", "M", "G", "T"];
     let mut value = bytes as f64;
     let mut unit = 0;
+    // From 999.5 on, a value would be rounded to four digits.
     while value >= 999.5 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
     }
+    // From 9.995 and 99.95 on, a value would be rounded to four digits with another decimal place.
     let digits = match value {
         _ if unit == 0 => 0,
         ..9.995 => 2,
@@ -357,7 +360,7 @@ fn short_size(bytes: u64) -> String {
     format!("{value:.digits$}{}", UNITS[unit])
 }
 
-/// Explanation of the states of a terminal's table; `None` if all processes can be attached to.
+/// Returns the explanation of the states of a terminal's table; `None` if all processes can be attached to.
 pub(super) fn states_note(rows: &[ProcessRow]) -> Option<String> {
     let refused = rows.iter().find(|row| row.state == AttachState::Refused)?;
     Some(format!(

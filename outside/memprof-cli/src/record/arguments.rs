@@ -81,12 +81,12 @@ fn check_argument(argument: &str) -> anyhow::Result<()> {
 }
 
 impl RecordArgs {
-    /// Whether `--output` is for the dump: a format of the report is for the report.
+    /// Returns whether `--output` is for the dump: a format of the report is for the report.
     pub(super) fn keeps_dump(&self) -> bool {
         self.form.format.is_none()
     }
 
-    /// Process that the arguments name.
+    /// Returns the process that the arguments name.
     ///
     /// # Errors
     /// They name two, or an option is about attaching and they name none; no process has the name, or several have it.
@@ -116,19 +116,20 @@ impl RecordArgs {
         }
     }
 
-    /// The arguments of `activate`.
+    /// Returns the arguments of `activate`.
     pub(super) fn key_values(&self) -> &[String] {
         process_arg::split_target(&self.args).1
     }
 
-    /// Sampler in the arguments; the default if none is given.
+    /// Returns the sampler in the arguments; the default if none is given. [`subject`](Self::subject) refuses an
+    /// invalid one, and the plugin several.
     pub(super) fn sampler(&self) -> SamplerChoice {
         let mut args = self.key_values().iter().rev();
         let sampler = args.find_map(|arg| arg.strip_prefix(SAMPLER)?.parse().ok());
         sampler.unwrap_or_default()
     }
 
-    /// Arguments of `dump`, which reads what `activate` sampled.
+    /// Returns the arguments of `dump`, which reads what `activate` sampled.
     pub(super) fn dump_args(&self) -> Vec<String> {
         let args = self
             .key_values()

@@ -22,7 +22,7 @@ pub(super) struct EarlyProfile {
 }
 
 impl EarlyProfile {
-    /// Starts with the recording. `arguments` are those of `dump`.
+    /// To be called when the recording starts. `arguments` are those of `dump`.
     pub(super) fn new(arguments: &[String]) -> Self {
         Self {
             arguments: [arguments, &["keep=off".to_owned()]].concat(),

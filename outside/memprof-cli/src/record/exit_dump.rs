@@ -74,7 +74,7 @@ impl ExitDumpDir {
     }
 }
 
-/// Names of the files in a directory; none if it cannot be read.
+/// Returns the names of the files in a directory; none if it cannot be read.
 fn file_names(directory: &Path) -> impl Iterator<Item = OsString> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name())

@@ -89,7 +89,7 @@ impl AllocatorChoice {
     }
 }
 
-/// Paths of the existing libraries with that file name, in the order of [`LIBRARY_DIRS`].
+/// Returns the paths of the existing libraries with that file name, in the order of [`LIBRARY_DIRS`].
 fn installed_libraries(name: &str) -> impl Iterator<Item = PathBuf> {
     let paths = LIBRARY_DIRS.map(|directory| Path::new(directory).join(name));
     paths.into_iter().filter(|path| path.exists())
@@ -163,8 +163,8 @@ pub(super) fn can_profile(library: &Path) -> anyhow::Result<bool> {
     Ok(status.success())
 }
 
-/// Path of the shared jemalloc that the loader would load for a program, as a dependency of any of its libraries;
-/// `None` if there is none.
+/// Returns the path of the shared jemalloc that the loader would load for a program, as a dependency of any of its
+/// libraries; `None` if there is none.
 pub(super) fn linked_jemalloc(loader: &Path, program: &Path) -> Option<PathBuf> {
     // Lists the libraries without running code of them (ld.so(8)).
     let listed = Command::new(loader)

@@ -48,7 +48,7 @@ pub(super) fn parse_interval(text: &str) -> Result<u8, String> {
     lg.ok_or_else(|| "expected a power of two from 1KiB to 16MiB, e.g. 64KiB".to_owned())
 }
 
-/// log2 of a power of two. `None` for other numbers.
+/// Returns the log2 of a power of two. `None` for other numbers.
 fn log2(bytes: u64) -> Option<u8> {
     let is_power = bytes.is_power_of_two();
     is_power

@@ -39,7 +39,7 @@ pub(crate) fn malloc_conf(
     (options.join(","), conflicting)
 }
 
-/// Value of `LD_PRELOAD` with `libraries` after those that the user preloads.
+/// Returns the value of `LD_PRELOAD` with `libraries` after those that the user preloads.
 ///
 /// # Errors
 /// A path has a separator of `LD_PRELOAD` in it.

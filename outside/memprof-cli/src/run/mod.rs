@@ -180,6 +180,7 @@ pub(crate) fn find_plugin(given: Option<&Path>) -> anyhow::Result<PathBuf> {
             let directory = own.parent().unwrap_or(Path::new("/"));
             let mut paths = PLUGIN_PATHS.map(|path| directory.join(path)).into_iter();
             let found = paths.find(|path| path.exists());
+            // For the error, the place where packages install it.
             found.unwrap_or_else(|| directory.join(PLUGIN_PATHS[0]))
         }
     };
@@ -191,7 +192,7 @@ pub(crate) fn find_plugin(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Path of the plugin's config file: the given one, or that of the environment. `None` without either.
+/// Returns the path of the plugin's config file: the given one, or that of the environment. `None` without either.
 ///
 /// # Errors
 /// There is no file at the given path.
@@ -213,7 +214,8 @@ fn absolute_path(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
 }
 
-/// Chooses the allocator to preload: `None` unless one is requested, and if the program has jemalloc already.
+/// Chooses the allocator to preload: `None` if none is requested, or if it is jemalloc and the program has that
+/// already.
 fn choose_preload_library(
     run: &RunArgs,
     program: &Program,
@@ -233,10 +235,7 @@ fn choose_preload_library(
     }
 }
 
-/// Fails if the program's allocations cannot be counted.
-///
-/// # Errors
-/// The program's allocator is linked into it: no GOT slot holds its functions, so its calls cannot be counted.
+/// Fails if the program's allocator is linked into it: no GOT slot holds its functions, so its calls cannot be counted.
 fn require_slots(program: &Program) -> anyhow::Result<()> {
     match &program.own_jemalloc().location {
         JemallocLocation::Nowhere | JemallocLocation::Linked => Ok(()),

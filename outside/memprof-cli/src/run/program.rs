@@ -76,12 +76,11 @@ impl Program {
         Err(with_exit_code(USAGE, message))
     }
 
-    /// The program's own jemalloc.
     pub(crate) fn own_jemalloc(&self) -> &ProgramJemalloc {
         &self.own_jemalloc
     }
 
-    /// Variable that enables profiling in the program's own jemalloc; `None` if there is no such jemalloc.
+    /// Returns the variable that enables profiling in the program's own jemalloc; `None` if there is no such jemalloc.
     pub(crate) fn conf_variable(&self) -> Option<&str> {
         match &self.own_jemalloc.location {
             _ if !self.own_jemalloc.can_profile => None,
@@ -124,8 +123,9 @@ fn require_equal_rights(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether a file has capabilities (capabilities(7), File capabilities).
+/// Returns whether a file has capabilities (capabilities(7), File capabilities).
 fn has_capabilities(path: &Path) -> bool {
+    // Larger than the attribute, which the kernel limits to 24 bytes (vfs_ns_cap_data).
     let mut value = [0; 64];
     rustix::fs::getxattr(path, "security.capability", &mut value).is_ok()
 }
