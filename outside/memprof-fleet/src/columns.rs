@@ -62,9 +62,10 @@ impl<'b> Columns<'b> {
         Ok(rows.into_iter().map(SamplerCounts::from_row).collect())
     }
 
-    /// Returns the column `pid`. Fails if it is missing or has another type.
+    /// Returns the column `pid`. Fails if it is missing, has another type or a null.
     pub(crate) fn pids(&self) -> anyhow::Result<&'b [i32]> {
         let column = self.array("pid")?.as_primitive_opt::<Int32Type>();
+        let column = column.filter(|column| column.null_count() == 0);
         Ok(column.with_context(|| wrong_type_message("pid"))?.values())
     }
 
@@ -97,7 +98,7 @@ impl<'b> Columns<'b> {
         })
     }
 
-    /// Returns a column with a list of texts in each row; nulls within a list are left out. Fails if a list is null.
+    /// Returns a column with a list of texts in each row. Fails if it is missing, has another type or a null.
     pub(crate) fn text_lists(&self, name: &str) -> anyhow::Result<Vec<Vec<String>>> {
         let type_error = || wrong_type_message(name);
         let column = self
@@ -106,20 +107,16 @@ impl<'b> Columns<'b> {
             .with_context(type_error)?;
         let lists = column.iter().map(|list| {
             let list = list.with_context(type_error)?;
-            let texts = list.as_string_opt::<i32>().with_context(type_error)?;
-            Ok(texts.iter().flatten().map(str::to_owned).collect())
+            let texts = texts_without_null(&list).with_context(type_error)?;
+            Ok(texts.map(str::to_owned).collect())
         });
         lists.collect()
     }
 
-    /// Returns a column of texts without a dictionary; nulls are left out.
+    /// Returns a column of texts without a dictionary. Fails if it is missing, has another type or a null.
     pub(crate) fn plain_texts(&self, name: &str) -> anyhow::Result<Vec<&'b str>> {
-        let column = self.array(name)?.as_string_opt::<i32>();
-        Ok(column
-            .with_context(|| wrong_type_message(name))?
-            .iter()
-            .flatten()
-            .collect())
+        let texts = texts_without_null(self.array(name)?);
+        Ok(texts.with_context(|| wrong_type_message(name))?.collect())
     }
 
     /// Returns the column `labels`: pairs of key and value for each row.
@@ -131,15 +128,10 @@ impl<'b> Columns<'b> {
             .with_context(type_error)?;
         let maps = column.iter().map(|entries| {
             let entries = entries.with_context(type_error)?;
-            let text = |index: usize| {
-                entries
-                    .column(index)
-                    .as_string_opt::<i32>()
-                    .with_context(type_error)
-            };
-            let pairs = text(0)?.iter().zip(text(1)?.iter());
+            let texts = |index| texts_without_null(entries.column(index)).with_context(type_error);
+            let pairs = texts(0)?.zip(texts(1)?);
             Ok(pairs
-                .filter_map(|(key, value)| Some((key?.to_owned(), value?.to_owned())))
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
                 .collect())
         });
         maps.collect()
@@ -163,7 +155,65 @@ impl<'b> TextColumn<'b> {
     }
 }
 
+/// Returns the texts of a column without a dictionary. `None` if it has another type or a null: rows are matched by
+/// their positions, so that none may be left out.
+fn texts_without_null(column: &dyn Array) -> Option<impl Iterator<Item = &str>> {
+    let texts = column.as_string_opt::<i32>()?;
+    (texts.null_count() == 0).then(|| texts.iter().flatten())
+}
+
 /// Returns the message for a column of another type, or with unexpected nulls.
 fn wrong_type_message(column: &str) -> String {
-    format!("its column {column} is of another type")
+    format!("its column {column} is of another type, or has a null")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::builder::{ListBuilder, MapBuilder, StringBuilder};
+    use arrow_array::{ArrayRef, Int32Array, StringArray};
+
+    use super::*;
+
+    fn batch(name: &str, column: ArrayRef) -> RecordBatch {
+        RecordBatch::try_from_iter([(name, column)]).unwrap()
+    }
+
+    #[test]
+    fn null_fails_the_column_instead_of_shifting_its_rows() {
+        let check = |name: &str, column: ArrayRef, read: fn(&Columns<'_>) -> anyhow::Result<()>| {
+            let batch = batch(name, column);
+            let error = read(&Columns(&batch)).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        };
+        let texts = StringArray::from(vec![Some("malloc"), None]);
+        check("function", Arc::new(texts), |columns| {
+            columns.plain_texts("function").map(drop)
+        });
+        let pids = Int32Array::from(vec![Some(1), None]);
+        check("pid", Arc::new(pids), |columns| columns.pids().map(drop));
+        let mut frames = ListBuilder::new(StringBuilder::new());
+        frames.values().append_null();
+        frames.append(true);
+        check("frames", Arc::new(frames.finish()), |columns| {
+            columns.text_lists("frames").map(drop)
+        });
+        let mut labels = MapBuilder::new(None, StringBuilder::new(), StringBuilder::new());
+        labels.keys().append_value("route");
+        labels.values().append_null();
+        labels.append(true).unwrap();
+        check("labels", Arc::new(labels.finish()), |columns| {
+            columns.labels().map(drop)
+        });
+    }
+
+    #[test]
+    fn texts_keep_their_rows() {
+        let batch = batch("function", Arc::new(StringArray::from(vec!["a", "", "b"])));
+        assert_eq!(
+            Columns(&batch).plain_texts("function").unwrap(),
+            ["a", "", "b"]
+        );
+    }
 }

@@ -190,7 +190,7 @@ fn register_handler(broker: &Broker, identifier: *mut c_void, instance: &Adapter
     };
     if status != SUCCESS {
         let line = format!("{topic:?} is not answered here: the broker says {status}");
-        LOG.write_line(Level::Debug, &line);
+        LOG.write_line(Level::Warn, &line);
     }
 }
 
