@@ -112,6 +112,7 @@ impl Profiler {
     /// be started, only logs a warning: the first dump tries again.
     pub fn new(settings: ProfilerSettings, now: SystemTime) -> Self {
         memprof_own::at_thread_start(sampler::exclude_this_thread);
+        memprof_own::at_thread_end(sampler::leave_hooked_jemalloc);
         let mut profiler = Self {
             allocators: Allocators::find_all(&settings),
             switch: SamplingSwitch::new(settings.unwinder),

@@ -37,6 +37,7 @@ mod unseen_calls;
 pub(crate) use backend::Backend;
 pub use own_sampler::sample_from_start;
 pub(crate) use own_sampler::{
-    exclude_this_thread, patched_allocators_beside, stop_sampling_in_children,
+    exclude_this_thread, leave_hooked_jemalloc, patched_allocators_beside,
+    stop_sampling_in_children,
 };
 pub(crate) use selection::SamplerSelection;

@@ -33,4 +33,6 @@ pub use own_descriptors::{leave_program_table, with_program_stderr};
 pub use privileges::Privileges;
 pub use reserve::ReservedAllocator;
 pub use stdio::StdioGuard;
-pub use thread::{Needs, Thread, ThreadSpec, at_thread_start, spawn, spawn_static, spawn_with};
+pub use thread::{
+    Needs, Thread, ThreadSpec, at_thread_end, at_thread_start, spawn, spawn_static, spawn_with,
+};

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "pthread_create(3) and its relatives")]
 
 use std::ffi::{CStr, c_int, c_void};
+use std::hint::black_box;
 use std::io;
 use std::mem::{self, MaybeUninit};
 use std::panic::{self, AssertUnwindSafe};
@@ -141,6 +142,7 @@ extern "C" fn run_static(spec: *mut c_void) -> *mut c_void {
 }
 
 static AT_START: LockFreeOnce<fn()> = LockFreeOnce::new();
+static AT_END: LockFreeOnce<fn()> = LockFreeOnce::new();
 
 /// Makes each thread created from now on call `act` before it allocates anything. Only the first call of this function
 /// has an effect.
@@ -148,8 +150,13 @@ pub fn at_thread_start(act: fn()) {
     AT_START.get_or_set(act);
 }
 
-/// Body of every thread: sets its name, calls the function of [`at_thread_start`], waits until the allocator has memory
-/// for the thread's variables, and runs `work`.
+/// Makes each thread call `act` as the last thing that it does. Only the first call has an effect.
+pub fn at_thread_end(act: fn()) {
+    AT_END.get_or_set(act);
+}
+
+/// Names the calling thread, calls the function of [`at_thread_start`], waits until the allocator has memory for the
+/// thread's variables, and runs `work`.
 fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     // SAFETY: pthread_self(3) has no preconditions.
     let this = unsafe { libc::pthread_self() };
@@ -162,6 +169,12 @@ fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
         thread::sleep(MEMORY_POLL_INTERVAL);
     }
     run_catching_panic(needs, work);
+    // jemalloc's destructor of a thread's cache does nothing in a state (`tsd_state_nominal_recompute`) that a change of
+    // its allocation hooks gives to all threads, and that a thread leaves by its next use of jemalloc.
+    drop(black_box(Box::new(0_u8)));
+    if let Some(act) = AT_END.get() {
+        act();
+    }
 }
 
 /// Runs `work` and catches its panic. Must not be inlined, because it uses thread-local variables

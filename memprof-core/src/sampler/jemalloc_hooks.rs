@@ -72,17 +72,31 @@ impl JemallocHookInstaller {
     }
 }
 
-/// Removes the hooks in a forked child, which lacks the thread that ends the activation. Allocates nothing, and takes
-/// none of memprof's locks.
+/// Returns `mallctl` of the jemalloc in which hooks were installed last. `None` if there is none.
+fn hooked_mallctl() -> Option<MallctlFn> {
+    let address = MALLCTL.load(Ordering::Acquire);
+    // SAFETY: `install` stored the address of a jemalloc's `mallctl`, which is never unloaded.
+    (address != 0).then(|| unsafe {
+        mem::transmute::<*const c_void, MallctlFn>(ptr::with_exposed_provenance(address))
+    })
+}
+
+/// Uses the jemalloc whose hooks were changed, as the last act of a thread of memprof's. Otherwise jemalloc 5.2 to 5.3
+/// would keep the cache of a thread that did not use it since the change, and read the freed memory in its statistics:
+/// `tsd_cleanup` has no case for `tsd_state_nominal_recompute`.
+pub(crate) fn leave_hooked_jemalloc() {
+    if let Some(mallctl) = hooked_mallctl() {
+        // SAFETY: jemalloc(3) gives the type; `install` stored the function of one that is never unloaded.
+        unsafe { Mallctl::new(mallctl, None) }.has_mallctl(c"version");
+    }
+}
+
+/// Removes the hooks in a forked child, which does not have the thread that ends the activation. Allocates
+/// nothing, and takes none of memprof's locks.
 pub(super) fn remove_hooks_in_child() {
     let mut handle = HANDLE.swap(0, Ordering::AcqRel);
-    let address = MALLCTL.load(Ordering::Acquire);
-    if handle == 0 || address == 0 {
+    let Some(mallctl) = hooked_mallctl().filter(|_| handle != 0) else {
         return;
-    }
-    // SAFETY: `install` stored the address of a jemalloc's `mallctl`, which is never unloaded.
-    let mallctl = unsafe {
-        mem::transmute::<*const c_void, MallctlFn>(ptr::with_exposed_provenance(address))
     };
     // SAFETY: jemalloc(3): a NUL-terminated name, and a value of the mallctl's size. If jemalloc refuses, the hooks
     // stay, and find that sampling is off.

@@ -8,6 +8,7 @@ pub(crate) use memprof_sampler::exclude_this_thread;
 
 pub(crate) use super::entries_beside_malloc::patched_allocators_beside;
 pub(crate) use super::fork::stop_sampling_in_children;
+pub(crate) use super::jemalloc_hooks::leave_hooked_jemalloc;
 pub(crate) use super::selected_sampler::SelectedSampler;
 
 use super::SamplerSelection;

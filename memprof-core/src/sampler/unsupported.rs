@@ -27,7 +27,9 @@ pub(crate) fn patched_allocators_beside(_: &[usize]) -> Vec<&'static str> {
 
 pub(crate) fn exclude_this_thread() {}
 
-/// Uninhabited, because there is no sampler.
+pub(crate) fn leave_hooked_jemalloc() {}
+
+/// Has no value.
 #[derive(Debug)]
 pub(crate) enum OwnSampler {}
 

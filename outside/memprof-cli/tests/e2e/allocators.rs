@@ -52,6 +52,19 @@ fn reported_percent(dump: &Path, function: &str) -> f64 {
     row.map_or(0.0, |row| row["cum"].as_f64().unwrap() / total * 100.0)
 }
 
+/// jemalloc does not clean up after a thread that did not use it since its hooks were changed.
+#[test]
+fn threads_of_memprof_leave_a_jemalloc_whose_hooks_change() {
+    let mut host = Setup::of("rust_host").start();
+    for _ in 0..60 {
+        for sampler in ["sampler=memprof", "sampler=allocator"] {
+            host.memprof("activate", &[sampler]).exits(0);
+        }
+        host.memprof("stats", &[]).exits(0);
+    }
+    assert!(host.is_alive());
+}
+
 /// A profile of growth in which `function` is: the heap grows by the MiB, under whichever
 /// function needs the next one, and a dump needs some memory too.
 fn growth_with(host: &Host, function: &str) -> PathBuf {
