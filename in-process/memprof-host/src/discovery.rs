@@ -222,6 +222,14 @@ impl<T: Send> Discovery<T> {
         any_is_abandoned
     }
 
+    /// Sets the pid of an unreachable socket whose host accepted no connection, so that the kernel reported no peer.
+    fn set_unreachable_pid(&mut self, socket: &Path, pid: u32) {
+        let mut hosts = self.unreachable.iter_mut();
+        if let Some(host) = hosts.find(|host| host.path == socket) {
+            host.pid.get_or_insert(pid);
+        }
+    }
+
     /// Queries processes, except at sockets that were queried already. A process without a socket is added to the
     /// unreachable ones.
     fn query_processes(
@@ -248,9 +256,12 @@ impl<T: Send> Discovery<T> {
                     },
                 });
             }
-            let sockets = process.sockets.into_iter();
-            candidates
-                .extend(sockets.filter(|candidate| !queried.contains(candidate.socket.as_path())));
+            for candidate in process.sockets {
+                match queried.contains(candidate.socket.as_path()) {
+                    true => self.set_unreachable_pid(&candidate.socket, process.pid),
+                    false => candidates.push(candidate),
+                }
+            }
         }
         self.query_candidates(&candidates, timeouts, query);
     }

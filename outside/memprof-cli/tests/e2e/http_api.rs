@@ -3,6 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use nix::sys::signal::Signal;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
 use crate::curl::curl;
 use crate::host::{Setup, TEST_TIMEOUT};
 use crate::memprof::memprof;
@@ -441,4 +445,31 @@ fn completions_and_manual_pages_are_complete() {
     .exits(0);
     let page = std::fs::read_to_string(directory.join("memprof-serve.1")).unwrap();
     assert!(page.contains("token"), "{page}");
+}
+
+/// Each request leaves a connection that a stopped host does not accept, until its queue is full.
+#[test]
+fn stopped_host_with_a_full_queue_stays_in_the_list() {
+    let host = Setup::of("c_host").start();
+    let pid = host.pid();
+    let other = Setup::of("c_host").sockets(&host.socket_dir()).start();
+    let server = Server::start(&host.socket_dir(), &[]);
+    let socket = host.socket_dir().join(format!("{pid}.sock"));
+    host.signal(Signal::SIGSTOP);
+    let address = SocketAddrUnix::new(&socket).unwrap();
+    let mut waiting = Vec::new();
+    loop {
+        let flags = SocketFlags::NONBLOCK;
+        let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        match connect(&client, &address) {
+            Ok(()) => waiting.push(client),
+            Err(error) => break assert_eq!(error, Errno::AGAIN),
+        }
+    }
+    let list = curl(&server.address, "H/api/v1/hosts").is(200).json();
+    host.signal(Signal::SIGCONT);
+    assert_eq!(list["silent"][0]["pid"], pid, "{list}");
+    let reason = list["silent"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("accepted no connection"), "{list}");
+    assert_eq!(list["hosts"][0]["pid"], other.pid(), "{list}");
 }
