@@ -45,7 +45,8 @@ impl FromStr for LabelKeys {
     /// Parses a list of keys, such as `thread,http.route,tenant:0`.
     fn from_str(words: &str) -> Result<Self> {
         let keys: Option<Vec<_>> = words.split(',').map(LabelKey::parse).collect();
-        keys.map(Self).ok_or_else(|| {
+        // A switch is meant, which JSON's `true` is, not a key of this name.
+        keys.filter(|_| words != "on").map(Self).ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidArgument,
                 format!("labels={words:?} is not a list of label keys"),
@@ -309,6 +310,14 @@ mod tests {
         check("a=b:1", None);
         check("a%20b:1", None);
         check(":1", None);
+        check("on", None);
+        check(
+            "on,thread",
+            Some(&[
+                ("on", LabelSource::ContextKey),
+                ("thread", LabelSource::ThreadName),
+            ]),
+        );
         check("thread,", None);
         check("", None);
         check(&format!("{}:1", "k".repeat(65)), None);

@@ -163,7 +163,6 @@ fn describe_parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
             json!({ "type": "string", "examples": examples })
         }
     };
-    schema["description"] = argument.help.into();
     let form = FORMS.iter().find(|(key, _)| *key == argument.key);
     if let Some((key, form)) = form.filter(|_| schema["type"] == "string") {
         schema["pattern"] = (*form).into();
@@ -171,11 +170,13 @@ fn describe_parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
         if *key == "opts" {
             schema["examples"] = json!(["gmdablxeh", "g"]);
         }
-        // JSON has a boolean for `off`, and a pattern is for strings only.
-        if effect == Effect::Mutating && argument.values.completions().contains(&"off") {
-            schema["type"] = json!(["string", "boolean"]);
-        }
     }
+    // JSON has a boolean for `off`.
+    let has_off = argument.values.completions().contains(&"off");
+    if effect == Effect::Mutating && has_off && schema["type"] == "string" {
+        schema = json!({ "anyOf": [schema, { "const": false }] });
+    }
+    schema["description"] = argument.help.into();
     // An HTTP client reads the reply, so statistics are not written to the host's log.
     let default = match (effect, argument.key) {
         (Effect::ReadOnly, "log") => Some("off"),
