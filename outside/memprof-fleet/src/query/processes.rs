@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use memprof_output::{print, table};
+use memprof_output::{NO_DATA, print, table, with_exit_code};
 use serde::Serialize;
 
 use crate::args::{GrowthArgs, TimeWindow};
@@ -103,9 +103,23 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
 }
 
 /// Runs `memprof fleet growth`: prints the processes by growth, `--top` of them in a table or all as JSON.
+///
+/// # Errors
+/// No process has two profiles (exit code 5), or the store cannot be read.
 pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
-    let profiles = ProfileQuery::from_args(&args.select)?.profiles(None)?;
+    let query = ProfileQuery::from_args(&args.select)?;
+    let profiles = query.profiles(None)?;
     let rows = processes_by_growth(&profiles);
+    if rows.is_empty() {
+        let message = format!(
+            "there is no growth to show: each of {} processes has one profile",
+            profiles.len()
+        );
+        return Err(with_exit_code(
+            NO_DATA,
+            format!("{message} in {query}; a longer --for may have two of one"),
+        ));
+    }
     if args.table.json {
         print(&serde_json::to_string(&rows)?);
         return Ok(ExitCode::SUCCESS);

@@ -372,3 +372,20 @@ fn what_the_sampler_missed_is_noted_before_and_after_merge() {
     dir.run(&["fleet", "compact"]).exits(0);
     check();
 }
+
+#[test]
+fn growth_without_two_profiles_of_a_process_is_refused() {
+    let dir = TestDir::new();
+    for (number, host) in ["a", "b"].into_iter().enumerate() {
+        let process = Process { host, ..CART };
+        dir.spool(process, START + number as i64, &[("leak", 1000)]);
+    }
+    dir.drain();
+    for more in [&[][..], &["--json"]] {
+        let window = ["fleet", "growth", "--at", "2026-11-21T11:00:00Z"];
+        let run = dir.run(&[&window, more].concat()).exits(5);
+        assert_eq!(run.stdout, "", "{run:?}");
+        let why = "each of 2 processes has one profile in the fleet from 2026-11-21T10:";
+        assert!(run.stderr.contains(why), "{run:?}");
+    }
+}

@@ -87,9 +87,10 @@ function drawLine() {
   $('history').hidden = points.length < 2;
   const seen = points.filter(point => point.processes);
   if (!seen.length) return;
-  const grown = seen.at(-1).inuse_bytes - seen[0].inuse_bytes;
-  $('trend').textContent = `${change(grown, 'bytes')} from ${clock(seen[0].time)} to ${clock(seen.at(-1).time)}; `
-    + 'a click on the line shows what was in use until then';
+  const [first, last] = [seen[0], seen.at(-1)];
+  const trend = seen.length === 1 ? `profiles at ${clock(last.time)} only`
+    : `${change(last.inuse_bytes - first.inuse_bytes, 'bytes')} from ${clock(first.time)} to ${clock(last.time)}`;
+  $('trend').textContent = `${trend}; a click on the line shows what was in use until then`;
 }
 
 // Shows the time that ends where the line was clicked.
