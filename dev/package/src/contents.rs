@@ -162,6 +162,14 @@ pub(crate) const PACKAGES: &[Package] = &[
                 "usr/lib/memprof/libmemprof_host.a",
             ),
             package_file(
+                FileSource::Archive("libmemprof_adapters.a"),
+                "usr/lib/memprof/libmemprof_adapters.a",
+            ),
+            package_file(
+                FileSource::Tree("in-process/memprof-adapters-c/adapters.map"),
+                "usr/lib/memprof/adapters.map",
+            ),
+            package_file(
                 FileSource::Tree("memprof-plugin-abi/include/memprof.h"),
                 "usr/include/memprof.h",
             ),

@@ -17,8 +17,9 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 const TOOLS: [&str; 2] = ["cargo-zigbuild==0.24.0", "ziglang==0.15.2"];
 
 /// Cargo packages to build. Each is built alone, because one build of all would unify their features.
-const PACKAGES: [&str; 4] = [
+const PACKAGES: [&str; 5] = [
     "memory-profile",
+    "memprof-adapters-c",
     "memprof-cli",
     "memprof-host-c",
     "memprof-fleet",

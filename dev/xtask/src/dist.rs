@@ -44,6 +44,11 @@ const LIBRARIES: &[BuiltArtifact] = &[
         "libmemprof_host.a",
         "lib/libmemprof_host.a",
     ),
+    (
+        "memprof-adapters-c",
+        "libmemprof_adapters.a",
+        "lib/libmemprof_adapters.a",
+    ),
 ];
 
 /// Programs that are built together.
@@ -79,6 +84,8 @@ fn build_with(programs: &[BuiltArtifact], profile: Profile) -> Result<()> {
         let name = Path::new(header).file_name().expect("a header's file");
         install(&root().join(header), &dist().join("include").join(name))?;
     }
+    let exports = root().join("in-process/memprof-adapters-c/adapters.map");
+    install(&exports, &dist().join("lib/adapters.map"))?;
     lay_out_sdk(&dist().join("sdk"))?;
     build_c()
 }

@@ -62,7 +62,7 @@ fn plugin_and_host_of_0_1_still_compile_and_fit() {
 }
 
 /// Compilers of plugins in C, with the name that the plugin gets.
-const COMPILERS: &[(&str, &str, &[&str])] = &[
+pub(crate) const COMPILERS: &[(&str, &str, &[&str])] = &[
     ("by_c99", "gcc", &["-std=c99"]),
     ("by_clang", "clang", &["-std=c11"]),
     ("by_cpp20", "g++", &["-std=c++20", "-x", "c++"]),
@@ -71,8 +71,12 @@ const COMPILERS: &[(&str, &str, &[&str])] = &[
 /// Hosts that load plugins by a config.
 const HOSTS: &[&str] = &["c_host", "cpp_host", "rust_host"];
 
-/// hello_c.c by one of [`COMPILERS`], with an id of its own.
-fn compiled_hello((id, compiler, options): &(&str, &str, &[&str]), place: &Path) -> PathBuf {
+/// hello_c.c by one of [`COMPILERS`], with an id of its own, linked with `libraries`.
+pub(crate) fn compiled_hello(
+    (id, compiler, options): &(&str, &str, &[&str]),
+    place: &Path,
+    libraries: &[String],
+) -> PathBuf {
     let hello = std::fs::read_to_string(source("plugins/hello-c/hello_c.c")).unwrap();
     let (code, plugin) = (
         place.join(id).with_extension("c"),
@@ -90,7 +94,8 @@ fn compiled_hello((id, compiler, options): &(&str, &str, &[&str]), place: &Path)
     compiler
         .args(["-shared", "-fPIC", "-Wl,-z,nodelete,-Bsymbolic", "-I"])
         .arg(dist("include"));
-    tool_text("clang and g++", compiler.arg("-o").arg(&plugin).arg(&code));
+    compiler.arg("-o").arg(&plugin).arg(&code).args(libraries);
+    tool_text("clang and g++", &mut compiler);
     plugin
 }
 
@@ -98,7 +103,7 @@ fn compiled_hello((id, compiler, options): &(&str, &str, &[&str]), place: &Path)
 fn plugins(place: &Path) -> Vec<(&'static str, PathBuf, &'static str)> {
     let by_compilers = COMPILERS
         .iter()
-        .map(|row| (row.0, compiled_hello(row, place), "hello from C"));
+        .map(|row| (row.0, compiled_hello(row, place, &[]), "hello from C"));
     let others = [
         ("panicky", panicky().to_owned(), "hello"),
         ("hello_rust", dist("plugins/hello_rust.so"), "hello, world"),

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use crate::abi::{COMPILERS, compiled_hello};
 use crate::bus::{self, CONF, Load, Server, text_of};
 use crate::dist::{dist, tool_text};
 use crate::host::Host;
@@ -113,6 +114,56 @@ fn survives_any_misuse() {
         (&[("config", "/no/such.toml")], "config file /no/such.toml"),
         (&[("alone", "")], "has no value"),
     ]);
+}
+
+/// Plugins in C and C++ with memprof's adapters in them, beside those in Rust.
+#[test]
+fn plugins_of_every_compiler_reply() {
+    let place = tempfile::tempdir().unwrap();
+    let lib = |name: &str| dist("lib").join(name).display().to_string();
+    let archive = lib("libmemprof_adapters.a");
+    let libraries = [
+        format!("-Wl,--whole-archive,{archive},--no-whole-archive"),
+        format!("-Wl,--gc-sections,--version-script={}", lib("adapters.map")),
+    ];
+    let system = ["-static-libgcc", "-lpthread", "-ldl", "-lm"].map(str::to_owned);
+    let libraries = [&libraries[..], &system].concat();
+    let plugins = COMPILERS.iter().map(|row| {
+        let file = compiled_hello(row, place.path(), &libraries);
+        (row.0, file, "hello from C")
+    });
+    let others = ["hello_rust", "memory_profile"].map(|id| {
+        let file = dist("plugins").join(id).with_extension("so");
+        (id, file, "hello, world")
+    });
+    let plugins: Vec<_> = plugins.chain(others).collect();
+    let words = plugins
+        .iter()
+        .flat_map(|(_, file, _)| ["--loadmodule", file.to_str().unwrap()]);
+    let redis = Redis::with_words(&words.collect::<Vec<_>>());
+    for (id, file, expected) in &plugins[..4] {
+        assert_eq!(redis.send(id, "hello"), *expected);
+        let named = redis.send(id, "hello name=Ada");
+        assert!(
+            named.starts_with("hello") && named.ends_with("Ada"),
+            "{named}"
+        );
+        redis.0.wait_for_log(id);
+        for (refused, why) in [
+            ("hello nmae=Ada", "nmae"),
+            ("leave", "unknown message \"leave\""),
+        ] {
+            let said = redis.send(id, refused);
+            assert!(said.contains(why), "{id} {refused}: {said}");
+        }
+        assert!(redis.ask(&[&id.to_uppercase()]).contains("Greets"), "{id}");
+        let symbols = tool_text("binutils", Command::new("nm").arg("-D").arg(file));
+        assert!(
+            !symbols.contains(" T _R") && !symbols.contains(" T _Z"),
+            "{symbols}"
+        );
+    }
+    assert!(redis.send("memory_profile", "status").contains("profiling"));
 }
 
 /// A lease, rules from a file of the config's, gdump, recent, and the dump at the end of a server that never
