@@ -1,14 +1,13 @@
-//! Latency of a message: over the control socket, as a command of Redis, and as a call of hosts in Rust and C, beside
-//! Redis' own PING in the same run.
+//! Latency of a message: over the control socket, as a command of Redis, and as a call of hosts in Rust, C, Python, Ruby
+//! and Node, beside Redis' own PING in the same run.
 
 use std::fs;
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
@@ -19,14 +18,43 @@ use xtask::run::output;
 use crate::limits::Measurements;
 use crate::plugin::{Host, config_text, load_plugin};
 
-/// Rounds. Each sends messages by every way, so that other load on the machine slows all of them.
+/// Rounds, in each of which every path has its messages, so that load on the machine meets all.
 const ROUNDS: usize = 20;
 const MESSAGES_PER_ROUND: usize = 500;
-/// Timeout for Redis to start.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Name of a way, and the function that sends a message by it and waits for the reply.
-type Way<'a> = (&'static str, Box<dyn FnMut() -> Result<()> + 'a>);
+/// Path of a message, and the function that sends one and waits for its reply.
+type MessagePath<'a> = (&'static str, Box<dyn FnMut() -> Result<()> + 'a>);
+
+/// Interpreters with the plugin in their process: the path's name, the program, and a script whose arguments are the
+/// plugin's file and the number of messages, and which prints the nanoseconds of each.
+const INTERPRETERS: &[(&str, &str, &str)] = &[
+    (
+        "call in Python, memory_profile status",
+        "python3",
+        "import sys; from time import perf_counter_ns as now
+sys.path.insert(0, sys.argv[1].rpartition('/')[0])
+import memory_profile
+for _ in range(int(sys.argv[2])):
+    start = now(); memory_profile.send('status'); print(now() - start)",
+    ),
+    (
+        "call in Ruby, memory_profile status",
+        "ruby",
+        "require ARGV[0]
+now = -> { Process.clock_gettime(Process::CLOCK_MONOTONIC, :nanosecond) }
+ARGV[1].to_i.times { start = now.(); MemoryProfile.send_message('status'); puts now.() - start }",
+    ),
+    (
+        "call in Node, memory_profile status",
+        "node",
+        "const [path, count] = process.argv.slice(1), plugin = { exports: {} }, taken = [];
+process.dlopen(plugin, path);
+for (let left = Number(count); left > 0; left--) {
+    const start = process.hrtime.bigint(); plugin.exports.send('status'); taken.push(process.hrtime.bigint() - start);
+}
+console.log(taken.join('\n'));",
+    ),
+];
 
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     let redis = Redis::start()?;
@@ -37,14 +65,14 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
         &format!("dump_dir = {:?}", directory.path()),
     )?;
     let hello = load_plugin("plugins/hello_c.so", "")?;
-    let mut ways: Vec<Way<'_>> = Vec::new();
+    let mut paths: Vec<MessagePath<'_>> = Vec::new();
     for (name, command) in [
         ("Redis PING", "PING"),
         ("Redis HELLO_RUST hello", "HELLO_RUST hello"),
         ("Redis MEMORY_PROFILE status", "MEMORY_PROFILE status"),
     ] {
         let mut client = redis.connect()?;
-        ways.push((name, Box::new(move || client.command(command))));
+        paths.push((name, Box::new(move || client.command(command))));
     }
     for (name, plugin, message) in [
         ("control socket, hello_c hello", "hello_c", "hello"),
@@ -55,7 +83,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
         ),
     ] {
         let mut client = Client::connect(&host.socket)?;
-        ways.push((
+        paths.push((
             name,
             Box::new(move || {
                 let reply = client.message(plugin, message, "", None)?;
@@ -68,7 +96,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
         ("call in Rust, hello_c hello", &hello, "hello"),
         ("call in Rust, memory_profile status", &profiler, "status"),
     ] {
-        ways.push((
+        paths.push((
             name,
             Box::new(move || {
                 black_box(plugin.message(message, ""));
@@ -76,7 +104,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
             }),
         ));
     }
-    let mut measured = measure_ways(&mut ways)?;
+    let mut measured = measure_paths(&mut paths)?;
     let config = directory.path().join("host.toml");
     fs::write(&config, config_text(directory.path()))?;
     for (name, plugin, message) in [
@@ -89,24 +117,30 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     ] {
         measured.push((name, calls_in_c(&config, plugin, message)?));
     }
+    for (name, program, script) in INTERPRETERS {
+        measured.push((
+            name,
+            calls_in_interpreter(program, script, directory.path())?,
+        ));
+    }
     report(&measured, measurements)
 }
 
-/// Prints the latency of each way beside that of the first one, PING, and records the ratios that have a limit.
+/// Prints each path beside the first one, PING, and records those with a limit.
 fn report(measured: &[(&'static str, Latency)], measurements: &mut Measurements) -> Result<()> {
-    let ping = measured.first().context("no way was measured")?.1;
+    let ping = measured.first().context("no path was measured")?.1;
     for (name, latency) in measured {
         println!(
             "{name}: {:.1} us, 99 % {:.1} us; {:.2} and {:.2} of PING",
             latency.median / 1e3,
-            latency.most / 1e3,
+            latency.p99 / 1e3,
             latency.median / ping.median,
-            latency.most / ping.most
+            latency.p99 / ping.p99
         );
     }
-    let ratio = |way: &str| -> Result<f64> {
-        let found = measured.iter().find(|(name, _)| *name == way);
-        Ok(found.context(way.to_owned())?.1.median / ping.median)
+    let ratio = |path: &str| -> Result<f64> {
+        let found = measured.iter().find(|(name, _)| *name == path);
+        Ok(found.context(path.to_owned())?.1.median / ping.median)
     };
     let socket = ratio("control socket, hello_c hello")?;
     measurements.record("a message over the control socket / Redis PING", socket, "")?;
@@ -116,12 +150,12 @@ fn report(measured: &[(&'static str, Latency)], measurements: &mut Measurements)
     measurements.record("a message by a call in C / Redis PING", call, "")
 }
 
-/// Nanoseconds of a way's messages.
+/// Nanoseconds of a path's messages.
 #[derive(Clone, Copy, Debug)]
 struct Latency {
     median: f64,
-    /// 99 of 100 messages take no longer.
-    most: f64,
+    /// Time within which 99 of 100 messages have their reply.
+    p99: f64,
 }
 
 impl Latency {
@@ -130,15 +164,15 @@ impl Latency {
         nanoseconds.sort_by(f64::total_cmp);
         Ok(Self {
             median: nanoseconds[nanoseconds.len() / 2],
-            most: nanoseconds[nanoseconds.len() * 99 / 100],
+            p99: nanoseconds[nanoseconds.len() * 99 / 100],
         })
     }
 }
 
-fn measure_ways(ways: &mut [Way<'_>]) -> Result<Vec<(&'static str, Latency)>> {
-    let mut taken = vec![Vec::new(); ways.len()];
+fn measure_paths(paths: &mut [MessagePath<'_>]) -> Result<Vec<(&'static str, Latency)>> {
+    let mut taken = vec![Vec::new(); paths.len()];
     for _ in 0..ROUNDS {
-        for ((name, send), taken) in ways.iter_mut().zip(&mut taken) {
+        for ((name, send), taken) in paths.iter_mut().zip(&mut taken) {
             for _ in 0..MESSAGES_PER_ROUND {
                 let start = Instant::now();
                 send().with_context(|| (*name).to_owned())?;
@@ -146,8 +180,9 @@ fn measure_ways(ways: &mut [Way<'_>]) -> Result<Vec<(&'static str, Latency)>> {
             }
         }
     }
-    let ways = ways.iter().zip(taken);
-    ways.map(|((name, _), taken)| Ok((*name, Latency::new(taken)?)))
+    let paths = paths.iter().zip(taken);
+    paths
+        .map(|((name, _), taken)| Ok((*name, Latency::new(taken)?)))
         .collect()
 }
 
@@ -161,12 +196,25 @@ fn calls_in_c(config: &Path, plugin: &str, message: &str) -> Result<Latency> {
         &host_link_args(&library),
     )?;
     let mut program = Command::new(dist().join("bench/latency"));
+    program.arg(config).args([plugin, message]);
+    printed_latency(&mut program)
+}
+
+/// Measures calls of a script, in an interpreter that loads the plugin.
+fn calls_in_interpreter(interpreter: &str, script: &str, directory: &Path) -> Result<Latency> {
+    let mut program = Command::new(interpreter);
+    let option = if interpreter == "python3" { "-c" } else { "-e" };
+    program
+        .args([option, script])
+        .arg(dist().join("plugins/memory_profile.so"))
+        .env("MEMPROF_DUMP_DIR", directory);
+    printed_latency(&mut program)
+}
+
+/// Runs a program whose last argument is the number of messages, and which prints the nanoseconds of each.
+fn printed_latency(program: &mut Command) -> Result<Latency> {
     let count = ROUNDS * MESSAGES_PER_ROUND;
-    let taken = output(
-        program
-            .arg(config)
-            .args([plugin, message, &count.to_string()]),
-    )?;
+    let taken = output(program.arg(count.to_string()))?;
     let taken = taken.lines().map(str::parse);
     Latency::new(taken.collect::<Result<Vec<f64>, _>>()?)
 }
@@ -174,6 +222,8 @@ fn calls_in_c(config: &Path, plugin: &str, message: &str) -> Result<Latency> {
 /// A Redis with two of the plugins; dropping it kills it.
 struct Redis {
     child: Child,
+    /// Its log. It stays open, and has room for what Redis logs in a run.
+    _log: BufReader<ChildStdout>,
     directory: TempDir,
 }
 
@@ -189,25 +239,26 @@ impl Redis {
                 .arg(dist().join("plugins").join(plugin));
         }
         command.env("XDG_STATE_HOME", directory.path());
-        let child = command
-            .stdout(Stdio::null())
+        let mut child = command
+            .stdout(Stdio::piped())
             .spawn()
             .context("redis-server")?;
-        Ok(Self { child, directory })
+        let mut log = BufReader::new(child.stdout.take().context("redis-server has no stdout")?);
+        let mut line = String::new();
+        while !line.contains("eady to accept connections") {
+            line.clear();
+            ensure!(log.read_line(&mut line)? != 0, "redis-server ended");
+        }
+        Ok(Self {
+            child,
+            _log: log,
+            directory,
+        })
     }
 
-    /// Connects as soon as the server listens.
     fn connect(&self) -> Result<RedisClient> {
-        let start = Instant::now();
-        loop {
-            match UnixStream::connect(self.directory.path().join("socket")) {
-                Ok(stream) => return Ok(RedisClient(BufReader::new(stream))),
-                Err(error) if start.elapsed() > START_TIMEOUT => {
-                    return Err(error).context("Redis does not listen");
-                }
-                Err(_) => thread::sleep(Duration::from_millis(20)),
-            }
-        }
+        let stream = UnixStream::connect(self.directory.path().join("socket"))?;
+        Ok(RedisClient(BufReader::new(stream)))
     }
 }
 
