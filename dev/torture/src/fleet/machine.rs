@@ -38,7 +38,7 @@ pub(super) struct Machine {
     agent: AgentProcess,
     /// Process keys of the profiles that [`add_profile`](Self::add_profile) added to the spool.
     pub(super) added: BTreeSet<String>,
-    number: u64,
+    pub(super) number: u64,
 }
 
 impl Machine {
@@ -102,10 +102,10 @@ impl Machine {
         Ok(())
     }
 
-    /// Sets the wall clock to a number of hours ahead of the real one.
-    pub(super) fn set_clock(&self, hours: i64) -> Result<()> {
+    /// Sets the wall clock ahead of the real one, by an offset as libfaketime reads it: `+3h`, `-5m`.
+    pub(super) fn set_clock(&self, offset: &str) -> Result<()> {
         let fresh = self.fixture.path("clock.new");
-        fs::write(&fresh, format!("{hours:+}h"))?;
+        fs::write(&fresh, offset)?;
         fs::rename(fresh, self.fixture.path("clock")).context("the clock")
     }
 

@@ -20,8 +20,12 @@ use super::machine::{Machine, MachineOptions, PERIOD_SECONDS};
 use super::nats::Nats;
 use crate::SuiteLength;
 
-/// Hours by which clocks are set in turn: ahead, behind, back.
+/// Steps by which clocks are set in turn: ahead, behind, back.
 const CLOCK_STEPS: [i64; 4] = [3, -5, 0, 10];
+/// Stores, of which each machine writes to one.
+const STORES: u64 = 3;
+/// Number of the store in `SeaweedFS`, which refuses requests of clocks that differ by more than 15 minutes.
+const SEAWEED_STORE: u64 = 2;
 /// Hours by which one clock is wrong all the time: an agent must not delete what others wrote.
 const WRONG_CLOCK: i64 = 30 * 24;
 /// Most lines of an agent about one error. Each fault gives one line at its start and one at its end; between them the
@@ -39,18 +43,22 @@ struct Plan {
     batch: Duration,
 }
 
-const PLAN: Plan = Plan {
+const LONG: Plan = Plan {
     agents: 200,
-    rounds: 25,
+    rounds: 43,
     round_time: Duration::from_secs(28),
     batch: Duration::from_secs(20),
 };
 
+const SHORT: Plan = Plan {
+    agents: 12,
+    rounds: 6,
+    round_time: Duration::from_secs(6),
+    batch: Duration::from_secs(2),
+};
+
 pub(crate) fn run(length: SuiteLength) -> Result<String> {
-    if length == SuiteLength::Short {
-        return Ok("only in its long form, of twelve minutes".to_owned());
-    }
-    let plan = PLAN;
+    let plan = length.pick(SHORT, LONG);
     let mut fleet = Fleet::start(plan)?;
     let start = Instant::now();
     let mut replaced = 0;
@@ -107,7 +115,7 @@ impl Fleet {
         let readers = stores.iter().map(reader).collect::<Result<Vec<_>>>()?;
         let nats = Nats::start_debian_package(&readers[0])?;
         let machine = |number: u64| {
-            let (store, environment) = &stores[number as usize % stores.len()];
+            let (store, environment) = &stores[(number % STORES) as usize];
             let options = MachineOptions {
                 // Two machines have one name.
                 name: number.max(1),
@@ -157,16 +165,18 @@ impl Fleet {
         Ok(())
     }
 
-    /// Sets the clocks that can be set, each to another hour, which depends on the round.
+    /// Sets the clocks that can be set, each by another step, which depends on the round.
     fn set_clocks(&self, round: usize) -> Result<()> {
         let machines = self
             .machines
             .iter()
             .filter(|machine| machine.options.has_clock);
         for (index, machine) in machines.enumerate() {
-            machine.set_clock(match index {
-                0 => WRONG_CLOCK,
-                _ => CLOCK_STEPS[(index + round) % CLOCK_STEPS.len()],
+            let step = CLOCK_STEPS[(index + round) % CLOCK_STEPS.len()];
+            machine.set_clock(&match index {
+                0 => format!("{WRONG_CLOCK:+}h"),
+                _ if machine.number % STORES == SEAWEED_STORE => format!("{step:+}m"),
+                _ => format!("{step:+}h"),
             })?;
         }
         Ok(())
@@ -187,14 +197,13 @@ impl Fleet {
         self.seaweed.restart()?;
         self.nats.kill();
         self.nats.restart(&self.readers[0])?;
-        // S3 refuses requests whose time is far from its own.
         let machines = self
             .machines
             .iter()
             .filter(|machine| machine.options.has_clock);
         machines
             .skip(1)
-            .try_for_each(|machine| machine.set_clock(0))
+            .try_for_each(|machine| machine.set_clock("+0"))
     }
 
     /// Waits until all agents answer after the restart of the server. Returns their number.
