@@ -171,6 +171,9 @@ impl Memory {
     /// # Errors
     /// Like [`read`](Self::read); also for a shared mapping of a file without write access.
     pub fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
+        if let Some(reader) = self.lock_reader().as_mut() {
+            reader.forget_pages();
+        }
         self.file.write_all_at(bytes, address)
     }
 }

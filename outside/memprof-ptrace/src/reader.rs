@@ -9,7 +9,8 @@
     reason = "a child without memory of its own to allocate, and a page that both share"
 )]
 
-use std::fs::File;
+use std::collections::HashMap;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -24,20 +25,35 @@ use crate::stuck_reader;
 
 /// Longest total wait for the memory of one process, beyond the time that disks and swap take.
 pub const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time allowed for one page, which may be swapped out to a slow disk.
+/// Longest wait for one page on a machine whose processors are busy.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time of a reply from which on it is looked whether a processor was waited for.
+const SLOW_REPLY_TIME: Duration = Duration::from_millis(5);
+/// Time in which a page arrives that is swapped out to a slow disk.
 const SLOW_PAGE_TIME: Duration = Duration::from_millis(2);
 const PAGE_SIZE: usize = 4096;
 /// Largest part of a read, in bytes.
 const WINDOW_SIZE: usize = 256 << 10;
 
+/// Most pages that are kept.
+const MAX_KEPT_PAGES: usize = 1024;
+
 /// The child process. It ends when its socket closes.
+///
+/// Each request costs two switches of the processor, which take milliseconds on a busy machine, and structures are read
+/// word by word. So a page of which a part was read is kept: what is read here is looked at once, before or after
+/// threads are stopped, and no change is waited for.
 #[derive(Debug)]
 pub(crate) struct Reader {
     child: pid_t,
     socket: UnixStream,
     window: Window,
-    /// Time waited so far beyond what disks take.
+    /// Pages that were read, by their addresses.
+    kept: HashMap<u64, Box<[u8; PAGE_SIZE]>>,
+    /// Time waited so far beyond what disks take, and what a busy machine takes.
     waited: Duration,
+    /// Time for which the child and the reading thread waited for a processor, as last read.
+    run_delay: Duration,
     is_unresponsive: bool,
 }
 
@@ -62,10 +78,13 @@ impl Reader {
         };
         // SAFETY: the child runs only `ReaderServer::serve`, which makes system calls only.
         let child = unsafe { fork_without_signals(&server) }?;
+        let own = format!("/proc/{child}/schedstat");
         Ok(Self {
+            run_delay: run_delay(&own) + run_delay("/proc/thread-self/schedstat"),
             child,
             socket,
             window,
+            kept: HashMap::new(),
             waited: Duration::ZERO,
             is_unresponsive: stuck_reader::has_stuck_reader(pid),
         })
@@ -79,6 +98,12 @@ impl Reader {
     /// Fills the buffer from an address. Fails if a part cannot be read (`UnexpectedEof`, `EIO`) or does not arrive
     /// in time (`TimedOut`).
     pub(crate) fn read(&mut self, address: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let offset = (address % PAGE_SIZE as u64) as usize;
+        if offset + buffer.len() <= PAGE_SIZE {
+            let page = self.page(address - offset as u64)?;
+            buffer.copy_from_slice(&page[offset..offset + buffer.len()]);
+            return Ok(());
+        }
         let mut next = address;
         for part in buffer.chunks_mut(WINDOW_SIZE) {
             self.read_part(next, part.len())?;
@@ -87,6 +112,26 @@ impl Reader {
             next = next.wrapping_add(part.len() as u64);
         }
         Ok(())
+    }
+
+    /// Returns a whole page, from those that were kept if it is there. A page can be read as a whole or not at all.
+    fn page(&mut self, start: u64) -> io::Result<&[u8; PAGE_SIZE]> {
+        if !self.kept.contains_key(&start) {
+            self.read_part(start, PAGE_SIZE)?;
+            let mut page = Box::new([0; PAGE_SIZE]);
+            // SAFETY: the child has replied, so it does not write to the window, which is longer than a page.
+            unsafe { ptr::copy_nonoverlapping(self.window.0, page.as_mut_ptr(), PAGE_SIZE) };
+            if self.kept.len() >= MAX_KEPT_PAGES {
+                self.kept.clear();
+            }
+            self.kept.insert(start, page);
+        }
+        Ok(&self.kept[&start])
+    }
+
+    /// Forgets the pages that were kept, because the memory was changed.
+    pub(crate) fn forget_pages(&mut self) {
+        self.kept.clear();
     }
 
     /// Reads as much as possible from an address; returns the number of bytes read.
@@ -128,11 +173,22 @@ impl Reader {
         let disk_time = SLOW_PAGE_TIME * (length.div_ceil(PAGE_SIZE) as u32 + 1);
         let start = Instant::now();
         self.socket.write_all(&request)?;
-        let remaining = MEMORY_TIMEOUT.saturating_sub(self.waited) + disk_time;
-        self.socket.set_read_timeout(Some(remaining))?;
         let mut reply = [0; 8];
-        let received = self.socket.read_exact(&mut reply);
-        self.waited += start.elapsed().saturating_sub(disk_time);
+        let received = loop {
+            let remaining = MEMORY_TIMEOUT.saturating_sub(self.waited) + disk_time;
+            self.socket.set_read_timeout(Some(remaining))?;
+            let asked = Instant::now();
+            let received = self.socket.read_exact(&mut reply);
+            let elapsed = asked.elapsed().saturating_sub(disk_time);
+            let delay = self.new_run_delay(elapsed);
+            self.waited += elapsed.saturating_sub(delay);
+            // A child that only waited for a processor gets more time.
+            let may_come = self.waited < MEMORY_TIMEOUT && start.elapsed() < BUSY_TIMEOUT;
+            match &received {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && may_come => {}
+                _ => break received,
+            }
+        };
         if let Err(error) = received {
             self.is_unresponsive = true;
             // SAFETY: kill(2) takes numbers; the pid stays the child's, which is reaped only when this value is
@@ -148,6 +204,32 @@ impl Reader {
             done => Ok((done as usize).min(length)),
         }
     }
+}
+
+impl Reader {
+    /// Time for which the child and this thread have waited for a processor since the last call. 0 if so little time has
+    /// `elapsed` that reading it would cost more.
+    fn new_run_delay(&mut self, elapsed: Duration) -> Duration {
+        if elapsed < SLOW_REPLY_TIME {
+            return Duration::ZERO;
+        }
+        let now = run_delay(&format!("/proc/{}/schedstat", self.child))
+            + run_delay("/proc/thread-self/schedstat");
+        let delay = now.saturating_sub(self.run_delay);
+        self.run_delay = now;
+        delay
+    }
+}
+
+/// Time for which a thread was ready to run but did not get a processor: the second number of its schedstat
+/// (Documentation/scheduler/sched-stats.rst of Linux), in nanoseconds. 0 if it cannot be read.
+fn run_delay(path: &str) -> Duration {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let number = text
+        .split(' ')
+        .nth(1)
+        .and_then(|number| number.parse().ok());
+    Duration::from_nanos(number.unwrap_or(0))
 }
 
 /// Builds the error for memory that does not arrive.
@@ -329,6 +411,27 @@ mod tests {
         }
         assert!(reader.is_unresponsive());
         assert_eq!(read, [0; 8]);
+    }
+
+    /// A stopped child cannot answer, so the words were kept.
+    #[test]
+    fn words_of_one_page_take_one_request() {
+        let file = File::open("/proc/self/mem").unwrap();
+        let mut reader = Reader::start(&file, std::process::id()).unwrap();
+        let page = Window::new().unwrap();
+        let address = page.0 as u64;
+        let read = |reader: &mut Reader, offset: u64| {
+            let mut bytes = [0; 8];
+            reader.read(address + offset, &mut bytes)?;
+            io::Result::Ok(u64::from_le_bytes(bytes))
+        };
+        assert_eq!(read(&mut reader, 0).unwrap(), 0);
+        reader.waited = MEMORY_TIMEOUT;
+        // SAFETY: kill(2) takes numbers; the child belongs to this test.
+        unsafe { libc::kill(reader.child, libc::SIGSTOP) };
+        assert_eq!(read(&mut reader, PAGE_SIZE as u64 - 8).unwrap(), 0);
+        reader.forget_pages();
+        read(&mut reader, 0).unwrap_err();
     }
 
     /// A page of userfaultfd(2) that is never served: Linux 6.18 fails at once.
