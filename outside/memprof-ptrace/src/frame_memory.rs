@@ -1,5 +1,6 @@
 //! Memory of a process for the frames of remote calls, which the program does not use meanwhile.
 
+use std::collections::HashSet;
 use std::io;
 
 use crate::auxiliary::{self, AT_BASE, AT_PHDR};
@@ -99,7 +100,7 @@ pub fn startup_libraries(memory: &Memory, maps: &[u8]) -> io::Result<Option<Vec<
 /// `LD_AUDIT`.
 ///
 /// # Errors
-/// The loader's list cannot be read.
+/// The loader's list cannot be read, or has no end.
 pub fn loaded_libraries(memory: &Memory, maps: &[u8]) -> io::Result<Vec<u64>> {
     Ok(loader_list(memory, maps)?.0)
 }
@@ -122,12 +123,15 @@ fn loader_list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Option<u64
     let Some((loader, list)) = loader.and_then(|base| Some((base, symbol(base)?))) else {
         return Ok((program.into_iter().collect(), None));
     };
-    let mut bases = Vec::new();
-    // `r_map` of `struct r_debug`, then `l_addr` and `l_next` of each `struct link_map` (link.h).
+    let (mut bases, mut visited) = (Vec::new(), HashSet::new());
     let mut entry = memory.read_u64(list.wrapping_add(8))?;
     for _ in 0..MAX_LIBRARIES {
         if entry == 0 {
             break;
+        }
+        // The loader itself would follow it for ever: in dlopen(3), and so would what is loaded there.
+        if !visited.insert(entry) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it has no end"));
         }
         bases.push(memory.read_u64(entry)?);
         entry = memory.read_u64(entry.wrapping_add(24))?;
