@@ -19,7 +19,7 @@ mod relro;
 use std::ffi::CStr;
 
 use link_map::LinkMap;
-use object::{Import, Object, is_string_at};
+use object::{Import, Object, is_string_at, read};
 use relro::WritableRelro;
 
 const LOADER: &CStr = c"ld-linux-x86-64.so.2";
@@ -32,10 +32,9 @@ const GLIBC: [&CStr; 5] = [
     c"librt.so.1",
 ];
 
-/// Functions that stay as the loader bound them. Memory is passed between the program and the library in both
-/// directions, so both must use one allocator. Programs replace `pthread_create` to know of every thread: jemalloc does
-/// for its lazy locks, and sanitizers do for their thread registries.
-const INTERPOSABLE: [&CStr; 11] = [
+/// Functions of the allocator. A block of one goes to another, so all must be of one object: the one whose `malloc`
+/// serves the program, because memory goes from the program to the library and back.
+const ALLOCATION: [&CStr; 8] = [
     c"aligned_alloc",
     c"calloc",
     c"free",
@@ -43,11 +42,12 @@ const INTERPOSABLE: [&CStr; 11] = [
     c"malloc_usable_size",
     c"memalign",
     c"posix_memalign",
-    c"pthread_create",
-    c"pthread_detach",
-    c"pthread_join",
     c"realloc",
 ];
+/// Functions that an allocator replaces to know of every thread: jemalloc for its lazy locks, sanitizers for their
+/// registers of threads. Another object's `pthread_create` is the program's own affair.
+const THREADS: [&CStr; 3] = [CREATE, c"pthread_detach", c"pthread_join"];
+const CREATE: &CStr = c"pthread_create";
 
 /// Binds a library's imports from glibc to glibc's own definitions, even if the program has definitions that come
 /// first. Runs from the library's `.init_array`, before its other entries. `caller` is the return address in the
@@ -73,20 +73,51 @@ pub unsafe extern "C" fn bind_imports(caller: usize, header: usize, dynamic: usi
     // SAFETY: the caller promises that `header` and `dynamic` are those of the library that is running.
     let library = unsafe { Object::new(header, dynamic) };
     let mut relro = WritableRelro::for_library(header);
+    let allocator = find_allocator(objects, &library);
     for import in library.imports() {
-        if needs_rebinding(&import)
-            && let Some(function) = find_definition(objects, &import)
-        {
-            // SAFETY: the slot holds an address for this library, and none of its other code has run yet.
+        if let Some(function) = function_for(objects, allocator, &import) {
+            // SAFETY: the slot is an address cell of this library, whose other code has not run yet.
             unsafe { relro.write_word(import.slot, function) };
         }
     }
 }
 
-/// Whether an import comes from glibc and is not interposable.
-fn needs_rebinding(import: &Import) -> bool {
+/// Returns the object whose `malloc` the library's calls lead to. `None` if no object with a table of hashes defines it.
+fn find_allocator(objects: LinkMap, library: &Object) -> Option<Object> {
+    let malloc = library
+        .imports()
+        .find(|import| is_string_at(import.name, c"malloc"))?;
+    let bound: usize = read(malloc.slot);
+    let defines = |object: &Object| object.find_in_any_version(c"malloc").is_some();
+    let is_bound = |object: &Object| {
+        object
+            .find_in_any_version(c"malloc")
+            .is_some_and(|definition| definition.address == bound)
+    };
+    // The slot may lead to an entry of the program's PLT, or to what an indirect function chose.
+    let mut all = objects.iter().map(LinkMap::object);
+    all.find(is_bound)
+        .or_else(|| objects.iter().map(LinkMap::object).find(defines))
+}
+
+/// Returns the function that an import of glibc is to lead to. `None` if it stays as the loader bound it.
+fn function_for(objects: LinkMap, allocator: Option<Object>, import: &Import) -> Option<usize> {
     let is_any = |text, names: &[&CStr]| names.iter().any(|name| is_string_at(text, name));
-    is_any(import.version.file, &GLIBC) && !is_any(import.name, &INTERPOSABLE)
+    if !is_any(import.version.file, &GLIBC) {
+        return None;
+    }
+    if is_any(import.name, &ALLOCATION) {
+        return allocator?.find_function_in_any_version(import);
+    }
+    if is_any(import.name, &THREADS) {
+        let allocator = allocator?;
+        if allocator.find_in_any_version(CREATE).is_some()
+            && let Some(function) = allocator.find_function_in_any_version(import)
+        {
+            return Some(function);
+        }
+    }
+    find_definition(objects, import)
 }
 
 /// Returns the address of glibc's definition of an import. Prefers the object to which the library was linked, because

@@ -98,7 +98,23 @@ pub(super) struct Definition {
     kind: u8,
 }
 
-/// A loaded object that is never unloaded.
+impl Definition {
+    /// Returns the address of the function; calls the resolver of an indirect one (IFUNC). `None` for a variable.
+    fn function(self) -> Option<usize> {
+        match self.kind {
+            STT_FUNC => Some(self.address),
+            STT_GNU_IFUNC => {
+                // SAFETY: a resolver of an object that is relocated; on x86-64 the loader passes nothing.
+                let resolve: extern "C" fn() -> usize = unsafe { mem::transmute(self.address) };
+                Some(resolve())
+            }
+            // A variable may be in the program, which copied it (R_X86_64_COPY).
+            _ => None,
+        }
+    }
+}
+
+/// An object that is never unloaded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Object {
     /// Difference between an address in memory and the virtual address in the file.
@@ -181,18 +197,13 @@ impl Object {
     /// function (IFUNC). `None` if this object does not define the name, or defines it as a variable.
     pub(super) fn find_function(&self, import: &Import) -> Option<usize> {
         let version = self.defined_version(import.version.name)?;
-        let definition = self.find_definition(import.name, Some(version))?;
-        match definition.kind {
-            STT_FUNC => Some(definition.address),
-            STT_GNU_IFUNC => {
-                // SAFETY: a resolver of this object, which is relocated. On x86-64 a resolver has no parameters.
-                let resolve: extern "C" fn() -> usize =
-                    unsafe { mem::transmute(definition.address) };
-                Some(resolve())
-            }
-            // The program may have a copy of the variable (R_X86_64_COPY), which must be used instead.
-            _ => None,
-        }
+        self.find_definition(import.name, Some(version))?.function()
+    }
+
+    /// Like [`find_function`](Self::find_function), but falls back to any version, for an object that has none.
+    pub(super) fn find_function_in_any_version(&self, import: &Import) -> Option<usize> {
+        self.find_function(import)
+            .or_else(|| self.find_definition(import.name, None)?.function())
     }
 
     /// Returns the definition of `name`, in any version. `None` if there is none.
@@ -210,6 +221,9 @@ impl Object {
         let (bucket_count, first_hashed, filter_words) = (word(0), word(1), word(2));
         let buckets = 4 + filter_words * 2;
         let chains = buckets + bucket_count;
+        if bucket_count == 0 {
+            return None;
+        }
         let hash = gnu_hash(name);
         let mut index = word(buckets + hash as usize % bucket_count);
         if index == 0 {

@@ -13,21 +13,14 @@ use crate::dist::dist;
 use crate::fixture::{self, serves};
 use crate::host::Host;
 
-/// Names that stay with the program: its allocator and its replacement of threads serve the plugin, too. Variables are
+/// Names that stay with the program: `malloc`, and the functions that the C library itself calls beside it. Variables are
 /// copied into programs. The others are of the compiler's start files, in the program as well.
-const NOT_DEFINED: [&str; 14] = [
+const NOT_DEFINED: [&str; 7] = [
     "__cxa_finalize",
-    "aligned_alloc",
     "calloc",
     "environ",
     "free",
     "malloc",
-    "malloc_usable_size",
-    "memalign",
-    "posix_memalign",
-    "pthread_create",
-    "pthread_detach",
-    "pthread_join",
     "realloc",
     "__gmon_start__",
 ];
