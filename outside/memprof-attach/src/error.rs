@@ -6,6 +6,10 @@ use std::time::Duration;
 
 use memprof_ptrace::{ProgramWatch, Refusal};
 
+/// End of the sentence of [`AttachError::LeftMapped`].
+pub const LEFT_MAPPED: &str =
+    "up to 150 KiB of memprof's stay mapped there, without effect, until the process ends";
+
 /// Reason why the plugin was not loaded. The process continues as before.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
@@ -21,6 +25,9 @@ pub enum AttachError {
     /// A step of the attachment failed.
     #[error("{0}")]
     Failed(String),
+    /// A step failed, and no thread could give the memory back that the steps before had mapped.
+    #[error("{0}; {LEFT_MAPPED}")]
+    LeftMapped(Box<AttachError>),
     /// The functions of its allocator cannot be patched: the function, and the reason.
     #[error("its own malloc cannot be led to memprof: {0}")]
     NotPatched(String),
@@ -148,6 +155,7 @@ impl AttachError {
     fn is_transient(&self) -> bool {
         match self {
             Self::Refused(refusal) => refusal.is_transient(),
+            Self::LeftMapped(error) => error.is_transient(),
             Self::NoInspector(_)
             | Self::Failed(_)
             | Self::NotPatched(_)
@@ -157,7 +165,15 @@ impl AttachError {
         }
     }
 
-    /// Returns a function that adds context to a system error: the act or the file.
+    /// Adds that memprof's pages stay mapped, if so.
+    pub(crate) fn with_pages_left(self, are_left: bool) -> Self {
+        match are_left {
+            true => Self::LeftMapped(Box::new(self)),
+            false => self,
+        }
+    }
+
+    /// Builds an error from the act and the file; the system's error follows.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |cause| Self::Io { what, cause }

@@ -23,8 +23,8 @@ use crate::outcome::AttachOutcome;
 use crate::plugin::{ENTRY_NAME, Plugin, PluginSource};
 use crate::room::require_room;
 use crate::run_calls::{
-    CALLS_TIMEOUT, CallInProgress, FunctionStack, POLL_INTERVAL, has_returned, map_call, run_calls,
-    unmap_call, unmap_leftovers, wait_until_mapped, write_error,
+    CALLS_TIMEOUT, CallInProgress, FunctionStack, POLL_INTERVAL, are_left_mapped, has_returned,
+    map_call, run_calls, unmap_call, wait_until_mapped, write_error,
 };
 use crate::shared_page::{self, LoaderAck, LoaderStage, RemotePage, SharedPage};
 use crate::target::{Target, read_maps, thread_lost_error};
@@ -154,7 +154,7 @@ fn inject(
         table_word: layout.page + shared_page::TABLE as u64,
     };
     let second = run_calls(target, &create, Some(stack), signals_except(unblocked));
-    let second = second.inspect_err(|_| unmap_leftovers(target, &mapped))?;
+    let second = second.map_err(|error| error.with_pages_left(are_left_mapped(target, &mapped)))?;
     let page = RemotePage {
         memory: &target.memory,
         address: layout.page,
@@ -163,13 +163,11 @@ fn inject(
         LoadOutcome::Finished(message) => message,
         LoadOutcome::NoThread(errno) => {
             // The stopped thread has unmapped the stack in its second call.
-            unmap_leftovers(
-                target,
-                &[layout.code..layout.page, layout.page..layout.stack],
-            );
-            // A limit that was reached is the better error.
-            require_room(target.pid, &target.maps)?;
-            return Err(Refusal::NoThread { errno }.into());
+            let left = [layout.code..layout.page, layout.page..layout.stack];
+            let are_left = are_left_mapped(target, &left);
+            let refused = require_room(target.pid, &target.maps).err();
+            let error = AttachError::from(refused.unwrap_or(Refusal::NoThread { errno }));
+            return Err(error.with_pages_left(are_left));
         }
     };
     match message {
@@ -275,27 +273,24 @@ fn wait_until_loaded(
     creator: &CallInProgress,
 ) -> Result<LoadOutcome, AttachError> {
     let lost_error = |_| thread_lost_error(target);
-    let failed = |message: &str| Err(AttachError::Failed(message.to_owned()));
+    let give_up = |reason: String| match cancel_loading(page) {
+        Ok(left) => Err(AttachError::Failed(format!("{reason}; {left}"))),
+        Err(error) => Err(lost_error(error)),
+    };
     let start = Instant::now();
     let mut has_memfd = false;
-    let mut is_cancelled = false;
     let mut halts = HaltWatch::new(target.pid);
     loop {
         let stage = page.stage().map_err(lost_error)?;
         if let Some(halt) = halts.poll() {
-            page.send_reply(LoaderAck::Cancelled).map_err(lost_error)?;
-            // Read after the cancellation: a thread at an earlier stage sees it before it calls the plugin.
-            return Err(match page.stage().map_err(lost_error)? {
-                LoaderStage::Calling | LoaderStage::Done => {
-                    AttachError::Failed(format!("{halt}; the plugin is there"))
-                }
-                _ => AttachError::Failed(format!("{halt}; the plugin will not start there")),
-            });
+            return give_up(halt.to_string());
         }
         match stage {
             LoaderStage::Done => break,
             LoaderStage::AwaitsFile if !has_memfd => {
-                provide_plugin_file(target, page, &plugin.path)?;
+                if let Err(error) = provide_plugin_file(target, page, &plugin.path) {
+                    return give_up(error.to_string());
+                }
                 has_memfd = true;
             }
             // The creating thread has returned from the code, and no new thread runs in it.
@@ -306,30 +301,20 @@ fn wait_until_loaded(
                 let errno = page.word(shared_page::CREATE_RESULT).map_err(lost_error)?;
                 return Ok(LoadOutcome::NoThread(Errno::from_raw(errno as i32)));
             }
-            LoaderStage::NotStarted if start.elapsed() > CALLS_TIMEOUT && !is_cancelled => {
-                page.send_reply(LoaderAck::Cancelled).map_err(lost_error)?;
-                is_cancelled = true;
-                // Read again: the thread may have started meanwhile.
-                if page.stage().map_err(lost_error)? == LoaderStage::NotStarted {
-                    return failed(
-                        "its new thread did not begin for 5 s (is another one of a real-time priority at work?); if it does, \
-                         the plugin will not start",
-                    );
-                }
+            LoaderStage::NotStarted if start.elapsed() > CALLS_TIMEOUT => {
+                return give_up(
+                    "its new thread did not begin for 5 s (too many busy threads, or one of a real-time priority?)".into(),
+                );
             }
-            _ if start.elapsed() > LOAD_TIMEOUT && !is_cancelled => {
-                page.send_reply(LoaderAck::Cancelled).map_err(lost_error)?;
-                is_cancelled = true;
-                // From `Calling` on, it is the plugin itself that takes long.
-                if page.stage().map_err(lost_error)? < LoaderStage::Calling {
-                    return failed(
-                        "it was still loading the plugin after a minute: the program holds the loader's lock, or a \
-                         constructor takes long; the plugin will not start there any more",
-                    );
-                }
+            stage if stage < LoaderStage::Calling && start.elapsed() > LOAD_TIMEOUT => {
+                return give_up(
+                    "it was still loading the plugin after a minute: the program holds the loader's lock, or a \
+                     constructor takes long"
+                        .into(),
+                );
             }
             _ if start.elapsed() > 2 * LOAD_TIMEOUT => {
-                return failed("the plugin was still starting after two minutes");
+                return give_up("the plugin was still starting after two minutes".into());
             }
             _ => thread::sleep(POLL_INTERVAL),
         }
@@ -347,7 +332,28 @@ fn wait_until_loaded(
     Ok(LoadOutcome::Finished(message))
 }
 
-/// Returns the name of the file that is mapped at an address, or "of no file".
+/// Requests the new thread to end without loading or calling the plugin. Returns the end of an error's sentence: what
+/// is left in the process.
+///
+/// # Errors
+/// The page is not mapped any more.
+fn cancel_loading(page: RemotePage<'_>) -> io::Result<&'static str> {
+    page.send_reply(LoaderAck::Cancelled)?;
+    // Read after the request, which the thread reads after it has stored its stage.
+    Ok(match page.stage()? {
+        LoaderStage::NotStarted | LoaderStage::Started | LoaderStage::AwaitsFile => {
+            "nothing is left there: the thread ends without loading the plugin"
+        }
+        LoaderStage::Loading => {
+            "the plugin's file may stay mapped there, without effect, until the process ends"
+        }
+        LoaderStage::Calling | LoaderStage::Done => {
+            "the plugin is there, or starts yet: it leaves by itself at the end of its time, or by `memprof detach`"
+        }
+    })
+}
+
+/// Name of the file that is mapped at an address, or "of no file".
 fn file_name_at(pid: u32, address: u64) -> String {
     let maps = read_maps(pid).unwrap_or_default();
     let mapping = mappings(&maps).find(|mapping| mapping.range.contains(&address));

@@ -31,7 +31,7 @@ mod target_root;
 mod thread_limit;
 
 pub use attachment::{Attachment, ConfigFile};
-pub use error::{AttachError, InspectorError};
+pub use error::{AttachError, InspectorError, LEFT_MAPPED};
 pub use inject::attach;
 pub use node::{attach_by_node_inspector, remedy};
 pub use outcome::{AttachOutcome, InspectorPort};

@@ -1,5 +1,6 @@
 //! Makes a thread of the target run remote calls.
 
+use std::fs;
 use std::io;
 use std::ops::Range;
 use std::thread;
@@ -73,14 +74,27 @@ pub(crate) fn run_calls(
         });
         match call.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
             Ok(call) => return Ok(call),
-            Err(NoSafePoint::Unstoppable(_)) if avoided.len() == MAX_UNSTOPPABLE => {
-                let reason = "its threads do not stop (state D)".to_owned();
+            Err(NoSafePoint::Unstoppable(tid)) if avoided.len() == MAX_UNSTOPPABLE => {
+                let reason = match is_ready_to_run(target.pid, tid) {
+                    true => "its threads wait for a processor, for a second each",
+                    false => "its threads do not stop (state D)",
+                };
+                let reason = reason.to_owned();
                 return Err(Refusal::NoSafePoint { reason }.into());
             }
             Err(NoSafePoint::Unstoppable(tid)) => avoided.push(tid),
             Err(NoSafePoint::Failed(error)) => return Err(error),
         }
     }
+}
+
+/// Whether a thread runs or waits for a processor: state R in /proc/PID/task/TID/stat (proc(5)).
+fn is_ready_to_run(pid: u32, tid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat"));
+    stat.is_ok_and(|stat| {
+        let fields = stat.rsplit_once(')');
+        fields.is_some_and(|(_, fields)| fields.trim_start().starts_with('R'))
+    })
 }
 
 /// Makes a thread at a safe point that is not among `avoided` run the calls, like [`run_calls`] in one attempt.
@@ -163,15 +177,19 @@ pub(crate) fn wait_until_mapped(
         }
         target.require_same_program()?;
         if is_done {
-            unmap_leftovers(target, ranges);
-            require_room(target.pid, &target.maps)?;
             let message = "the kernel gave it no memory (its cgroup's or the machine's is used up, or \
-                           vm.overcommit_memory=2 promises no more); nothing is left behind";
-            return Err(AttachError::Failed(message.to_owned()));
+                           vm.overcommit_memory=2 promises no more)";
+            let are_left = are_left_mapped(target, ranges);
+            let failed = AttachError::Failed(message.to_owned());
+            let refused = require_room(target.pid, &target.maps).err();
+            return Err(refused
+                .map_or(failed, AttachError::from)
+                .with_pages_left(are_left));
         }
         if start.elapsed() > CALLS_TIMEOUT {
-            let message = "its thread did not map memory for 5 s, and may do so later: is it held up (SIGSTOP, a \
-                           debugger, no processor for its priority)?";
+            let message = "its thread did not map memory for 5 s: is it held up (SIGSTOP, a debugger, too many busy \
+                           threads, no processor for its priority)? Once it goes on, 150 KiB stay mapped there, \
+                           without effect, until the process ends";
             return Err(AttachError::Failed(message.to_owned()));
         }
         thread::sleep(POLL_INTERVAL);
@@ -184,25 +202,29 @@ pub(crate) fn has_returned(target: &Target, call: &CallInProgress) -> bool {
     waiting_syscall(target.pid, call.tid).is_some_and(|waiting| waiting.stack == call.stack)
 }
 
-/// Unmaps those of the ranges that are mapped, and waits for it. Ignores errors: the ranges then stay mapped. No thread
-/// may run code in them.
-pub(crate) fn unmap_leftovers(target: &mut Target, ranges: &[Range<u64>]) {
-    if target.refresh().is_err() {
-        return;
-    }
-    let is_mapped = |range: &&Range<u64>| {
-        let mut mappings = mappings(&target.maps);
-        mappings.any(|mapping| mapping.range == **range && mapping.inode == 0)
+/// Unmaps those of the ranges that are mapped, and waits for it. Nothing must run in them. Returns whether some stay
+/// mapped, because no thread could unmap them.
+pub(crate) fn are_left_mapped(target: &mut Target, ranges: &[Range<u64>]) -> bool {
+    let mapped = |target: &Target| -> Vec<Range<u64>> {
+        let is_mapped = |range: &&Range<u64>| {
+            let mut mappings = mappings(&target.maps);
+            mappings.any(|mapping| mapping.range == **range && mapping.inode == 0)
+        };
+        ranges.iter().filter(is_mapped).cloned().collect()
     };
-    let calls: Vec<_> = ranges.iter().filter(is_mapped).map(unmap_call).collect();
-    if !calls.is_empty()
-        && let Ok(call) = run_calls(target, &calls, None, u64::MAX)
-    {
+    // Nothing is left of a process that has ended or executed another program.
+    if target.refresh().is_err() {
+        return false;
+    }
+    let calls: Vec<_> = mapped(target).iter().map(unmap_call).collect();
+    if calls.is_empty() {
+        return false;
+    }
+    if let Ok(call) = run_calls(target, &calls, None, u64::MAX) {
         let start = Instant::now();
         while !has_returned(target, &call) && start.elapsed() < CALLS_TIMEOUT {
             thread::sleep(POLL_INTERVAL);
         }
-        // The read fails for a process that has ended.
-        let _ = target.refresh();
     }
+    target.refresh().is_ok() && !mapped(target).is_empty()
 }

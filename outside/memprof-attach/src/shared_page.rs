@@ -79,10 +79,12 @@ pub(crate) enum LoaderStage {
     Started = 1,
     /// It created the file in memory and waits for its contents.
     AwaitsFile = 2,
+    /// It loads the plugin, unless [`LoaderAck::Cancelled`] was stored before. From here on the plugin stays mapped.
+    Loading = 3,
     /// It calls the plugin, unless [`LoaderAck::Cancelled`] was stored before.
-    Calling = 3,
+    Calling = 4,
     /// The plugin's function has returned, or loading failed.
-    Done = 4,
+    Done = 5,
 }
 
 /// Reply of memprof to the thread.
@@ -92,7 +94,7 @@ pub(crate) enum LoaderAck {
     FileReady = 1,
     /// memprof has read the result: the thread may exit.
     ResultRead = 2,
-    /// memprof no longer waits: the thread must exit without calling the plugin.
+    /// memprof no longer waits: the thread must exit without loading or calling the plugin.
     Cancelled = 3,
 }
 
@@ -142,7 +144,8 @@ impl RemotePage<'_> {
             0 => LoaderStage::NotStarted,
             1 => LoaderStage::Started,
             2 => LoaderStage::AwaitsFile,
-            3 => LoaderStage::Calling,
+            3 => LoaderStage::Loading,
+            4 => LoaderStage::Calling,
             _ => LoaderStage::Done,
         })
     }

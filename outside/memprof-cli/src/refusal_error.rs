@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use memprof_attach::AttachError;
+use memprof_attach::{AttachError, LEFT_MAPPED};
 use memprof_ptrace::{ProgramEnd, Refusal};
 
 use crate::exit::{FAILED, UNAVAILABLE, with_exit_code};
@@ -19,20 +19,27 @@ pub(crate) fn refusal_error(pid: u32, error: &AttachError) -> anyhow::Error {
         Ok(name) => format!("{pid} ({})", name.trim_end()),
         Err(_) => pid.to_string(),
     };
+    let (error, left) = match error {
+        AttachError::LeftMapped(error) => (&**error, format!("; {LEFT_MAPPED}")),
+        error => (error, String::new()),
+    };
     match error {
         AttachError::Refused(refusal) => {
             let remedy = memprof_attach::remedy(pid, refusal);
             let remedy = remedy.map(|remedy| format!("; {remedy}"));
             let remedy = remedy.unwrap_or_default();
-            with_exit_code(refusal.exit_code(), format!("{process}: {refusal}{remedy}"))
+            with_exit_code(
+                refusal.exit_code(),
+                format!("{process}: {refusal}{remedy}{left}"),
+            )
         }
         AttachError::NotLoaded(message) => with_exit_code(
             UNAVAILABLE,
-            format!("{process}: the plugin was not started: {message}"),
+            format!("{process}: the plugin was not started: {message}{left}"),
         ),
         AttachError::NoInspector(reason) => {
-            with_exit_code(UNAVAILABLE, format!("{process}: {reason}"))
+            with_exit_code(UNAVAILABLE, format!("{process}: {reason}{left}"))
         }
-        error => with_exit_code(FAILED, format!("{process}: {error}")),
+        error => with_exit_code(FAILED, format!("{process}: {error}{left}")),
     }
 }
