@@ -35,7 +35,7 @@ mod slabs;
 mod unseen_calls;
 
 pub(crate) use backend::Backend;
-pub use own_sampler::sample_from_start;
+pub use own_sampler::{StartScope, sample_from_start};
 pub(crate) use own_sampler::{
     exclude_this_thread, leave_hooked_jemalloc, patched_allocators_beside,
     stop_sampling_in_children,

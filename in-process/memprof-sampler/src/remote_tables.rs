@@ -6,34 +6,48 @@ use crate::address_hash::AddressHash;
 use crate::live_table::{BUCKETS_PER_TABLE, find_record_remotely, table_ranges};
 use crate::stack_table::{MAX_FRAMES, read_remote_frames};
 
-/// Bytes in front of the tables in a process's variables. The last byte is the version of the layout.
-pub const MARK: [u8; 16] = *b"memprof samples\x04";
+/// Bytes in front of the tables, among the variables of a process. The last one is the version of the layout
+/// that this module reads.
+pub const MARK: [u8; 16] = *b"memprof samples\x05";
 
-/// Addresses of the tables in another process.
+/// Addresses of the tables in another process, and the interval of their samples.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteTables {
     /// Addresses of the live tables; 0 means not mapped.
     tables: [u64; BUCKETS_PER_TABLE.len()],
     /// Address of the stack table's first word.
     words: u64,
+    /// Least mean bytes between the samples.
+    interval: u64,
 }
 
 impl RemoteTables {
-    /// Reads the addresses that follow a mark. `word` reads eight bytes of the process. `None` if sampling was never on
-    /// in that process, or memory is unreadable.
+    /// Reads the interval and the addresses that follow a mark. `word` reads eight bytes of the process. `None` if sampling
+    /// was never on there, or memory is unreadable.
     pub fn read_after(mark: u64, mut word: impl FnMut(u64) -> Option<u64>) -> Option<Self> {
         let mut next = mark.wrapping_add(MARK.len() as u64);
-        let mut pointer = || {
-            let pointer = word(next)?;
+        let mut field = || {
+            let field = word(next)?;
             next = next.wrapping_add(8);
-            Some(pointer)
+            Some(field)
         };
+        let interval = field()?;
         let mut tables = [0; BUCKETS_PER_TABLE.len()];
         for table in &mut tables {
-            *table = pointer()?;
+            *table = field()?;
         }
-        let words = pointer()?;
-        (tables[0] != 0 && words != 0).then_some(Self { tables, words })
+        let words = field()?;
+        (tables[0] != 0 && words != 0).then_some(Self {
+            tables,
+            words,
+            interval,
+        })
+    }
+
+    /// Least mean bytes between the samples: an object of a number of bytes is sampled at most as probably as at this
+    /// interval.
+    pub fn interval(&self) -> u64 {
+        self.interval
     }
 
     /// Address ranges of the live tables. They contain addresses of sampled blocks, which do not count as references to

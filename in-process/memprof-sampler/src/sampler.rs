@@ -32,6 +32,7 @@ static FILTER: Filter = Filter::new();
 #[used]
 static TABLES: SampleTables = SampleTables {
     mark: MARK,
+    finest_interval: AtomicU64::new(0),
     live: LiveTable::new(),
     records: StackTable::new(),
 };
@@ -57,6 +58,8 @@ const _: () = assert!(MAX_FRAMES + MAX_HOOK_FRAMES <= WORKSPACE_FRAMES);
 #[repr(C)]
 struct SampleTables {
     mark: [u8; MARK.len()],
+    /// Least mean bytes between the samples since the last [`clear`]; 0 before the first.
+    finest_interval: AtomicU64,
     live: LiveTable,
     records: StackTable,
 }
@@ -92,6 +95,11 @@ pub struct SamplerStats {
 pub fn start(interval: u64) -> Result<(), SamplerError> {
     SAMPLING_PROCESS.adopt_process();
     if TABLES.live.map_first_table() && TABLES.records.map_memory() {
+        let finest = match TABLES.finest_interval.load(Relaxed) {
+            0 => interval,
+            before => before.min(interval),
+        };
+        TABLES.finest_interval.store(finest, Relaxed);
         countdown::set_interval(interval);
         Ok(())
     } else {
@@ -151,6 +159,7 @@ pub fn clear() -> Result<(), SamplerError> {
     unsafe { TABLES.records.clear() };
     LOST.store(0, Relaxed);
     UNSEEN_FREES.store(0, Relaxed);
+    TABLES.finest_interval.store(0, Relaxed);
     early_ends::clear();
     GATE.open();
     match interval {
@@ -432,6 +441,7 @@ mod tests {
             }
         }
         let remote = RemoteTables::read_after(&raw const TABLES as u64, read_own_word).unwrap();
+        assert_eq!(remote.interval(), 1 << 20);
         let mut buffer = [0; MAX_FRAMES];
         for block in live.keys() {
             let stack = remote.read_stack(*block as u64, read_own_word, &mut buffer);

@@ -26,6 +26,18 @@ impl SampleInterval {
         Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
+    /// Creates an interval of `2^lg_sample` bytes for memprof's sampler alone, which takes finer ones too: at 1 byte, it
+    /// records nearly every allocation.
+    ///
+    /// # Errors
+    /// `InvalidArgument` above 24.
+    pub fn for_own_sampler(lg_sample: u64) -> Result<Self> {
+        match lg_sample < *LG_SAMPLE.start() {
+            true => Ok(Self(1 << lg_sample)),
+            false => Self::from_lg(lg_sample),
+        }
+    }
+
     /// Parses a size, for example `524288`, `512KiB`, `1MiB`.
     ///
     /// # Errors
@@ -80,6 +92,19 @@ mod tests {
             let error = SampleInterval::from_lg(lg_sample).unwrap_err();
             assert_eq!(error.kind, ErrorKind::InvalidArgument, "{lg_sample}");
         }
+    }
+
+    #[test]
+    fn own_sampler_takes_finer_intervals() {
+        let bytes = |lg| {
+            SampleInterval::for_own_sampler(lg)
+                .map(SampleInterval::bytes)
+                .ok()
+        };
+        assert_eq!(
+            [0, 9, 24, 25].map(bytes),
+            [Some(1), Some(512), Some(16 << 20), None]
+        );
     }
 
     #[test]

@@ -31,25 +31,37 @@ use crate::lock::lock;
 /// Default sample interval in bytes, as in jemalloc and tcmalloc.
 const DEFAULT_INTERVAL: u64 = 512 << 10;
 
-/// Starts sampling before a profiler exists, so that a program is sampled from its first allocations. The profiler
-/// later takes over, or stops this sampling if the allocator samples. If `is_tallied`, all allocations are also
-/// counted, and a dump contains the blocks that were live at the peak.
+/// Scope of a sampling that begins with the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartScope {
+    /// The program and its forked children.
+    Program,
+    /// As [`Program`](Self::Program), and all allocations are also counted; a dump contains what was live at the peak.
+    Tally,
+    /// This process alone. No profiler will take over.
+    Process,
+}
+
+/// Starts sampling before a profiler exists, so that a program is sampled from its first moments. The
+/// profiler later takes over, or stops it if the allocator samples.
 ///
 /// # Errors
 /// Reason why memprof's sampler cannot be used in this process.
-pub fn sample_from_start(interval: Option<SampleInterval>, is_tallied: bool) -> Result<()> {
+pub fn sample_from_start(interval: Option<SampleInterval>, scope: StartScope) -> Result<()> {
     let bytes = interval.map_or(DEFAULT_INTERVAL, SampleInterval::bytes);
-    if is_tallied {
-        memprof_sampler::enable_tally();
-    } else {
-        sample_first_thread(bytes);
+    match scope {
+        StartScope::Tally => memprof_sampler::enable_tally(),
+        StartScope::Program => sample_first_thread(bytes),
+        StartScope::Process => {}
     }
     let mut slots = Interception::find_slots()?;
     if slots.provider().is_program {
         return Err(statically_linked_error());
     }
     register_fork_handler();
-    keep_sampling_in_children();
+    if scope != StartScope::Process {
+        keep_sampling_in_children();
+    }
     memprof_sampler::start(bytes).map_err(sampler_error)?;
     let reading = ForkGuard::acquire();
     slots.patch().ok_or_else(loader_lock_error)?;

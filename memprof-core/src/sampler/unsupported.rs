@@ -11,11 +11,20 @@ use crate::dumps::scratch::Scratch;
 use crate::error::{Error, Result};
 use memprof_messages::SamplerStatus;
 
+/// Scope of a sampling that begins with the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "documented in own_sampler.rs")]
+pub enum StartScope {
+    Program,
+    Tally,
+    Process,
+}
+
 /// Does nothing, because there is no sampler.
 ///
 /// # Errors
 /// Never fails.
-pub fn sample_from_start(_: Option<SampleInterval>, _: bool) -> Result<()> {
+pub fn sample_from_start(_: Option<SampleInterval>, _: StartScope) -> Result<()> {
     Ok(())
 }
 

@@ -23,6 +23,7 @@ use crate::exit::{Outcome, USAGE, with_exit_code};
 use crate::message::{self, MessageArgs, TakenDump};
 use crate::reply::{Body, ParsedReply, send_request};
 use crate::report_form::{FormArgs, FormatArg, show_live_report};
+use crate::report_view::ViewArgs;
 use crate::result_output::{ResultFormat, ResultOutput};
 use crate::scratch::ScratchFile;
 use crate::slow_step::SlowStep;
@@ -224,6 +225,7 @@ fn show_pinned(args: &LedgerArgs) -> Outcome {
         },
         (false, _) => args.form.clone(),
     };
-    show_live_report(&profile.path(), &describe_process(pid), pid, &form, None)?;
+    let (name, view) = (describe_process(pid), ViewArgs::default());
+    show_live_report(&profile.path(), &name, pid, &form, &view, None)?;
     Ok(0.into())
 }

@@ -43,6 +43,7 @@ mod refusal_error;
 mod reply;
 mod report;
 mod report_form;
+mod report_view;
 mod result_output;
 mod run;
 mod scratch;
@@ -53,6 +54,7 @@ mod slow_step;
 mod stack_lines;
 mod subject;
 mod target;
+mod temporary_attachment;
 
 use std::process::ExitCode;
 

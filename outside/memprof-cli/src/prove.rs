@@ -1,7 +1,9 @@
 //! `memprof leaks --prove`: lists the objects of a running process that nothing points to.
 
+mod at_exit_sampler;
 mod forwarder;
 mod page;
+mod sampled_search;
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
@@ -11,25 +13,33 @@ use std::time::Duration;
 use anyhow::Context;
 use memprof_leaks::exit_stop::{self, RunOutcome};
 use memprof_leaks::{
-    AnalysisOptions, AnalysisReport, LeakGroup, Proof, UnsearchedRole, prove, prove_at_exit,
+    AnalysisOptions, AnalysisReport, LeakGroup, Proof, SampledOrigin, UnsearchedRole, prove,
+    prove_at_exit,
 };
 use memprof_ptrace::pidfd::PidFd;
 use serde::Serialize;
 
+use self::at_exit_sampler::preload_sampler;
 use self::forwarder::{Recipient, SignalForwarder};
 use self::page::build_page;
+use self::sampled_search::sample_and_prove;
 use crate::analysis_summary::{
     AnalysisSummary, analyze, describe_process, finish_analysis, format_size, parse_amount,
     show_phase,
 };
 use crate::command_group::CommandGroup;
 use crate::exit::{FAILED, Outcome, UNAVAILABLE, USAGE, with_exit_code};
+use crate::interrupts::{Interrupts, signal_exit_code};
+use crate::record::SamplingOptions;
 use crate::result_output::ResultOutput;
 use crate::stack_lines::format_frames;
-use crate::{output, own_heap, signals};
+use crate::{exit, output, own_heap, signals};
 
 /// Most leaked bytes that are called negligible, if they are also less than a thousandth of the resident memory.
 const NEGLIGIBLE_BYTES: u64 = 64 << 10;
+
+/// log2 of the default sample interval of `--at-exit`, in bytes.
+const EVERY_ALLOCATION: u8 = 0;
 
 /// Options of `memprof leaks --prove`.
 #[derive(clap::Args, Debug)]
@@ -50,14 +60,31 @@ pub(crate) struct ProveArgs {
     #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse_process)]
     pub(crate) pid: Option<u32>,
 
+    /// With --prove: sample the process for this time first, so that objects which leak meanwhile have stacks
+    ///
+    /// A process without the plugin is attached to, and detached from afterwards, as `memprof record` does. Objects without
+    /// a sample show who probably allocated them, if enough of their class and size were sampled.
+    #[arg(long = "for", value_name = "DURATION", requires = "prove", conflicts_with = "at_exit", value_parser = crate::process_arg::parse_duration)]
+    duration: Option<Duration>,
+
+    /// With --for or --at-exit: one sample per this many allocated bytes, a power of two [default: with --for, found by
+    /// the rate at which the process allocates; with --at-exit 1, every allocation]
+    #[arg(long, visible_alias = "interval", value_name = "SIZE", requires = "prove", value_parser = crate::run::parse_fine_interval)]
+    sample_interval: Option<u8>,
+
     /// With --prove: run a command, and search it once, when it exits
     ///
+    /// memprof's sampler is preloaded into it, so that its objects have stacks; what it executes is not sampled.
     /// Prints the leaks to stderr, with --json or another --format to stdout. The exit code is the command's; with
     /// --fail, instead of 0, 1 if there are leaks, and 4 if the command was not searched. Only the process itself is
     /// searched, not its children, and not a command that is ended by a signal. SIGINT, SIGTERM and SIGHUP are passed
     /// on to it.
     #[arg(long, requires_all = ["prove", "command"], conflicts_with_all = ["pid", "max_pause"])]
     at_exit: bool,
+
+    /// With --at-exit: preload nothing into the command; its objects have no stacks
+    #[arg(long, requires = "at_exit", conflicts_with = "sample_interval")]
+    no_stacks: bool,
 
     /// The command that --at-exit runs
     #[arg(last = true, requires = "at_exit", value_name = "COMMAND")]
@@ -116,10 +143,32 @@ struct LeakedGroup<'a> {
     /// Functions through which the objects were allocated, root first; `None` unless a profiler sampled them.
     #[serde(skip_serializing_if = "Option::is_none")]
     stack: Option<Vec<&'a str>>,
+    /// Function to which the stack is attributed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function: Option<&'a str>,
+    /// Functions that allocated the sampled objects of the same class and size, if these have no stack.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sampled_origin: Option<OriginOutput<'a>>,
     size: u64,
     objects: u64,
     bytes: u64,
     example: String,
+}
+
+/// Who allocated the sampled objects of a class and size.
+#[derive(Serialize)]
+struct OriginOutput<'a> {
+    /// Whether the first function probably allocated most of the others too.
+    is_probable: bool,
+    sampled: u64,
+    functions: Vec<ShareOutput<'a>>,
+}
+
+/// A function with its number of samples.
+#[derive(Serialize)]
+struct ShareOutput<'a> {
+    function: &'a str,
+    sampled: u64,
 }
 
 /// Runs `memprof leaks --prove`.
@@ -131,10 +180,58 @@ pub(crate) fn run(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Out
     let Some(pid) = args.pid else {
         return prove_command(args, options, top, output);
     };
-    let proof = analyze(pid, options, |options, progress| {
-        prove(pid, options, progress)
-    })?;
-    let reply = build_output(pid, &proof, top);
+    match args.duration {
+        Some(duration) => {
+            let sampling = SamplingOptions {
+                duration,
+                lg_sample: args.sample_interval,
+                ..SamplingOptions::default()
+            };
+            prove_sampled(args, pid, &sampling, options, top, output)
+        }
+        None => {
+            let proof = analyze(pid, options, |options, progress| {
+                prove(pid, options, progress)
+            })?;
+            show_proof(args, pid, &proof, top, output)
+        }
+    }
+}
+
+/// Samples a process, searches it, and shows the result. A signal ends the sampling early, and determines the exit code.
+fn prove_sampled(
+    args: &ProveArgs,
+    pid: u32,
+    sampling: &SamplingOptions,
+    options: AnalysisOptions,
+    top: usize,
+    output: ResultOutput<'_>,
+) -> Outcome {
+    let interrupts = Interrupts::watch()?;
+    let proven = sample_and_prove(pid, sampling, options, &interrupts);
+    for change in interrupts.take_changes() {
+        output::note(&change);
+    }
+    let shown = proven.and_then(|proven| {
+        let code = show_proof(args, pid, &proven.proof, top, output)?;
+        proven.detach_error.map_or(Ok(code), Err)
+    });
+    match (interrupts.signal().map(signal_exit_code), shown) {
+        (Some(code), Ok(_)) => Ok(code.into()),
+        (Some(code), Err(error)) => Err(with_exit_code(code, exit::error_chain(&error))),
+        (None, shown) => shown,
+    }
+}
+
+/// Shows the result of a search, with the exit code of `--fail`.
+fn show_proof(
+    args: &ProveArgs,
+    pid: u32,
+    proof: &Proof,
+    top: usize,
+    output: ResultOutput<'_>,
+) -> Outcome {
+    let reply = build_output(pid, proof, top);
     output.write(&reply, &reply.text, || build_page(&reply))?;
     let failure = if args.fail { failure_code(&reply) } else { 0 };
     Ok(ExitCode::from(failure))
@@ -162,6 +259,13 @@ fn prove_command(
     };
     let mut command = Command::new(program);
     signals::inherit_caller_signals(command.args(program_args));
+    let unsampled = match args.no_stacks {
+        true => None,
+        false => {
+            let lg_sample = args.sample_interval.unwrap_or(EVERY_ALLOCATION);
+            preload_sampler(&mut command, lg_sample).err()
+        }
+    };
     let group = CommandGroup::choose(&mut command)?;
     let forwarder = SignalForwarder::start()?;
     // Locked until the command runs, so that a signal in between waits for it.
@@ -189,7 +293,15 @@ fn prove_command(
     };
     let pid = exiting.pid();
     own_heap::map_large_blocks();
-    let proof = prove_at_exit(&exiting, options, &|step| show_phase(pid, step));
+    let mut proof = prove_at_exit(&exiting, options, &|step| show_phase(pid, step));
+    if let (Ok(proof), Some(error)) = (&mut proof, unsampled)
+        && !proof.leaked.is_empty()
+    {
+        proof
+            .report
+            .warnings
+            .push(format!("its objects have no stacks: {error:#}"));
+    }
     let failure = match finish_analysis(pid, proof) {
         Ok(proof) => {
             let reply = build_output(pid, &proof, top);
@@ -225,7 +337,9 @@ fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
         stack: group
             .stack
             .as_ref()
-            .map(|stack| stack.iter().rev().map(String::as_str).collect()),
+            .map(|stack| stack.functions.iter().rev().map(String::as_str).collect()),
+        function: group.stack.as_ref().and_then(|stack| stack.row_function()),
+        sampled_origin: group.origin.as_ref().map(OriginOutput::new),
         size: group.size,
         objects: group.objects,
         bytes: group.bytes,
@@ -245,6 +359,44 @@ fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
     };
     reply.text = format_text(&reply, top);
     reply
+}
+
+impl<'a> OriginOutput<'a> {
+    fn new(origin: &'a SampledOrigin) -> Self {
+        let functions = origin.functions.iter().map(|share| ShareOutput {
+            function: &share.function,
+            sampled: share.sampled,
+        });
+        Self {
+            is_probable: origin.is_probable,
+            sampled: origin.sampled,
+            functions: functions.collect(),
+        }
+    }
+
+    /// One line: `probably by lose_report (16 of 16 sampled)`, or the shares of the samples if they do not stand for most
+    /// of the objects.
+    fn text(&self) -> String {
+        match self.functions.as_slice() {
+            [first, ..] if self.is_probable => format!(
+                "probably by {} ({} of {} sampled)",
+                first.function, first.sampled, self.sampled
+            ),
+            functions => {
+                let shares = functions.iter().map(|share| {
+                    format!(
+                        "{} of {} by {}",
+                        share.sampled, self.sampled, share.function
+                    )
+                });
+                let shares: Vec<_> = shares.collect();
+                format!(
+                    "sampled ones of that size: {}; these may be older than the samples, or another's",
+                    shares.join(", ")
+                )
+            }
+        }
+    }
 }
 
 impl Certainty {
@@ -321,6 +473,8 @@ fn format_text(reply: &ProveOutput<'_>, top: usize) -> String {
         ));
         let stack = group.stack.iter().flatten().rev();
         lines.extend(format_frames(&stack.collect::<Vec<_>>()));
+        let origin = group.sampled_origin.iter();
+        lines.extend(origin.map(|origin| format!("    {}", origin.text())));
     }
     if leaked.by.len() > top {
         lines.push(format!(

@@ -1,8 +1,10 @@
 //! `memprof record`: takes a profile over a time, and leaves the host as it was.
 
+mod activation;
 mod arguments;
 mod early_profile;
 mod exit_dump;
+mod sample_interval;
 mod sampling;
 
 use std::fs::File;
@@ -11,31 +13,28 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use memprof_attach::{AttachOutcome, InspectorPort};
 use memprof_host::client::Client;
-use memprof_messages::{DumpReport, Profiling};
-use memprof_ptrace::ProgramWatch;
+use memprof_messages::DumpReport;
 
 use crate::analysis_summary::describe_process;
-use crate::attach::{self, AttachArgs};
-use crate::detach::{self, Leftovers};
+use crate::attach;
+use crate::detach::Leftovers;
 use crate::exit::{NO_DATA, Outcome, UNREACHABLE, USAGE, with_exit_code};
 use crate::export::export;
 use crate::interrupts::{Interrupts, signal_exit_code};
 use crate::message::{self, TakenDump};
-use crate::patched_functions::{self, PatchOptions};
-use crate::report_form::{FormArgs, show_live_report, write_live_page};
+use crate::report_form::{FormArgs, open_input, show_live_report, write_live_page};
 use crate::scratch::ScratchFile;
+use crate::temporary_attachment::{AttachOptions, TemporaryAttachment};
 use crate::{browser, exit, ledger, output, target};
 
+pub(crate) use activation::{Activation, LEASE_GRACE, SamplingOptions};
 pub(crate) use arguments::RecordArgs;
-use arguments::{SAMPLER, Subject};
+use arguments::Subject;
 use early_profile::EarlyProfile;
 use exit_dump::ExitDumpDir;
-use sampling::{HostProcess, SamplingEnd};
+pub(crate) use sampling::{HostProcess, SamplingEnd, wait_for_end};
 
-/// Time by which the activation outlasts the recording, so that it ends if this program is killed.
-const LEASE_GRACE: Duration = Duration::from_secs(60);
 /// Rows of the table.
 const TABLE_ROWS: usize = 20;
 
@@ -47,8 +46,11 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
             "standard output is for the table: give -o a file, or a --format",
         ));
     }
-    // An invalid form is reported before anything is sampled.
-    args.form.format()?;
+    // Before anything is sampled.
+    args.view.add_to(args.form.to_options()?)?;
+    if let Some(base) = &args.view.base {
+        open_input(base)?;
+    }
     let subject = args.subject()?;
     let interrupts = Interrupts::watch()?;
     let recorded = match subject {
@@ -135,9 +137,9 @@ impl Recorded {
                     top: form.top,
                     ..FormArgs::default()
                 };
-                show_live_report(file, &name, pid, &table, Some(TABLE_ROWS))
+                show_live_report(file, &name, pid, &table, &args.view, Some(TABLE_ROWS))
             }
-            false => show_live_report(file, &name, pid, form, Some(TABLE_ROWS)),
+            false => show_live_report(file, &name, pid, form, &args.view, Some(TABLE_ROWS)),
         };
         shown.map_err(|error| self.explain_empty(error))?;
         if form.open && args.keeps_dump() {
@@ -172,72 +174,25 @@ fn record_attached(
     // The process then leaves a profile if it ends during the recording.
     let mut config = ScratchFile::new()?;
     config.append(&mut &b"[[watch]]\nat_exit = true\n"[..])?;
-    // Longer than the activation, which starts later.
-    let lease = match args.keep_attached {
-        true => attach::DEFAULT_LEASE,
-        false => args.duration + 2 * LEASE_GRACE,
-    };
-    interrupts.add_change(format!(
-        "the plugin may be in {pid} for up to {}; `memprof detach {pid}` removes it now",
-        humantime::format_duration(lease)
-    ));
-    let program = ProgramWatch::open(pid);
-    let attached = attach::connect_or_attach(&AttachArgs {
-        pid,
-        lease,
+    let options = AttachOptions {
+        lease: match args.keep_attached {
+            true => attach::DEFAULT_LEASE,
+            false => args.duration + 2 * LEASE_GRACE,
+        },
+        sampler: args.sampling().sampler,
         entries: args.entries,
-        max_pause: attach::DEFAULT_MAX_PAUSE,
-        children: false,
         plugin: args.plugin.clone(),
         config: Some(config.path()),
         node_inspector: args.node_inspector,
-        json: false,
-        args: Vec::new(),
-    });
-    let (mut client, attached) = attached.inspect_err(|_| interrupts.remove_last_change())?;
-    let Some(attached) = attached else {
-        interrupts.remove_last_change();
-        return record(args, &mut client, interrupts, None);
+        keep: args.keep_attached,
     };
-    if let AttachOutcome::ByThread { handled, .. } = &attached
-        && let Some(line) = attach::handlers_note(handled)
-    {
-        output::note(&line);
-    }
-    if let AttachOutcome::ByNode {
-        address,
-        port: InspectorPort::StillOpen,
-    } = attached
-    {
-        output::note(&format!("its inspector ({address}) {}", attach::STILL_OPEN));
-    }
-    let options = PatchOptions {
-        sampler: args.sampler(),
-        entries: args.entries,
-        max_pause: attach::DEFAULT_MAX_PAUSE,
-    };
-    // If the status fails, the following requests fail too and report it.
-    if let Ok(status) = client.status() {
-        let patched = patched_functions::patch_malloc(pid, &status, options);
-        patched.notes().for_each(|note| output::note(&note));
-    }
-    let leftovers = match args.keep_attached {
-        true => None,
-        false => Leftovers::for_process(pid, &mut client),
-    };
-    let recorded = record(args, &mut client, interrupts, leftovers.as_ref());
-    drop(client);
-    // A process that has ended or executed another program has no plugin to detach.
-    let detached = match &recorded {
-        _ if program.end().is_some() => Ok(()),
-        Ok(recorded) if matches!(recorded.end, SamplingEnd::Host(_)) => Ok(()),
-        _ if args.keep_attached => Ok(()),
-        _ => detach::detach(pid).map(drop),
-    };
-    if detached.is_ok() {
-        // Detaching has ended the sampling too.
-        interrupts.take_changes();
-    }
+    let mut attachment = TemporaryAttachment::open(pid, &options, interrupts)?;
+    let leftovers = attachment.leftovers.as_ref();
+    let recorded = record(args, &mut attachment.client, interrupts, leftovers);
+    let has_ended = recorded
+        .as_ref()
+        .is_ok_and(|recorded| matches!(recorded.end, SamplingEnd::Host(_)));
+    let detached = attachment.close(has_ended, interrupts);
     // The first error is the relevant one.
     recorded.map(|recorded| Recorded {
         detach_error: detached.err(),
@@ -257,33 +212,15 @@ fn record(
     let status = client.status()?;
     let exit_dumps = ExitDumpDir::new(pid, client.host()?.pid, &status);
     let process = HostProcess::from_client(client);
-    let arguments = &*args.dump_args();
-    let was_active = status.profiling == Profiling::Active;
-    let mut activation_warnings = Vec::new();
-    if !was_active {
-        // A lease ends the activation if this program is killed.
-        let lease = humantime::format_duration(args.duration + LEASE_GRACE).to_string();
-        interrupts.add_change(format!(
-            "{pid} samples for up to {lease}; `memprof deactivate {pid}` ends that now"
-        ));
-        let activate = [
-            args.key_values(),
-            &[format!("for={}", lease.replace(' ', ""))],
-        ]
-        .concat();
-        let activated = client.activate(&message::join_args(&activate));
-        activation_warnings = activated
-            .inspect_err(|_| interrupts.remove_last_change())?
-            .warnings;
-        for warning in &activation_warnings {
-            output::note(warning);
-        }
-    } else if args.key_values().iter().any(|arg| arg.starts_with(SAMPLER)) {
-        output::note(&format!("{pid} samples already: sampler= changes nothing"));
-    }
+    let options = args.sampling();
+    let dump_arguments: Vec<_> = options.allocator.clone().into_iter().collect();
+    let mut activation = Activation::begin(client, &options, interrupts)?;
     let outside_before = ledger::bytes_outside_malloc(client);
-    let mut early = EarlyProfile::new(arguments);
-    let end = sampling::wait_for_end(args.duration, client, &process, interrupts, &mut early)?;
+    let mut early = EarlyProfile::new(&dump_arguments);
+    let end = wait_for_end(args.duration, client, &process, interrupts, |client| {
+        activation.adjust(client)?;
+        early.fetch_if_due(client)
+    })?;
     let mut recorded = Recorded {
         pid,
         profile: None,
@@ -293,15 +230,10 @@ fn record(
         detach_error: None,
     };
     if let SamplingEnd::Time | SamplingEnd::Interrupt = recorded.end {
-        match finish_recording(
-            client,
-            arguments,
-            (!was_active).then_some(interrupts),
-            leftovers,
-        ) {
+        match finish_recording(client, &dump_arguments, &activation, interrupts, leftovers) {
             Ok((profile, warnings)) => {
                 recorded.profile = Some(profile);
-                let is_new = |warning: &String| !activation_warnings.contains(warning);
+                let is_new = |warning: &String| !activation.warnings.contains(warning);
                 recorded.warnings = warnings.into_iter().filter(is_new).collect();
                 let outside = outside_before.zip(ledger::bytes_outside_malloc(client));
                 recorded
@@ -320,7 +252,7 @@ fn record(
     match recorded.end {
         SamplingEnd::Halt(_) => {}
         SamplingEnd::Host(_) => {
-            if !was_active {
+            if activation.is_new() {
                 interrupts.remove_last_change();
             }
             recorded.profile = exit_dumps.copy_exit_dump().unwrap_or_else(|error| {
@@ -339,20 +271,17 @@ fn record(
     Ok(recorded)
 }
 
-/// Fetches the dump, and deactivates the sampling if it was `activated`. Removes the dump from `leftovers`, the root of a
+/// Fetches the dump, and ends the activation. Removes the dump from `leftovers`, the root of a
 /// process that memprof detaches from. Returns the profile and the host's warnings.
 fn finish_recording(
     client: &mut Client,
     arguments: &[String],
-    activated: Option<&Interrupts>,
+    activation: &Activation,
+    interrupts: &Interrupts,
     leftovers: Option<&Leftovers>,
 ) -> anyhow::Result<(ScratchFile, Vec<String>)> {
     let dumped = message::take_dump_or_receive(client, arguments);
-    // Even if the dump failed.
-    if let Some(interrupts) = activated {
-        client.deactivate()?;
-        interrupts.remove_last_change();
-    }
+    activation.end(client, interrupts)?;
     let mut profile = ScratchFile::new()?;
     let warnings = match dumped? {
         TakenDump::Kept(reply) => {

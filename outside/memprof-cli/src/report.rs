@@ -1,15 +1,15 @@
 //! `memprof report`: renders a heap profile in a format for people or tools.
 
-use std::path::{Path, PathBuf};
-use std::time::{Duration, UNIX_EPOCH};
+use std::path::PathBuf;
 
 use memprof_report::{
-    Error, Filter, Format, Input, Label, Limits, Options, OriginRules, SampleType, Sources,
-    StackFrames, compile_pattern,
+    Error, Format, Input, Limits, Options, OriginRules, SampleType, Sources, StackFrames,
+    compile_pattern,
 };
 
 use crate::live_profile::{is_file, take_profile};
 use crate::report_form::{FormArgs, open_input, show_progress};
+use crate::report_view::{ViewArgs, modification_time};
 
 /// Show who holds the memory in a heap profile, as text, graph or page
 #[derive(clap::Args, Debug)]
@@ -19,13 +19,8 @@ pub(crate) struct ReportArgs {
     #[arg(value_name = "FILE|TARGET")]
     file: PathBuf,
 
-    /// Compare with this earlier profile; every value is the change since then
-    #[arg(long, value_name = "FILE")]
-    base: Option<PathBuf>,
-
-    /// Scale the base to the same total, to see what changed in proportion
-    #[arg(long, requires = "base")]
-    normalize: bool,
+    #[command(flatten)]
+    view: ViewArgs,
 
     #[command(flatten)]
     form: FormArgs,
@@ -34,34 +29,6 @@ pub(crate) struct ReportArgs {
     /// `prof_accum:true`, or another type that a pprof profile has
     #[arg(long, value_name = "NAME", default_value = SampleType::InuseSpace.name())]
     sample_type: String,
-
-    /// Only stacks with a function that matches this regular expression; for peek, the functions to show
-    #[arg(long, value_name = "RE")]
-    focus: Option<String>,
-
-    /// No stack with a function that matches this regular expression
-    #[arg(long, value_name = "RE")]
-    ignore: Option<String>,
-
-    /// Sort by cumulative values: a function with all it calls
-    #[arg(long)]
-    cum: bool,
-
-    /// Show how old each function's memory is; needs a dump taken after `activate ages=1m`
-    #[arg(long)]
-    ages: bool,
-
-    /// Only memory that was allocated at least this long before the dump, for example 10m or 1h
-    #[arg(long, value_name = "DURATION", value_parser = crate::process_arg::parse_duration)]
-    older: Option<Duration>,
-
-    /// Show who holds how much by the values of this label; needs a dump taken after `activate labels=KEY`
-    #[arg(long, value_name = "KEY")]
-    by: Option<String>,
-
-    /// Only what was allocated under this label; a VALUE `[none]` is for what had none
-    #[arg(long, value_name = "KEY=VALUE")]
-    label: Option<Label>,
 
     /// The main program, where it is not at the path that the dump names
     #[arg(long, value_name = "FILE")]
@@ -125,8 +92,12 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     };
     let sources = (!args.no_symbols).then_some(sources);
     let mut profile = open_input(&file)?;
-    let mut base = args.base.as_deref().map(open_input).transpose()?;
-    let base_name = args.base.as_deref().map(|base| base.display().to_string());
+    let mut base = args.view.base.as_deref().map(open_input).transpose()?;
+    let base_name = args
+        .view
+        .base
+        .as_deref()
+        .map(|base| base.display().to_string());
     let input = Input {
         name: &name,
         bytes: &mut profile,
@@ -146,16 +117,6 @@ impl ReportArgs {
         Ok(Options {
             sample_type: SampleType::InuseSpace,
             sample_type_name: Some(self.sample_type.clone()),
-            filter: Filter {
-                focus: self.focus.as_deref().map(compile_pattern).transpose()?,
-                ignore: self.ignore.as_deref().map(compile_pattern).transpose()?,
-            },
-            ages: self.ages,
-            older: self.older,
-            label: self.label.clone(),
-            by: self.by.clone(),
-            by_cum: self.cum,
-            normalize: self.normalize,
             force: self.force,
             stack_frames: match (self.native, self.form.format()?) {
                 (false, _) => StackFrames::Program,
@@ -169,9 +130,8 @@ impl ReportArgs {
             },
             why: self.why.clone(),
             time_nanos: modification_time(&self.file),
-            base_time_nanos: self.base.as_deref().map_or(0, modification_time),
             limits: Limits::default(),
-            ..self.form.to_options()?
+            ..self.view.add_to(self.form.to_options()?)?
         })
     }
 
@@ -185,16 +145,4 @@ impl ReportArgs {
             ..found
         }
     }
-}
-
-/// Returns the modification time of a file in nanoseconds since 1970: the best guess for a dump without a time. 0,
-/// which means unknown in pprof, if there is none.
-fn modification_time(path: &Path) -> i64 {
-    let modified = std::fs::metadata(path)
-        .and_then(|metadata| metadata.modified())
-        .ok();
-    let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    since
-        .and_then(|since| i64::try_from(since.as_nanos()).ok())
-        .unwrap_or(0)
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use memprof_report::{Error, Format, Granularity, Input, Options, Sources};
 
+use crate::report_view::ViewArgs;
 use crate::{browser, output};
 
 // Form and destination of a report, of every command that shows one. No doc comment: clap would add it to the help of each.
@@ -118,7 +119,7 @@ pub(crate) fn write_live_page(file: &Path, name: &str, pid: u32) -> anyhow::Resu
         ..Options::default()
     };
     let mut bytes = open_input(file)?;
-    let write = write_live(&mut *bytes, name, pid, &options);
+    let write = write_live(&mut *bytes, name, pid, None, &options);
     let (page, notes) = browser::write_page(|out| Ok(write(out)?))?;
     print_notes(Ok(notes))?;
     Ok(page)
@@ -131,27 +132,36 @@ pub(crate) fn show_live_report(
     name: &str,
     pid: u32,
     form: &FormArgs,
+    view: &ViewArgs,
     top: Option<usize>,
 ) -> anyhow::Result<()> {
-    let mut options = form.to_options()?;
+    let mut options = view.add_to(form.to_options()?)?;
     if options.format == Format::Text {
         options.top = options.top.or(top);
     }
     let mut bytes = open_input(file)?;
-    form.deliver(write_live(&mut *bytes, name, pid, &options))
+    let base = view.base.as_deref();
+    form.deliver(write_live(&mut *bytes, name, pid, base, &options))
 }
 
-/// Returns the function that writes a report of a live process's dump.
+/// Function that writes a report of a live process's dump, compared with `base`.
 fn write_live<'a>(
     bytes: &'a mut dyn BufRead,
     name: &'a str,
     pid: u32,
+    base: Option<&'a Path>,
     options: &'a Options,
 ) -> impl FnOnce(&mut dyn Write) -> Result<Vec<String>, Error> {
     move |out| {
         let sources = Sources::for_process(Some(pid));
         let input = Input { name, bytes };
-        memprof_report::report(input, None, Some(&sources), options, &show_progress, out)
+        let mut base_bytes = base.map(open_input).transpose()?;
+        let base_name = base.map(|base| base.display().to_string());
+        let base = base_bytes
+            .as_mut()
+            .zip(base_name.as_deref())
+            .map(|(bytes, name)| Input { name, bytes });
+        memprof_report::report(input, base, Some(&sources), options, &show_progress, out)
     }
 }
 

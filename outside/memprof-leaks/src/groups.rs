@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use memprof_report::Mapping;
+use memprof_report::{Mapping, NamedStack};
 
 use crate::analysis::{AnalysisReport, AnalyzedSnapshot};
 use crate::names::NameResolver;
 use crate::objects::Object;
+use crate::sampled_origin::{SampledOrigin, add_origins};
 use crate::stacks::{Stack, Stacks, executable_mappings, symbolize};
 
 /// Leaked objects of one class and size that one stack allocated.
@@ -17,9 +18,12 @@ pub struct LeakGroup {
     pub class: Option<String>,
     /// Usable bytes of each object.
     pub size: u64,
-    /// Functions that allocated the objects, leaf first. `None` if no profiler in the process has samples of them: such
-    /// objects may have the stack of another group.
-    pub stack: Option<Vec<String>>,
+    /// Functions that allocated them, leaf first, if a profiler in the process has samples of them. `None` if
+    /// it has none: such objects may have the stack of another group.
+    pub stack: Option<NamedStack>,
+    /// Functions that allocated sampled objects of the same class and size. `None` if the group has a stack, or there are
+    /// no such objects.
+    pub origin: Option<SampledOrigin>,
     /// Number of objects.
     pub objects: u64,
     /// Bytes of all objects.
@@ -35,6 +39,8 @@ type GroupKey = (Option<Rc<str>>, u64, Option<Stack>);
 pub(crate) struct UnsymbolizedGroups {
     groups: BTreeMap<GroupKey, LeakGroup>,
     mappings: Vec<Mapping>,
+    /// Mean bytes between the samples, if it is known.
+    interval: Option<u64>,
 }
 
 impl UnsymbolizedGroups {
@@ -55,6 +61,7 @@ impl UnsymbolizedGroups {
                     class: class.as_deref().map(str::to_owned),
                     size,
                     stack: None,
+                    origin: None,
                     objects: 0,
                     bytes: 0,
                     example: object.range.start,
@@ -64,6 +71,7 @@ impl UnsymbolizedGroups {
         }
         Self {
             groups,
+            interval: stacks.interval(),
             mappings: executable_mappings(&analyzed.view),
         }
     }
@@ -92,6 +100,9 @@ impl UnsymbolizedGroups {
                 .or_insert(LeakGroup { stack, ..group });
         }
         let mut groups: Vec<_> = merged.into_values().collect();
+        if let Some(interval) = self.interval {
+            add_origins(&mut groups, interval);
+        }
         groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
         groups
     }

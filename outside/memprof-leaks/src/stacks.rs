@@ -7,7 +7,7 @@ mod memprof_sampler;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use memprof_report::{Address, Mapping, Sources, symbolize_stacks};
+use memprof_report::{Address, Mapping, NamedStack, Sources, symbolize_stacks};
 
 pub(crate) use self::memprof_sampler::SamplerTables;
 use crate::snapshot_memory::SnapshotMemory;
@@ -44,6 +44,12 @@ impl<'a> Stacks<'a> {
             .or_else(|| self.sampled.stack(self.view, start))
     }
 
+    /// Mean bytes between the samples. `None` if there are none, or jemalloc's profiler took some: it gives a sampled
+    /// object another size than others of that kind have.
+    pub(crate) fn interval(&self) -> Option<u64> {
+        self.sampled.interval().filter(|_| self.contexts.is_empty())
+    }
+
     /// Stack of the object at `start` from jemalloc's profiler. `None` if the object is not sampled.
     fn jemalloc_stack(&mut self, start: u64) -> Option<Stack> {
         let index = self
@@ -67,13 +73,15 @@ pub(crate) fn candidate_starts<'a>(
     of_jemalloc.chain(sampled.sample_addresses(view))
 }
 
-/// Symbolizes stacks by the files of a process. Returns the functions of each stack, leaf first, in the order of
-/// `stacks`; an error is a sentence that says why they have no names.
+/// Symbolizes stacks by the files of a process. Returns the functions of each stack, in the order of `stacks`.
+///
+/// # Errors
+/// A reason why they have no names, as a sentence.
 pub(crate) fn symbolize<'a>(
     stacks: impl Iterator<Item = &'a Stack>,
     mappings: Vec<Mapping>,
     pid: u32,
-) -> Result<Vec<Vec<String>>, String> {
+) -> Result<Vec<NamedStack>, String> {
     let stacks: Vec<_> = stacks.map(|stack| stack.to_vec()).collect();
     let sources = Sources::for_process(Some(pid));
     symbolize_stacks(&stacks, mappings, &sources)

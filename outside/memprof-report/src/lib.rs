@@ -103,7 +103,7 @@ pub use report::{Input, read, report};
 pub use stacks::{AddressId, StackId, Stacks};
 pub use steady_growth::{SteadyStack, SteadyStacks, find_steady_growth};
 pub use symbolize::{LimitedFile, Progress, Sources, symbolize};
-pub use symbolize_stacks::symbolize_stacks;
+pub use symbolize_stacks::{NamedStack, symbolize_stacks};
 pub use symbolized_profile::SymbolizedProfile;
 pub use table::{Row, function_rows};
 pub use unsample::unsample;

@@ -1,12 +1,30 @@
 //! Symbolizes stacks of addresses that were read from a process, without a profile.
 
 use crate::allocator_frames::{allocator_depths, is_allocator_function};
+use crate::code_origin::{CodeOrigin, CodeOrigins, OriginRules};
 use crate::error::Result;
 use crate::managed::is_managed;
 use crate::names::{Frame, Names};
 use crate::profile::{Address, Mapping, Profile};
 use crate::pseudo_frames::PseudoFrame;
 use crate::symbolize::{Sources, symbolize};
+use crate::symbolized_profile::SymbolizedProfile;
+
+/// Functions of a stack.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NamedStack {
+    /// Functions, leaf first, without those of the allocator.
+    pub functions: Vec<String>,
+    /// Index of the function to which a table attributes the stack: the leaf-most one of the highest code origin.
+    pub row: usize,
+}
+
+impl NamedStack {
+    /// Function to which a table attributes the stack. `None` if the stack is empty.
+    pub fn row_function(&self) -> Option<&str> {
+        self.functions.get(self.row).map(String::as_str)
+    }
+}
 
 /// Returns the functions of each stack, leaf first. Omits those of the allocator, and of interpreted programs, whose
 /// names only a dump has. A stack is a list of return addresses, leaf first; `mappings` are those of its process,
@@ -18,7 +36,7 @@ pub fn symbolize_stacks(
     stacks: &[Vec<u64>],
     mappings: Vec<Mapping>,
     sources: &Sources,
-) -> Result<Vec<Vec<String>>> {
+) -> Result<Vec<NamedStack>> {
     let mut profile = Profile {
         mappings,
         ..Profile::default()
@@ -36,25 +54,44 @@ pub fn symbolize_stacks(
     let interned: Vec<_> = interned.collect();
     let names = symbolize(&mut profile, sources, &|_, _| {})?;
     let depths = allocator_depths(&profile, &names);
-    let functions = interned.into_iter().map(|stack| {
-        let depth = depths[stack.0 as usize] as usize;
-        let addresses = &profile.stacks.frames(stack)[depth..];
-        let frames = addresses.iter().flat_map(|id| names.frames(*id));
-        frame_names(frames, &names)
+    let symbolized = SymbolizedProfile {
+        profile,
+        names,
+        depths,
+    };
+    let origins = CodeOrigins::new(&symbolized, &OriginRules::default());
+    let named = interned.into_iter().map(|stack| {
+        let addresses = symbolized.program_frames(stack).iter();
+        let frames = addresses.flat_map(|id| {
+            symbolized
+                .names
+                .frames(*id)
+                .iter()
+                .zip(origins.origins(*id))
+        });
+        name_frames(frames, &symbolized.names)
     });
-    Ok(functions.collect())
+    Ok(named.collect())
 }
 
-/// Names of frames, without allocator functions that were inlined at the leaf; the outermost frame always stays.
-fn frame_names<'a>(frames: impl Iterator<Item = &'a Frame>, names: &Names) -> Vec<String> {
-    let functions = frames.map(|frame| names.strings.get(frame.function));
-    let functions: Vec<_> = functions.collect();
-    let leading = functions
+/// Names frames, without allocator functions that were inlined at the leaf; the outermost frame always stays.
+fn name_frames<'a>(
+    frames: impl Iterator<Item = (&'a Frame, CodeOrigin)>,
+    names: &Names,
+) -> NamedStack {
+    let frames = frames.map(|(frame, origin)| (names.strings.get(frame.function), origin));
+    let frames: Vec<_> = frames.collect();
+    let leading = frames
         .iter()
-        .take_while(|function| is_allocator_function(function))
+        .take_while(|(function, _)| is_allocator_function(function))
         .count();
-    let kept = &functions[leading.min(functions.len().saturating_sub(1))..];
-    kept.iter().map(ToString::to_string).collect()
+    let kept = &frames[leading.min(frames.len().saturating_sub(1))..];
+    // From the root, because `max_by_key` returns the last of equal frames.
+    let row = (0..kept.len()).rev().max_by_key(|index| kept[*index].1);
+    NamedStack {
+        functions: kept.iter().map(|(name, _)| (*name).to_owned()).collect(),
+        row: row.unwrap_or(0),
+    }
 }
 
 #[cfg(test)]
@@ -77,7 +114,9 @@ mod tests {
             vec![],
             vec![0x40_1153],
         ];
-        let functions = symbolize_stacks(&stacks, vec![mapping], &Sources::default()).unwrap();
+        let named = symbolize_stacks(&stacks, vec![mapping], &Sources::default()).unwrap();
+        assert_eq!(named[1].row_function(), None);
+        let functions: Vec<_> = named.into_iter().map(|stack| stack.functions).collect();
         assert_eq!(
             functions,
             [

@@ -1,11 +1,12 @@
-//! Samples a program from its first allocations, under `memprof run --active` and `memprof test`. The plugin itself is
-//! created later, on a thread that waits until the program has started.
+//! Samples a program from its first allocations, under `memprof run --active` and `memprof test`: the plugin
+//! itself is created later, on a thread that first lets the program start. Under `memprof leaks --prove --at-exit`, it is
+//! never created.
 #![expect(unsafe_code, reason = "what the dynamic loader calls")]
 
 use std::panic;
 
-use memprof_core::{SampleInterval, sample_from_start};
-use memprof_host::adapters::preload;
+use memprof_core::{SampleInterval, StartScope, sample_from_start};
+use memprof_host::adapters::preload::{self, StartupSampling};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -16,12 +17,23 @@ static LOADED: extern "C" fn() = on_load;
 extern "C" fn on_load() {
     preload::use_own_descriptors();
     let outcome = panic::catch_unwind(|| {
-        if let Some(lg_sample) = preload::startup_sampling() {
-            let interval = lg_sample.and_then(|lg| SampleInterval::from_lg(lg).ok());
-            // If this fails, the profiler will report the reason.
-            let _refused = sample_from_start(interval, preload::is_tallied());
-            preload::set_sampling_started();
-        }
+        let (interval, scope) = match preload::startup_sampling() {
+            None => return,
+            Some(StartupSampling::Process { lg_sample }) => (
+                SampleInterval::for_own_sampler(lg_sample).ok(),
+                StartScope::Process,
+            ),
+            Some(StartupSampling::Program { lg_sample }) => (
+                lg_sample.and_then(|lg| SampleInterval::from_lg(lg).ok()),
+                match preload::is_tallied() {
+                    true => StartScope::Tally,
+                    false => StartScope::Program,
+                },
+            ),
+        };
+        // The profiler will report the reason if this fails; without one, objects have no stacks.
+        let _refused = sample_from_start(interval, scope);
+        preload::set_sampling_started();
     });
     if let Err(payload) = outcome {
         // The payload is leaked, because dropping it runs foreign code, which may panic again.

@@ -6,6 +6,8 @@
 //! - An executed program inherits the environment, so it does the same.
 //! - `MEMPROF_TALLY=1` (`memprof test` sets it) is for a program of which only the measurements are wanted: the plugin
 //!   is created at once, and an exit waits until it is. Its forked children get none.
+//! - `MEMPROF_SAMPLED_CHILD=PID:LG_SAMPLE` (`memprof leaks --prove --at-exit` sets it) samples a process whose parent has
+//!   that pid, and creates no plugin: no thread, no socket, nothing in the processes that it starts.
 //! - Limits: a process has a thread of memprof's from its start, so `unshare(CLONE_NEWUSER)` and `setns` into a user
 //!   namespace fail as in any program with threads. A seccomp filter that the program sets on all its threads applies
 //!   to memprof's.
@@ -19,6 +21,7 @@ pub use super::delayed_start::{set_sampling_started, use_own_descriptors};
 
 const RUN: &str = "MEMPROF_RUN";
 const TALLY: &str = "MEMPROF_TALLY";
+const SAMPLED_CHILD: &str = "MEMPROF_SAMPLED_CHILD";
 
 /// Starts the plugin if the environment requests it. Runs when the library is loaded.
 #[doc(hidden)]
@@ -30,13 +33,44 @@ pub fn start_if_requested(entry: &'static memprof_plugin_entry_t) {
     });
 }
 
-/// Returns whether the program is sampled from its start on, with the base-2 logarithm of the sample interval if the
-/// environment contains a valid one. `None` if it is not sampled. Call it while the library is loaded, before the
-/// environment may change.
+/// Sampling from the start of a program on. `lg_sample` is the base-2 logarithm of the sample interval.
 #[doc(hidden)]
-pub fn startup_sampling() -> Option<Option<u64>> {
-    let is_requested = has_value(RUN, "1") && has_value(ACTIVE, "on");
-    is_requested.then(|| environment_variable(LG_SAMPLE)?.parse().ok())
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartupSampling {
+    /// Until the plugin takes over.
+    Program {
+        /// `None` if the environment does not contain it.
+        lg_sample: Option<u64>,
+    },
+    /// Without the plugin.
+    Process {
+        #[expect(missing_docs, reason = "documented above")]
+        lg_sample: u64,
+    },
+}
+
+/// How the program is sampled from its start on. `None` if it is not sampled. Call it while the library is loaded, before
+/// the environment may change.
+#[doc(hidden)]
+pub fn startup_sampling() -> Option<StartupSampling> {
+    match (has_value(RUN, "1"), has_value(ACTIVE, "on")) {
+        (true, true) => Some(StartupSampling::Program {
+            lg_sample: environment_variable(LG_SAMPLE).and_then(|lg| lg.parse().ok()),
+        }),
+        (true, false) => None,
+        (false, _) => {
+            let value = environment_variable(SAMPLED_CHILD)?;
+            let lg_sample = parse_sampled_child(&value, std::os::unix::process::parent_id())?;
+            Some(StartupSampling::Process { lg_sample })
+        }
+    }
+}
+
+/// Parses `PID:LG_SAMPLE`. `None` if it is about another process than the child of `parent`, or malformed.
+fn parse_sampled_child(value: &str, parent: u32) -> Option<u64> {
+    let (pid, lg_sample) = value.split_once(':')?;
+    let is_child = pid.parse() == Ok(parent);
+    is_child.then(|| lg_sample.parse().ok()).flatten()
 }
 
 /// Returns whether all allocations are counted. Call it while the library is loaded, before the environment may change.
@@ -63,4 +97,22 @@ macro_rules! __export_preload {
             loaded
         };
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_child_itself_is_sampled() {
+        let check =
+            |value, expected| assert_eq!(parse_sampled_child(value, 7), expected, "{value}");
+        check("7:0", Some(0));
+        check("7:19", Some(19));
+        check("8:0", None);
+        check("7", None);
+        check("7:", None);
+        check("7:-1", None);
+        check(":0", None);
+    }
 }

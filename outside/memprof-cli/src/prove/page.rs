@@ -2,7 +2,7 @@
 
 use memprof_report::{Cells, Column, Outline, OutlinePage};
 
-use super::{LeakedGroup, ProveOutput, heading};
+use super::{LeakedGroup, OriginOutput, ProveOutput, heading};
 use crate::result_output::{MAX_ROWS, POOLS_NOTE};
 
 const LIMITS: [&str; 5] = [
@@ -10,7 +10,7 @@ const LIMITS: [&str; 5] = [
     "A stale pointer hides a leak.",
     "Nothing is told of a heap whose form memprof does not know.",
     "Pointers at odd addresses, and encoded ones, are not seen: what only they lead to is reported by mistake.",
-    "Only objects that a profiler in the process sampled have a stack.",
+    "Only objects that a profiler in the process sampled have a stack; a name with \"probably\" is that of sampled ones of the same size.",
 ];
 
 /// Builds the page: an outline of the groups of leaked objects.
@@ -30,8 +30,18 @@ pub(super) fn build_page(reply: &ProveOutput<'_>) -> OutlinePage {
         .build_page(command, &head, &LIMITS, vec![outline(shown, &head[0])])
 }
 
-/// Returns the outline with a row for each group, with the functions through which its objects were allocated below it;
-/// with the heading if there are none.
+/// Name of a group's row: its class, else who allocated it.
+fn row_name(group: &LeakedGroup<'_>) -> String {
+    match (group.class, group.function, &group.sampled_origin) {
+        (Some(class), ..) => class.to_owned(),
+        (None, Some(function), _) => format!("allocated by {function}"),
+        (None, None, Some(origin)) => origin.text(),
+        (None, None, None) => "no class, no stack".to_owned(),
+    }
+}
+
+/// Outline with a row for each group, with the functions through which its objects were allocated below it; with the
+/// heading if there are none.
 fn outline(groups: &[LeakedGroup<'_>], heading: &str) -> Outline {
     let mut depth = Vec::new();
     let (mut bytes, mut objects, mut sizes) = (Vec::new(), Vec::new(), Vec::new());
@@ -42,19 +52,18 @@ fn outline(groups: &[LeakedGroup<'_>], heading: &str) -> Outline {
         objects.push(Some(group.objects));
         sizes.push(Some(group.size));
         examples.push(group.example.clone());
-        let leaf = group.stack.as_ref().and_then(|stack| stack.last());
-        names.push(match (group.class, leaf) {
-            (Some(class), _) => class.to_owned(),
-            (None, Some(function)) => format!("allocated by {function}"),
-            (None, None) => "no class, no stack".to_owned(),
-        });
-        for function in group.stack.iter().flatten().rev() {
+        names.push(row_name(group));
+        let origin = group.sampled_origin.as_ref();
+        let origin = origin.filter(|_| group.class.is_some());
+        let frames = group.stack.iter().flatten().rev();
+        let below = frames.map(|function| (*function).to_owned());
+        for name in below.chain(origin.map(OriginOutput::text)) {
             depth.push(1);
             bytes.push(None);
             objects.push(None);
             sizes.push(None);
             examples.push(String::new());
-            names.push((*function).to_owned());
+            names.push(name);
         }
     }
     let column = |title, help, wide, cells| Column {

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use memprof_messages::SamplerChoice;
 
+use super::activation::SamplingOptions;
 use crate::exit::{USAGE, with_exit_code};
 use crate::report_form::FormArgs;
+use crate::report_view::ViewArgs;
 use crate::{completion, process_arg, target};
 
 /// Sample for a time, and show who allocated the memory that is still in use at its end
@@ -45,12 +47,20 @@ pub(crate) struct RecordArgs {
     #[arg(long = "for", value_name = "DURATION", default_value = "30s", value_parser = process_arg::parse_duration)]
     pub(super) duration: Duration,
 
+    /// One sample per this many allocated bytes, a power of two, for example 64KiB [default: found by the rate at which the
+    /// process allocates, so that sampling takes at most 2 % of a processor]
+    #[arg(long, visible_alias = "interval", value_name = "SIZE", value_parser = crate::run::parse_interval)]
+    pub(super) sample_interval: Option<u8>,
+
     #[command(flatten)]
     pub(super) form: FormArgs,
 
+    #[command(flatten)]
+    pub(super) view: ViewArgs,
+
     /// The process (a pid, a name, container:NAME or a socket's path): without the plugin, it is attached to and detached from
-    /// afterwards; not needed while only one host runs. Then allocator=NAME, to sample and show only that allocator, as
-    /// `memprof activate` and `memprof dump` do; sampler=memprof or sampler=allocator, to choose who samples
+    /// afterwards; not needed while only one host runs. Then arguments of `memprof activate`: allocator=NAME, to sample and
+    /// show only that allocator; sampler=memprof or sampler=allocator, to choose who samples; ages=10s, labels=KEY
     #[arg(value_names = ["TARGET", "KEY=VALUE"], num_args = 0.., add = completion::target_completer())]
     pub(super) args: Vec<String>,
 }
@@ -58,7 +68,12 @@ pub(crate) struct RecordArgs {
 /// Prefix of the argument that names the allocator, of `activate` and of `dump`.
 const ALLOCATOR: &str = "allocator=";
 /// Prefix of the argument that chooses the sampler, of `activate`.
-pub(super) const SAMPLER: &str = "sampler=";
+const SAMPLER: &str = "sampler=";
+/// Prefixes of the arguments that add ages and labels to samples, of `activate`.
+const AGES: &str = "ages=";
+const LABELS: &str = "labels=";
+/// Number of age buckets in a recording for `--ages` and `--older`.
+const AGE_BUCKETS: u32 = 10;
 
 /// Process that is recorded.
 pub(super) enum Subject<'a> {
@@ -73,8 +88,13 @@ fn check_argument(argument: &str) -> anyhow::Result<()> {
     let expected = match argument.strip_prefix(SAMPLER) {
         Some(sampler) if sampler.parse::<SamplerChoice>().is_ok() => return Ok(()),
         Some(_) => "sampler=auto, sampler=memprof or sampler=allocator",
-        None if argument.starts_with(ALLOCATOR) => return Ok(()),
-        None => "allocator=NAME or sampler=NAME",
+        None if [ALLOCATOR, AGES, LABELS]
+            .iter()
+            .any(|key| argument.starts_with(key)) =>
+        {
+            return Ok(());
+        }
+        None => "allocator=NAME, sampler=NAME, ages=DURATION or labels=KEY",
     };
     let text = format!("{argument:?}: expected {expected}");
     Err(with_exit_code(USAGE, text))
@@ -116,25 +136,48 @@ impl RecordArgs {
         }
     }
 
-    /// Returns the arguments of `activate`.
-    pub(super) fn key_values(&self) -> &[String] {
+    /// The arguments `KEY=VALUE`.
+    fn key_values(&self) -> &[String] {
         process_arg::split_target(&self.args).1
     }
 
-    /// Returns the sampler in the arguments; the default if none is given. [`subject`](Self::subject) refuses an
-    /// invalid one, and the plugin several.
-    pub(super) fn sampler(&self) -> SamplerChoice {
+    /// The last argument with that prefix.
+    fn key_value(&self, prefix: &str) -> Option<&String> {
         let mut args = self.key_values().iter().rev();
-        let sampler = args.find_map(|arg| arg.strip_prefix(SAMPLER)?.parse().ok());
-        sampler.unwrap_or_default()
+        args.find(|arg| arg.starts_with(prefix))
     }
 
-    /// Returns the arguments of `dump`, which reads what `activate` sampled.
-    pub(super) fn dump_args(&self) -> Vec<String> {
-        let args = self
-            .key_values()
-            .iter()
-            .filter(|arg| arg.starts_with(ALLOCATOR));
-        args.cloned().collect()
+    /// Sampling that the arguments request.
+    pub(super) fn sampling(&self) -> SamplingOptions {
+        let sampler = self.key_value(SAMPLER);
+        let sampler = sampler.and_then(|arg| arg.strip_prefix(SAMPLER)?.parse().ok());
+        let arguments = [self.ages_argument(), self.labels_argument()];
+        SamplingOptions {
+            duration: self.duration,
+            sampler: sampler.unwrap_or_default(),
+            lg_sample: self.sample_interval,
+            allocator: self.key_value(ALLOCATOR).cloned(),
+            arguments: arguments.into_iter().flatten().collect(),
+        }
+    }
+
+    /// Argument of `activate` for ages, if the report needs them.
+    fn ages_argument(&self) -> Option<String> {
+        let is_needed = self.view.ages || self.view.older.is_some();
+        let bucket = (self.duration / AGE_BUCKETS).as_secs().max(1);
+        let by_view = is_needed.then(|| format!("{AGES}{bucket}s"));
+        self.key_value(AGES).cloned().or(by_view)
+    }
+
+    /// Argument of `activate` for labels, if the report needs them.
+    fn labels_argument(&self) -> Option<String> {
+        let keys = [
+            self.view.by.as_deref(),
+            self.view.label.as_ref().map(|label| label.key.as_str()),
+        ];
+        let mut keys: Vec<_> = keys.into_iter().flatten().collect();
+        keys.dedup();
+        let by_view = (!keys.is_empty()).then(|| format!("{LABELS}{}", keys.join(",")));
+        self.key_value(LABELS).cloned().or(by_view)
     }
 }

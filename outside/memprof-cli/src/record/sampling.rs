@@ -11,10 +11,9 @@ use memprof_host::client::Client;
 use memprof_ptrace::Halt;
 use memprof_ptrace::executable::has_plugin;
 use memprof_ptrace::pidfd::PidFd;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-use super::early_profile::EarlyProfile;
 use crate::interrupts::Interrupts;
 use crate::output;
 
@@ -25,7 +24,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Reason for the end of the sampling.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum SamplingEnd {
+pub(crate) enum SamplingEnd {
     /// The time is over.
     Time,
     /// A signal was sent to memprof.
@@ -38,20 +37,21 @@ pub(super) enum SamplingEnd {
 
 /// The process of a host, opened before its recording.
 #[derive(Debug)]
-pub(super) struct HostProcess {
+pub(crate) struct HostProcess {
     /// `None` if the process is in a pid namespace that is not visible here.
     pid: Option<u32>,
     /// `None` before Linux 5.3.
     descriptor: Option<PidFd>,
 }
 
-/// Waits for the duration, with a progress bar on a terminal. Fetches early profiles meanwhile.
-pub(super) fn wait_for_end(
+/// Waits for the duration, with a progress bar on a terminal. Calls `poll` again and again while the host replies; an error
+/// of it says that the host does not.
+pub(crate) fn wait_for_end(
     duration: Duration,
     client: &mut Client,
     process: &HostProcess,
     interrupts: &Interrupts,
-    early: &mut EarlyProfile,
+    mut poll: impl FnMut(&mut Client) -> Result<()>,
 ) -> Result<SamplingEnd> {
     let start = Instant::now();
     let mut halted_polls = 0;
@@ -78,7 +78,7 @@ pub(super) fn wait_for_end(
         match process.pid.and_then(Halt::for_pid) {
             None => {
                 halted_polls = 0;
-                if let Err(error) = early.fetch_if_due(client)
+                if let Err(error) = poll(client)
                     && !reconnect(client)
                 {
                     break process
@@ -103,7 +103,7 @@ pub(super) fn wait_for_end(
 impl HostProcess {
     /// Opens a pidfd of the process at the other end of a connection, so that its end is noticed. There is none if its
     /// pid is unknown, or it has ended.
-    pub(super) fn from_client(client: &Client) -> Self {
+    pub(crate) fn from_client(client: &Client) -> Self {
         let pid = client.peer().pid;
         let descriptor = pid.and_then(|pid| PidFd::open(pid).ok());
         Self { pid, descriptor }
@@ -119,7 +119,7 @@ impl HostProcess {
             .chain(process.map(|process| PollFd::new(process, PollFlags::IN)))
             .collect();
         let time = Timespec::try_from(time).context("the time to wait")?;
-        match poll(&mut waited, Some(&time)) {
+        match rustix::event::poll(&mut waited, Some(&time)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno).context("failed to wait"),
         }

@@ -41,14 +41,21 @@ impl StartConfig {
 }
 
 /// Parses the option --sample-interval to its log2.
-pub(super) fn parse_interval(text: &str) -> Result<u8, String> {
+pub(crate) fn parse_interval(text: &str) -> Result<u8, String> {
     let lg = parse_size(text)
         .and_then(log2)
         .filter(|lg| (10..=24).contains(lg));
     lg.ok_or_else(|| "expected a power of two from 1KiB to 16MiB, e.g. 64KiB".to_owned())
 }
 
-/// Returns the log2 of a power of two. `None` for other numbers.
+/// Parses the interval of a command that is sampled by memprof's sampler alone to its log2.
+pub(crate) fn parse_fine_interval(text: &str) -> Result<u8, String> {
+    let bytes = text.parse().ok().or_else(|| parse_size(text));
+    let lg = bytes.and_then(log2).filter(|lg| *lg <= 24);
+    lg.ok_or_else(|| "expected a power of two from 1 (bytes) to 16MiB, e.g. 64KiB".to_owned())
+}
+
+/// log2 of a power of two. `None` for other numbers.
 fn log2(bytes: u64) -> Option<u8> {
     let is_power = bytes.is_power_of_two();
     is_power
@@ -69,6 +76,17 @@ mod tests {
         check("100KiB", None);
         check("512", None);
         check("1GiB", None);
+    }
+
+    #[test]
+    fn interval_of_own_sampler_may_be_one_byte() {
+        let check = |text, expected| assert_eq!(parse_fine_interval(text).ok(), expected, "{text}");
+        check("1", Some(0));
+        check("512", Some(9));
+        check("16MiB", Some(24));
+        check("0", None);
+        check("3", None);
+        check("32MiB", None);
     }
 
     #[test]

@@ -20,8 +20,11 @@ use crate::{output, signals};
 pub(crate) use allocator::AllocatorChoice;
 use allocator::{BuiltinProfiler, PreloadLibrary};
 use config::StartConfig;
-use environment::{malloc_conf, preload_value};
-use program::{JemallocLocation, Program};
+pub(crate) use config::{parse_fine_interval, parse_interval};
+use environment::malloc_conf;
+pub(crate) use environment::preload_value;
+use program::JemallocLocation;
+pub(crate) use program::Program;
 
 /// Environment variables that the preloaded plugin reads (memprof-host, `adapters::preload`).
 const MARKER_VARIABLE: (&str, &str) = ("MEMPROF_RUN", "1");

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
-use object::{Endianness, ReadCache, ReadRef, elf};
+use object::{Endianness, Object, ObjectSymbol, ReadCache, ReadRef, elf};
 
 use crate::exit::{UNAVAILABLE, USAGE, with_exit_code};
 use crate::malloc_conf::{JemallocInFile, find_jemalloc_in_elf, has_profiler};
@@ -48,6 +48,15 @@ pub(crate) enum JemallocLocation {
 
 /// Largest number of interpreters: a script may name another script as its interpreter (execve(2)).
 const MAX_INTERPRETERS: usize = 4;
+
+/// Functions of the sanitizers' libraries that programs built with them import.
+const SANITIZER_FUNCTIONS: [&[u8]; 5] = [
+    b"__asan_init",
+    b"__hwasan_init",
+    b"__lsan_init",
+    b"__msan_init",
+    b"__tsan_init",
+];
 
 /// Mode bits of a file that changes the user or the group at execve(2) (inode(7)).
 const SETUID_BIT: u32 = 0o4000;
@@ -160,6 +169,7 @@ fn find_jemalloc(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<Progra
         );
         return Err(with_exit_code(UNAVAILABLE, message));
     }
+    require_no_sanitizer(path, &elf)?;
     let loader = require_glibc_loader(path, &elf)?;
     let class = elf.elf_header().e_machine(elf.endian());
     if class != elf::EM_X86_64 {
@@ -186,6 +196,26 @@ fn find_jemalloc(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<Progra
         location,
         can_profile: has_profiler(&elf, file).with_context(failed)?,
     })
+}
+
+/// Fails if a sanitizer's runtime must be the first library of the program, so that nothing may be preloaded.
+fn require_no_sanitizer<'d, R: ReadRef<'d>>(
+    path: &Path,
+    elf: &ElfFile64<'d, Endianness, R>,
+) -> anyhow::Result<()> {
+    let mut imported = elf.dynamic_symbols().filter(ObjectSymbol::is_undefined);
+    let has_sanitizer = imported.any(|symbol| {
+        let name = symbol.name_bytes().unwrap_or_default();
+        SANITIZER_FUNCTIONS.contains(&name)
+    });
+    if has_sanitizer {
+        let message = format!(
+            "{} was built with a sanitizer, whose library must be loaded before all others; use a build without it",
+            path.display()
+        );
+        return Err(with_exit_code(UNAVAILABLE, message));
+    }
+    Ok(())
 }
 
 /// Returns the path of the program's loader. Fails unless it is glibc's, which the plugin needs: another one cannot

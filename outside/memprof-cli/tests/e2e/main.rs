@@ -80,6 +80,7 @@ mod processes;
 mod prove;
 mod prove_memory;
 mod prove_page;
+mod prove_sampled;
 mod python_functions;
 mod record_ends;
 mod refusals;

@@ -44,10 +44,13 @@ impl Recording {
             .spawn()
             .unwrap();
         let begun = Instant::now();
-        let dump = || host.memprof("dump", &["--json"]).stdout;
         // Until something is in the profile.
-        while !dump().contains("\"stacks\":1") {
-            assert!(begun.elapsed() < TEST_TIMEOUT);
+        loop {
+            let dump = host.memprof("dump", &["--json"]).stdout;
+            if dump.contains("\"stacks\":") && !dump.contains("\"stacks\":0") {
+                break;
+            }
+            assert!(begun.elapsed() < TEST_TIMEOUT, "{dump}");
         }
         Self { memprof, temporary }
     }

@@ -159,10 +159,13 @@ impl UnsymbolizedSamples {
     /// Symbolizes the stacks by the files of the process. If that fails, adds a warning and returns empty stacks.
     pub(super) fn symbolize(self, pid: u32, report: &mut AnalysisReport) -> HeldSamples {
         let stacks = stacks::symbolize(self.stacks.iter(), self.mappings, pid);
-        let stacks = stacks.unwrap_or_else(|message| {
-            report.add_warning(message);
-            vec![Vec::new(); self.stacks.len()]
-        });
+        let stacks = match stacks {
+            Ok(named) => named.into_iter().map(|stack| stack.functions).collect(),
+            Err(message) => {
+                report.add_warning(message);
+                vec![Vec::new(); self.stacks.len()]
+            }
+        };
         HeldSamples {
             stacks,
             all: self.all,

@@ -39,7 +39,13 @@ impl SamplerTables {
         ranges.filter(|range| range.start < range.end)
     }
 
-    /// Words of the tables that are not 0. The addresses of all samples are among them.
+    /// Least mean bytes between the samples of a sampler. `None` if there is no sampler.
+    pub(super) fn interval(&self) -> Option<u64> {
+        let intervals = self.0.iter().map(RemoteTables::interval);
+        intervals.filter(|interval| *interval > 0).min()
+    }
+
+    /// Words of that memory, among which are the addresses of all samples.
     pub(super) fn sample_addresses<'a>(
         &'a self,
         view: &'a SnapshotMemory,

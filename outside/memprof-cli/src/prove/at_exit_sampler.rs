@@ -1,0 +1,26 @@
+//! memprof's sampler in the command of `--at-exit`, so that its leaked objects have stacks.
+
+use std::process::{self, Command};
+
+use crate::run::{Program, find_plugin, preload_value};
+
+/// Variable that lets the preloaded plugin sample a process (memprof-host, `adapters::preload`).
+const SAMPLED_CHILD_VARIABLE: &str = "MEMPROF_SAMPLED_CHILD";
+
+/// Preloads the sampler into a command, which then samples an allocation per `2^lg_sample` bytes. The processes that the
+/// command starts are not sampled: their parent has another pid.
+///
+/// # Errors
+/// A reason why nothing can be preloaded; the command is as before.
+pub(super) fn preload_sampler(command: &mut Command, lg_sample: u8) -> anyhow::Result<()> {
+    Program::find(command.get_program())?;
+    let plugin = find_plugin(None)?;
+    let before = std::env::var_os("LD_PRELOAD");
+    let preload = preload_value(before.as_deref(), [plugin.as_path()])?;
+    command.env("LD_PRELOAD", preload);
+    command.env(
+        SAMPLED_CHILD_VARIABLE,
+        format!("{}:{lg_sample}", process::id()),
+    );
+    Ok(())
+}

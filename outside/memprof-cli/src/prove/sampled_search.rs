@@ -1,0 +1,110 @@
+//! `memprof leaks --prove --for`: samples a process before it is searched, so that objects which leak meanwhile have
+//! stacks.
+
+use std::time::Duration;
+
+use memprof_host::client::Client;
+use memprof_leaks::{AnalysisOptions, Proof, prove};
+
+use crate::analysis_summary::{analyze, describe_process};
+use crate::exit::{UNREACHABLE, with_exit_code};
+use crate::interrupts::Interrupts;
+use crate::output;
+use crate::record::{Activation, HostProcess, SamplingEnd, SamplingOptions, wait_for_end};
+use crate::temporary_attachment::{AttachOptions, TemporaryAttachment};
+
+/// Time that a search may take before the plugin leaves the process by itself.
+const SEARCH_TIME: Duration = Duration::from_secs(600);
+
+/// Result of a search after sampling.
+pub(super) struct SampledProof {
+    pub(super) proof: Proof,
+    /// Error of detaching, if the process is not as it was before.
+    pub(super) detach_error: Option<anyhow::Error>,
+}
+
+/// Samples a process for a while, and searches it. Attaches to it first if it has no plugin, and detaches afterwards. If it
+/// cannot be sampled, a note says why, and it is searched all the same. A signal ends the sampling early.
+///
+/// # Errors
+/// The process ended or does not reply; a reason why it was not searched.
+pub(super) fn sample_and_prove(
+    pid: u32,
+    sampling: &SamplingOptions,
+    options: AnalysisOptions,
+    interrupts: &Interrupts,
+) -> anyhow::Result<SampledProof> {
+    let attach_options = AttachOptions {
+        lease: sampling.duration + SEARCH_TIME,
+        ..AttachOptions::default()
+    };
+    let mut attachment = match TemporaryAttachment::open(pid, &attach_options, interrupts) {
+        Ok(attachment) => attachment,
+        Err(error) => {
+            note_unsampled(&error);
+            let proof = search(pid, options)?;
+            return Ok(SampledProof {
+                proof,
+                detach_error: None,
+            });
+        }
+    };
+    let proof = sample_and_search(pid, &mut attachment.client, sampling, options, interrupts);
+    let closed = attachment.close(false, interrupts);
+    Ok(SampledProof {
+        proof: proof?,
+        detach_error: closed.err(),
+    })
+}
+
+/// Samples a host, and searches it while it samples.
+fn sample_and_search(
+    pid: u32,
+    client: &mut Client,
+    sampling: &SamplingOptions,
+    options: AnalysisOptions,
+    interrupts: &Interrupts,
+) -> anyhow::Result<Proof> {
+    let process = HostProcess::from_client(client);
+    let mut activation = match Activation::begin(client, sampling, interrupts) {
+        Ok(activation) => activation,
+        Err(error) => {
+            note_unsampled(&error);
+            return search(pid, options);
+        }
+    };
+    let end = wait_for_end(sampling.duration, client, &process, interrupts, |client| {
+        activation.adjust(client)
+    })?;
+    let reason = match end {
+        SamplingEnd::Time => None,
+        SamplingEnd::Interrupt => {
+            output::note("interrupted: it was sampled until then, and is searched now");
+            None
+        }
+        SamplingEnd::Host(reason) => Some(reason),
+        SamplingEnd::Halt(halt) => Some(format!("does not answer: {halt}")),
+    };
+    if let Some(reason) = reason {
+        let name = describe_process(pid);
+        return Err(with_exit_code(
+            UNREACHABLE,
+            format!("{name} {reason}; it was not searched"),
+        ));
+    }
+    let proof = search(pid, options);
+    activation.end(client, interrupts)?;
+    proof
+}
+
+/// Searches a process.
+fn search(pid: u32, options: AnalysisOptions) -> anyhow::Result<Proof> {
+    analyze(pid, options, |options, progress| {
+        prove(pid, options, progress)
+    })
+}
+
+/// Prints why a process is not sampled.
+fn note_unsampled(error: &anyhow::Error) {
+    output::note(&format!("not sampled, so no object has a stack: {error:#}"));
+}

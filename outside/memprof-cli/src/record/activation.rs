@@ -1,0 +1,159 @@
+//! Sampling for a while: activates it unless it is on, finds its interval, and ends it.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use memprof_host::client::{Client, ClientError};
+use memprof_messages::{ActivationResult, Profiling, SamplerChoice};
+use memprof_plugin_abi::raw::MEMPROF_BUSY;
+
+use super::sample_interval::SampleInterval;
+use crate::interrupts::Interrupts;
+use crate::{message, output, target};
+
+/// Time by which the activation outlasts the recording, so that it ends if this program is killed.
+pub(crate) const LEASE_GRACE: Duration = Duration::from_secs(60);
+
+/// Timeout for a dump of another client to end, and the time between two attempts.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Wanted sampling.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SamplingOptions {
+    pub(crate) duration: Duration,
+    pub(crate) sampler: SamplerChoice,
+    /// Base-2 logarithm of the sample interval in bytes. `None`: found by the rate at which the process allocates.
+    pub(crate) lg_sample: Option<u8>,
+    /// The argument `allocator=NAME`.
+    pub(crate) allocator: Option<String>,
+    /// Further arguments of `activate`.
+    pub(crate) arguments: Vec<String>,
+}
+
+/// Sampling of a host that is on.
+#[derive(Debug)]
+pub(crate) struct Activation {
+    was_active: bool,
+    interval: SampleInterval,
+    /// Warnings of the host.
+    pub(super) warnings: Vec<String>,
+}
+
+impl Activation {
+    /// Activates sampling, which is a change registered with `interrupts`; with a lease, which ends it if this program is
+    /// killed. Sampling that is active stays as it is.
+    ///
+    /// # Errors
+    /// The host does not reply, or refuses.
+    pub(crate) fn begin(
+        client: &mut Client,
+        options: &SamplingOptions,
+        interrupts: &Interrupts,
+    ) -> anyhow::Result<Self> {
+        let pid = target::host_pid(client)?;
+        let status = client.status()?;
+        let was_active = status.profiling == Profiling::Active;
+        let mut interval = SampleInterval::new(&status, options, was_active);
+        if was_active {
+            options.note_ignored(pid);
+            return Ok(Self {
+                was_active,
+                interval,
+                warnings: Vec::new(),
+            });
+        }
+        let lease = humantime::format_duration(options.duration + LEASE_GRACE).to_string();
+        interrupts.add_change(format!(
+            "{pid} samples for up to {lease}; `memprof deactivate {pid}` ends that now"
+        ));
+        let mut arguments = options.activate_arguments();
+        arguments.extend(interval.first_argument());
+        arguments.push(format!("for={}", lease.replace(' ', "")));
+        let activated = activate_when_free(client, &message::join_args(&arguments));
+        let warnings = activated
+            .inspect_err(|_| interrupts.remove_last_change())?
+            .warnings;
+        for warning in &warnings {
+            output::note(warning);
+        }
+        // If the host does not reply, the wait for the end of the recording says why.
+        let _ = interval.check_soon(client);
+        Ok(Self {
+            was_active,
+            interval,
+            warnings,
+        })
+    }
+
+    /// Whether this activation began the sampling.
+    pub(super) fn is_new(&self) -> bool {
+        !self.was_active
+    }
+
+    /// Adjusts the sample interval, while the host samples.
+    ///
+    /// # Errors
+    /// The host did not reply, so the connection cannot be used any more.
+    pub(crate) fn adjust(&mut self, client: &mut Client) -> anyhow::Result<()> {
+        self.interval.adjust(client)
+    }
+
+    /// Ends the sampling, unless it was active before.
+    ///
+    /// # Errors
+    /// The host does not reply, or refuses.
+    pub(crate) fn end(&self, client: &mut Client, interrupts: &Interrupts) -> anyhow::Result<()> {
+        if !self.was_active {
+            client.deactivate()?;
+            interrupts.remove_last_change();
+        }
+        Ok(())
+    }
+}
+
+/// Activates sampling, and waits while a dump that another client requested runs.
+fn activate_when_free(
+    client: &mut Client,
+    arguments: &str,
+) -> Result<ActivationResult, ClientError> {
+    let start = Instant::now();
+    loop {
+        match client.activate(arguments) {
+            Err(ClientError::Plugin { status, .. })
+                if status == MEMPROF_BUSY && start.elapsed() < BUSY_TIMEOUT =>
+            {
+                thread::sleep(BUSY_POLL_INTERVAL);
+            }
+            activated => return activated,
+        }
+    }
+}
+
+impl SamplingOptions {
+    /// Arguments of `activate` but the time limit.
+    fn activate_arguments(&self) -> Vec<String> {
+        let mut arguments = self.arguments.clone();
+        arguments.extend(self.allocator.clone());
+        arguments.extend(self.lg_sample.map(|lg| format!("lg_sample={lg}")));
+        if self.sampler != SamplerChoice::default() {
+            arguments.push(format!("sampler={}", self.sampler));
+        }
+        arguments
+    }
+
+    /// Notes the options that change nothing in a process that samples already.
+    fn note_ignored(&self, pid: u32) {
+        let mut ignored = self.arguments.clone();
+        ignored.extend(self.lg_sample.map(|_| "--sample-interval".to_owned()));
+        if self.sampler != SamplerChoice::default() {
+            ignored.push(format!("sampler={}", self.sampler));
+        }
+        if !ignored.is_empty() {
+            output::note(&format!(
+                "{pid} samples already, as it was activated: {} changes nothing",
+                ignored.join(", ")
+            ));
+        }
+    }
+}

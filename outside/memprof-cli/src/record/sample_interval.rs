@@ -1,0 +1,233 @@
+//! Finds the sample interval of a recording by the rate at which the process allocates: as fine as 2 % of a processor
+//! allow, so that a slow leak has samples, and a fast program is not slowed down.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use memprof_host::client::Client;
+use memprof_messages::{ProfilerStatus, Provider, SamplerChoice};
+use memprof_report::{SampleType, format_amount};
+
+use super::activation::SamplingOptions;
+use crate::output;
+use crate::reply::send_request;
+
+/// Sample interval in bytes at first: a sample in 4 KiB shows a leak of 30 KiB per second within 30 s.
+const FIRST: u64 = 4 << 10;
+/// Finest and coarsest interval that the plugin takes, in bytes.
+const FINEST: u64 = 1 << 10;
+const COARSEST: u64 = 16 << 20;
+
+/// Samples in a second that cost 2 % of a processor: one takes 5 µs.
+const MAX_SAMPLES_PER_SECOND: f64 = 4_000.0;
+/// Samples in a recording of which the sampler can hold those that stay live, unless more than a third does.
+const MAX_SAMPLES: f64 = 4_000_000.0;
+
+/// Time of the first check, which ends the first interval if it is too fine; age at which a finer one is set if there is
+/// no sample; and time between further checks.
+const FIRST_CHECK: Duration = Duration::from_millis(20);
+const REFINE_TIME: Duration = Duration::from_millis(200);
+const CHECK_TIME: Duration = Duration::from_secs(1);
+
+/// The sample interval of a recording.
+#[derive(Debug)]
+pub(super) struct SampleInterval {
+    /// The interval that was found. `None`: the user, the process or its allocator determines it.
+    found: Option<FoundInterval>,
+    /// Most samples in a second.
+    max_rate: f64,
+    /// The argument `allocator=NAME` of the recording.
+    allocator: Option<String>,
+}
+
+/// An interval, and the samples at it until the last check.
+#[derive(Clone, Copy, Debug)]
+struct FoundInterval {
+    bytes: u64,
+    start: Instant,
+    checked: Instant,
+    samples: u64,
+    /// Whether the interval was printed.
+    is_noted: bool,
+}
+
+impl FoundInterval {
+    fn new(bytes: u64) -> Self {
+        let start = Instant::now();
+        Self {
+            bytes,
+            start,
+            checked: start,
+            samples: 0,
+            is_noted: false,
+        }
+    }
+}
+
+impl SampleInterval {
+    /// Decides whether the interval is to be found: only that of memprof's sampler, which holds no samples yet. `status`
+    /// is that before the activation.
+    pub(super) fn new(
+        status: &ProfilerStatus,
+        options: &SamplingOptions,
+        was_active: bool,
+    ) -> Self {
+        let samples_itself = status
+            .allocators
+            .iter()
+            .any(|allocator| allocator.sampler == Some(Provider::Allocator.into()));
+        let has_samples = count_samples(status).is_some_and(|samples| samples > 0);
+        let is_own = match options.sampler {
+            SamplerChoice::Memprof => true,
+            SamplerChoice::Auto => !samples_itself,
+            SamplerChoice::Allocator => false,
+        };
+        let is_found = is_own && !has_samples && !was_active && options.lg_sample.is_none();
+        Self {
+            found: is_found.then(|| FoundInterval::new(FIRST)),
+            max_rate: max_rate(options.duration),
+            allocator: options.allocator.clone(),
+        }
+    }
+
+    /// Argument of `activate` with which the search begins. `None` if the interval is not to be found.
+    pub(super) fn first_argument(&self) -> Option<String> {
+        let found = self.found.as_ref();
+        found.map(|found| format!("sample_interval={}", found.bytes))
+    }
+
+    /// Ends the first interval soon if the program allocates much.
+    ///
+    /// # Errors
+    /// The host did not reply, so the connection cannot be used any more.
+    pub(super) fn check_soon(&mut self, client: &mut Client) -> anyhow::Result<()> {
+        let Some(found) = self.found else {
+            return Ok(());
+        };
+        thread::sleep(FIRST_CHECK);
+        self.check(client, found)
+    }
+
+    /// Sets another interval if that is due: a coarser one, so that the samples stay few, or a finer one as long as there
+    /// is none. Samples at the interval before are dropped, because a profile has one interval.
+    ///
+    /// # Errors
+    /// The host did not reply, so the connection cannot be used any more.
+    pub(super) fn adjust(&mut self, client: &mut Client) -> anyhow::Result<()> {
+        match self.found {
+            Some(found)
+                if found.checked.elapsed() >= CHECK_TIME
+                    || found.bytes == FIRST && found.samples == 0 =>
+            {
+                self.check(client, found)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check(&mut self, client: &mut Client, found: FoundInterval) -> anyhow::Result<()> {
+        let Some(samples) = count_samples(&client.status()?) else {
+            self.found = None;
+            return Ok(());
+        };
+        let (time, age) = (found.checked.elapsed(), found.start.elapsed());
+        let rate = samples.saturating_sub(found.samples) as f64 / time.as_secs_f64();
+        if let Some(coarser) = choose_coarser(found.bytes, rate, self.max_rate) {
+            self.set(client, coarser)?;
+            if found.is_noted {
+                note(&format!(
+                    "it allocates much more now, so the profile begins anew, with one sample per {}",
+                    format_size(coarser)
+                ));
+            }
+        } else if samples == 0 && found.bytes > FINEST && age >= REFINE_TIME {
+            self.set(client, FINEST)?;
+        } else {
+            let is_noted = found.is_noted || age >= CHECK_TIME;
+            if is_noted && !found.is_noted {
+                note(&format!(
+                    "one sample per {}, {rate:.0} in a second; --sample-interval SIZE fixes that",
+                    format_size(found.bytes)
+                ));
+            }
+            self.found = Some(FoundInterval {
+                checked: Instant::now(),
+                samples,
+                is_noted,
+                ..found
+            });
+        }
+        Ok(())
+    }
+
+    /// Sets an interval, and drops the samples of another one.
+    fn set(&mut self, client: &mut Client, bytes: u64) -> anyhow::Result<()> {
+        let interval = format!("sample_interval={bytes}");
+        let args = self.allocator.iter().map(String::as_str);
+        let args: Vec<_> = args.chain([interval.as_str()]).collect();
+        let is_set = send_request(client, "reset", &args.join(" "))?.status == 0;
+        // If the plugin refuses, the samples go on as before.
+        self.found = is_set.then(|| FoundInterval::new(bytes));
+        Ok(())
+    }
+}
+
+/// Prints a note while the progress is shown.
+fn note(text: &str) {
+    output::clear_progress();
+    output::note(text);
+}
+
+/// Most samples in a second of a recording of that duration.
+fn max_rate(duration: Duration) -> f64 {
+    MAX_SAMPLES_PER_SECOND.min(MAX_SAMPLES / duration.as_secs_f64().max(1.0))
+}
+
+/// Samples that memprof's sampler took in all allocators. `None` if it samples none.
+fn count_samples(status: &ProfilerStatus) -> Option<u64> {
+    let sampled = status.allocators.iter().filter_map(|allocator| {
+        let sampled = allocator.sampled.as_ref()?;
+        allocator.prof_active.then_some(sampled.samples)
+    });
+    // All have the same counts: there is one sampler.
+    sampled.max()
+}
+
+/// A coarser interval for samples that come at `rate` in a second. `None` if these are at most twice as many as intended.
+fn choose_coarser(bytes: u64, rate: f64, max_rate: f64) -> Option<u64> {
+    let excess = rate / max_rate;
+    let coarser = (bytes as f64 * excess).ceil() as u64;
+    let coarser = coarser.clamp(FINEST, COARSEST).next_power_of_two();
+    (excess > 2.0 && coarser > bytes).then_some(coarser)
+}
+
+fn format_size(bytes: u64) -> String {
+    format_amount(bytes.cast_signed(), SampleType::InuseSpace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interval_becomes_coarser_only_for_far_too_many_samples() {
+        let check = |bytes, rate, seconds, expected| {
+            let max_rate = max_rate(Duration::from_secs(seconds));
+            assert_eq!(
+                choose_coarser(bytes, rate, max_rate),
+                expected,
+                "{bytes} {rate}"
+            );
+        };
+        // A leak of 100 KiB in a second.
+        check(FIRST, 25.0, 30, None);
+        check(FIRST, 8_000.0, 30, None);
+        check(FIRST, 9_000.0, 30, Some(16 << 10));
+        // 1 GiB in a second.
+        check(FIRST, 262_144.0, 30, Some(512 << 10));
+        check(FINEST, 4_000_000.0, 30, Some(1 << 20));
+        check(COARSEST, 4_000_000.0, 30, None);
+        // In a day, so many samples are too many.
+        check(FIRST, 1_000.0, 86_400, Some(128 << 10));
+    }
+}
