@@ -1,13 +1,14 @@
 //! `memprof serve`: an HTTP server in front of the hosts.
 
 use std::env;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::ValueEnum;
 use memprof_http::{
-    Compat, HostSelector, Hosts, ListenError, ListenOptions, RemoteHost, RouterSettings,
+    Compat, HostSelector, Hosts, ListenError, ListenOptions, Machine, RemoteHost, RouterSettings,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -65,6 +66,7 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
     let settings = RouterSettings {
         access,
         compat: compat_endpoints(args),
+        machine: machine(args),
     };
     own_heap::map_large_blocks();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -75,7 +77,11 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         .on_thread_stop(own_heap::release_free_pages)
         .build()
         .context("failed to start")?;
+    let machine = settings.machine.clone();
     runtime.block_on(serve_until_signal(args, settings, token.as_deref()))?;
+    if let Some(machine) = machine {
+        machine.cancel_jobs();
+    }
     // Requests that still wait for a host must not keep this program running.
     runtime.shutdown_background();
     Ok(0.into())
@@ -129,7 +135,15 @@ fn compat_endpoints(args: &ServeArgs) -> Compat {
     }
 }
 
-/// Returns the hosts to serve: the one in `--target`, else all that run.
+/// The page of the machine's processes. `None` for the server of one host, and where other machines may connect: its jobs
+/// attach to processes.
+fn machine(args: &ServeArgs) -> Option<Machine> {
+    let is_offered = args.target.is_none() && !args.listen_options.allow_remote;
+    // Also after the file was replaced by an update.
+    is_offered.then(|| Machine::new(PathBuf::from("/proc/self/exe")))
+}
+
+/// Hosts to serve: the one in `--target`, else all that run.
 fn served_hosts(args: &ServeArgs) -> Hosts {
     let selector = match args.target.as_deref() {
         None => return Hosts::running(),

@@ -32,6 +32,7 @@ mod shared_dump;
 
 mod api;
 mod compat;
+mod machine;
 mod metrics;
 mod openapi;
 mod page;
@@ -57,6 +58,7 @@ pub use in_process_host::InProcessHost;
 pub use listen_address::{ListenAddress, ListenAddressError};
 pub use listen_options::{ListenError, ListenOptions};
 pub use listener::{Listener, serve};
+pub use machine::Machine;
 pub use page::{shared_files, whole_page};
 pub use problem::Problem;
 pub use remote_host::{HostSelector, RemoteHost};

@@ -12,6 +12,10 @@ use crate::request_host::SharedHosts;
 /// Body of a host's page.
 const INDEX: &str = include_str!("page/index.html");
 
+/// Link in [`INDEX`] to the page of the machine's processes, and as it is where there is such a page.
+const HIDDEN_LINK: &str = r#"<a id="processes-link" hidden>"#;
+const SHOWN_LINK: &str = r#"<a id="processes-link">"#;
+
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 
@@ -45,9 +49,13 @@ fn text_route<S: Clone + Send + Sync + 'static>(
     get(async move || ([(CONTENT_TYPE, content_type)], text))
 }
 
-/// Serves memprof's page.
-pub(crate) async fn index() -> Html<String> {
-    Html(whole_page("memprof", "page.js", INDEX))
+/// Returns memprof's page, with a link to that of the machine's processes if there is one.
+pub(crate) fn index(links_machine: bool) -> Html<String> {
+    let body = match links_machine {
+        true => INDEX.replacen(HIDDEN_LINK, SHOWN_LINK, 1),
+        false => INDEX.to_owned(),
+    };
+    Html(whole_page("memprof", "page.js", &body))
 }
 
 /// Returns a page of memprof's with that `script` and `body`, which find [`shared_files`] in its directory.
@@ -68,6 +76,12 @@ pub(crate) async fn redirect_to_slash(Path(pid): Path<u32>) -> Redirect {
 /// Returns the routes of the files that the page loads.
 pub(crate) fn routes() -> Router<SharedHosts> {
     add_file_routes(shared_files(), &HOST_FILES)
+}
+
+/// Returns the routes of the files that the page of the machine's processes loads.
+pub(crate) fn machine_files() -> Router<SharedHosts> {
+    let script = include_str!("page/machine.js");
+    shared_files().route("/machine.js", text_route(SCRIPT, script))
 }
 
 /// Returns the routes of the files that every page loads: `icon.svg`, `page.css`, `api.js`, `words.js`, and the

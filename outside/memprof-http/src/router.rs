@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::response::Redirect;
 use axum::routing::get;
 
 use crate::access::Access;
 use crate::compat::Compat;
 use crate::hosts::Hosts;
+use crate::machine::Machine;
 use crate::problem::Problem;
 use crate::request_host::SharedHosts;
-use crate::{access, api, metrics, openapi, page, scrape_targets};
+use crate::{access, api, machine, metrics, openapi, page, scrape_targets};
 
 /// Access rules and optional endpoints of a router.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +21,8 @@ pub struct RouterSettings {
     pub access: Access,
     /// Endpoints of other systems.
     pub compat: Compat,
+    /// The page of the machine's processes, and its jobs. `None`: there is no such page.
+    pub machine: Option<Machine>,
 }
 
 /// Returns memprof's routes for `hosts`, guarded by the rules of access in `settings`.
@@ -26,15 +30,24 @@ pub fn router(hosts: Hosts, settings: RouterSettings) -> Router {
     let host_routes = page::routes()
         .merge(api::routes())
         .merge(settings.compat.routes());
+    let links_machine = settings.machine.is_some();
+    let index = get(async move || page::index(links_machine));
     let routes = Router::new()
-        .route("/", get(page::index))
+        .route("/", index.clone())
         .merge(host_routes.clone())
         .route("/api/v1/hosts", get(api::list_hosts))
         .route("/api/v1/openapi.json", get(openapi::openapi_document))
         .route("/host/{host_pid}", get(page::redirect_to_slash))
-        .route("/host/{host_pid}/", get(page::index))
+        .route("/host/{host_pid}/", index)
         .nest("/host/{host_pid}", host_routes)
         .merge(metrics_routes());
+    let routes = match settings.machine {
+        Some(machine) => routes
+            .route("/machine", get(async || Redirect::permanent("machine/")))
+            .route("/machine/", get(machine::index))
+            .nest("/machine", machine.routes()),
+        None => routes,
+    };
     with_access(finish_routes(routes, hosts), settings.access)
 }
 

@@ -4,6 +4,7 @@
 mod curl;
 mod dist;
 mod host;
+mod machine_page;
 mod memprof;
 mod place;
 mod root;

@@ -3,7 +3,7 @@
 import { ask, dumpAddress, report } from './api.js';
 import { hash } from './dumps.js';
 import { amount, element, percent } from './viewer/format.js';
-import { clock } from './words.js';
+import { clock, secondsSince, span } from './words.js';
 
 const $ = id => document.getElementById(id);
 
@@ -18,6 +18,8 @@ export async function showHolders(dumps, pid, status) {
   offer(status, dumps.some(dump => dump.pid === pid));
   const newest = dumps.find(dump => dump.pid === pid && dump.kind === 'heap');
   const wanted = newest?.id ?? '';
+  const age = document.getElementById('holders-age');
+  if (age && newest) age.textContent = `${span(secondsSince(newest.taken))} ago`;
   if (wanted === shown) return;
   shown = wanted;
   if (!newest) {
@@ -34,8 +36,9 @@ export async function showHolders(dumps, pid, status) {
       element('td', { textContent: name, title: name }),
       element('td', { textContent: amount(flat) }),
       element('td', { textContent: percent(flat, total) }))),
-    `${amount(total)} were in use at ${clock(newest.taken)}, as the samples tell`
-      + `${origin.active_since ? `; what was allocated before ${clock(origin.active_since)} is not in it` : ''}. `, view);
+    `${amount(total)} were in use at ${clock(newest.taken)}, `,
+    element('span', { id: 'holders-age', textContent: `${span(secondsSince(newest.taken))} ago` }),
+    `, as the samples tell${origin.active_since ? `; what was allocated before ${clock(origin.active_since)} is not in it` : ''}. `, view);
   } catch (failure) {
     if (wanted !== shown) return;
     // The next look tries again, where it was the server that was gone.

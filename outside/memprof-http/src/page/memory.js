@@ -1,7 +1,7 @@
 // The ledger: where the resident memory is, as a bar with its rows, and over the time that the page is open.
 
 import { amount, change, element, percent } from './viewer/format.js';
-import { span } from './words.js';
+import { marked, span } from './words.js';
 
 const $ = id => document.getElementById(id);
 
@@ -34,7 +34,7 @@ export function showMemory(ledger, { purge, pinned }) {
   draw(rows, rss, { purge, pinned });
   $('verdicts').replaceChildren(...verdicts.map(verdict => element('li', {},
     element('strong', { textContent: title(verdict.kind) }),
-    `: ${verdict.why}. ${verdict.remedy[0].toUpperCase()}${verdict.remedy.slice(1)}.`)));
+    ...marked(`: ${verdict.why}. ${verdict.remedy[0].toUpperCase()}${verdict.remedy.slice(1)}.`))));
   const heap = rows.find(row => row.name === 'live_heap')?.bytes ?? 0;
   history.push({ at: performance.now() / 1000, rss, heap });
   if (history.length > KEPT) history.shift();

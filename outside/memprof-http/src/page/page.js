@@ -8,6 +8,7 @@ import { forgetMemory, showMemory } from './memory.js';
 import { leaveProfile, prepareProfile, showProfile } from './profile.js';
 import { prepareSampling, showSampling } from './sampling.js';
 import { amount, element } from './viewer/format.js';
+import { marked } from './words.js';
 
 const $ = id => document.getElementById(id);
 
@@ -79,9 +80,10 @@ function lose(all, failure) {
   const again = all.filter(one => host ? one.name === host.name : pid);
   const words = failure?.kind === 'no_server' ? 'The server behind this page, memprof serve, does not answer.'
     : name ? `${name} does not answer: it has ended, or it is stopped.`
-      : 'No process runs here that loaded memory_profile and that you may look at.';
+      : 'No process here has loaded memory_profile yet.';
   const shown = element('div', {}, element('strong', { textContent: words }),
     ' This page looks again every 2 seconds. ',
+    ...name || failure || $('processes-link').hidden ? [] : [element('a', { href: $('processes-link').href, textContent: 'Choose a process to record or to attach to' })],
     ...again.map(one => element('a', { href: hostAddress(one), textContent: `Go to ${one.name}, pid ${one.pid}` })));
   // What stays the same keeps the focus of the keyboard.
   if ($('gone').textContent !== shown.textContent) $('gone').replaceChildren(shown);
@@ -94,14 +96,18 @@ function lose(all, failure) {
 const SEVERITIES = [['error', 'What is wrong', 'Error'], ['warning', 'What to be careful about', 'Careful'],
   ['notice', 'Good to know', 'Note']];
 
-function showFindings(findings) {
+// That memprof samples in the allocator's place: here that is a button, and no advice.
+const NO_NEWS = 'sampled_by_memprof';
+
+function showFindings(all) {
+  const findings = all.filter(one => one.kind !== NO_NEWS);
   const worst = SEVERITIES.find(([severity]) => findings.some(one => one.severity === severity)) ?? SEVERITIES.at(-1);
   const word = severity => (SEVERITIES.find(([known]) => known === severity) ?? SEVERITIES.at(-1))[2];
   $('findings').hidden = findings.length === 0;
   $('findings-title').textContent = worst[1];
   $('finding-rows').replaceChildren(...findings.map(({ severity, message, remedy }) => element('li', { className: severity },
-    element('strong', { textContent: `${word(severity)}: ` }), `${message}.`,
-    element('p', {}, element('strong', { textContent: 'What helps: ' }), remedy))));
+    element('strong', { textContent: `${word(severity)}: ` }), ...marked(`${message}.`),
+    element('p', {}, element('strong', { textContent: 'What helps: ' }), ...marked(remedy)))));
 }
 
 // Sends a message that changes the host, and tells what came of it.
@@ -165,9 +171,9 @@ async function dumped(say, args = {}) {
 function tell(what, ...more) {
   const isError = what instanceof Error;
   const text = isError ? `${what.message}. ` : what.text;
-  const parts = [element('span', { textContent: text }), ...more];
-  if (what.remedy) parts.push(element('p', {}, element('strong', { textContent: 'What helps: ' }), what.remedy));
-  parts.push(...(what.warnings ?? []).map(warning => element('p', { textContent: `Careful: ${warning}` })));
+  const parts = [element('span', {}, ...marked(text)), ...more];
+  if (what.remedy) parts.push(element('p', {}, element('strong', { textContent: 'What helps: ' }), ...marked(what.remedy)));
+  parts.push(...(what.warnings ?? []).map(warning => element('p', {}, 'Careful: ', ...marked(warning))));
   const close = element('button', { type: 'button', textContent: 'Close', className: 'close' });
   close.addEventListener('click', () => { $('notice').hidden = true; });
   $('notice').replaceChildren(close, ...parts);
@@ -189,6 +195,7 @@ function route() {
   else leaveProfile();
 }
 
+$('processes-link').href = `${rootAddress}machine/`;
 $('command').textContent = 'Looking for processes …';
 prepareSampling(change);
 prepareDumps();

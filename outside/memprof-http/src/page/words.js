@@ -1,4 +1,10 @@
-// Times as a person says them.
+// Times as a person says them, and texts of the host with their code.
+
+import { element } from './viewer/format.js';
+
+// A text in which commands and options stand between backticks.
+export const marked = text => text.split('`').map((part, index) =>
+  index % 2 ? element('code', { textContent: part }) : part);
 
 const SPANS = [['d', 86400], ['h', 3600], ['min', 60], ['s', 1]];
 

@@ -1,0 +1,82 @@
+//! Commands that jobs run on a process.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Time for which a recording samples, and for which a process is sampled before it is searched for leaks.
+const RECORD_TIME: Duration = Duration::from_secs(30);
+const PROVE_TIME: Duration = Duration::from_secs(10);
+
+/// Time that a command may take besides the sampling.
+const WORK_TIME: Duration = Duration::from_secs(600);
+
+/// A command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Action {
+    Record,
+    Leaks,
+    Holders,
+    Ledger,
+    Attach,
+    Detach,
+}
+
+impl Action {
+    /// Arguments of memprof. A command with a page writes it to standard output.
+    pub(super) fn arguments(self, pid: u32) -> Vec<String> {
+        let sampling = |time: Duration| format!("--for={}s", time.as_secs());
+        let (command, options) = match self {
+            Self::Record => ("record", vec![sampling(RECORD_TIME)]),
+            Self::Leaks => ("leaks", vec!["--prove".to_owned(), sampling(PROVE_TIME)]),
+            Self::Holders => ("holders", Vec::new()),
+            Self::Ledger => ("ledger", Vec::new()),
+            Self::Attach => ("attach", Vec::new()),
+            Self::Detach => ("detach", Vec::new()),
+        };
+        let format = self.has_page().then(|| "--format=html".to_owned());
+        let words = [command.to_owned(), pid.to_string()].into_iter();
+        words.chain(options).chain(format).collect()
+    }
+
+    /// Whether the command writes a page.
+    pub(super) fn has_page(self) -> bool {
+        match self {
+            Self::Record | Self::Leaks | Self::Holders | Self::Ledger => true,
+            Self::Attach | Self::Detach => false,
+        }
+    }
+
+    /// Time for which the command samples, if it does: its progress.
+    pub(super) fn sampling_time(self) -> Option<Duration> {
+        match self {
+            Self::Record => Some(RECORD_TIME),
+            Self::Leaks => Some(PROVE_TIME),
+            Self::Holders | Self::Ledger | Self::Attach | Self::Detach => None,
+        }
+    }
+
+    /// Time after which the command is cancelled.
+    pub(super) fn time_limit(self) -> Duration {
+        self.sampling_time().unwrap_or_default() + WORK_TIME
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_stands_in_front_of_the_options() {
+        let check = |action: Action, expected: &str| {
+            assert_eq!(action.arguments(7).join(" "), expected);
+        };
+        check(Action::Record, "record 7 --for=30s --format=html");
+        check(Action::Leaks, "leaks 7 --prove --for=10s --format=html");
+        check(Action::Holders, "holders 7 --format=html");
+        check(Action::Ledger, "ledger 7 --format=html");
+        check(Action::Attach, "attach 7");
+        check(Action::Detach, "detach 7");
+    }
+}

@@ -1,0 +1,223 @@
+//! A command that runs on a process.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+
+use super::action::Action;
+
+/// Most bytes of a page.
+const MAX_PAGE_BYTES: u64 = 64 << 20;
+/// Most bytes of a job's messages.
+const MAX_MESSAGE_BYTES: u64 = 16 << 10;
+/// Time within which a cancelled command ends: it detaches from the process before.
+const CANCEL_TIME: Duration = Duration::from_secs(30);
+
+/// State of a job, as the page shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum JobState {
+    Running,
+    /// It was cancelled, and still undoes what it changed.
+    Cancelling,
+    Done,
+    Failed,
+    Cancelled,
+}
+
+/// A job, as the page shows it.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct JobRow {
+    pub(super) id: u64,
+    pub(super) pid: u32,
+    name: String,
+    action: Action,
+    state: JobState,
+    elapsed_s: f64,
+    /// Time for which it samples, if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sampling_s: Option<f64>,
+    has_page: bool,
+    /// Notes of the command, or its error.
+    message: String,
+}
+
+/// A running or finished command.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) id: u64,
+    pub(super) pid: u32,
+    name: String,
+    action: Action,
+    child: Child,
+    /// Standard output and standard error of the command.
+    output: File,
+    messages: File,
+    start: Instant,
+    cancelled: Option<Instant>,
+    /// Whether it was cancelled because of its time or its output.
+    exceeds: Option<&'static str>,
+    end: Option<(JobState, Duration)>,
+}
+
+impl Job {
+    /// Starts the command of an action.
+    ///
+    /// # Errors
+    /// No memory, descriptor or process is left.
+    pub(super) fn start(
+        program: &Path,
+        id: u64,
+        pid: u32,
+        name: String,
+        action: Action,
+    ) -> io::Result<Self> {
+        let [output, messages] = [memory_file()?, memory_file()?];
+        let child = Command::new(program)
+            .args(action.arguments(pid))
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(messages.try_clone()?)
+            // A Ctrl-C for the server is passed on by it.
+            .process_group(0)
+            .spawn()?;
+        Ok(Self {
+            id,
+            pid,
+            name,
+            action,
+            child,
+            output,
+            messages,
+            start: Instant::now(),
+            cancelled: None,
+            exceeds: None,
+            end: None,
+        })
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.end.is_none()
+    }
+
+    /// Interrupts the command: it detaches from the process, and ends.
+    pub(super) fn cancel(&mut self) {
+        if self.end.is_some() || self.cancelled.is_some() {
+            return;
+        }
+        self.cancelled = Some(Instant::now());
+        // The child is not reaped yet, so the pid is its own.
+        if let Some(pid) = Pid::from_raw(self.child.id().cast_signed()) {
+            // It may have ended just now.
+            let _ = kill_process(pid, Signal::INT);
+        }
+    }
+
+    /// Reads whether the command has ended, and cancels it if it takes too long or writes too much.
+    pub(super) fn poll(&mut self) {
+        if self.end.is_some() {
+            return;
+        }
+        match self.child.try_wait() {
+            Ok(None) => self.enforce_limits(),
+            Ok(Some(status)) => {
+                let state = match (self.cancelled, self.exceeds) {
+                    (Some(_), None) => JobState::Cancelled,
+                    (None, None) if status.success() => JobState::Done,
+                    (_, _) => JobState::Failed,
+                };
+                self.end = Some((state, self.start.elapsed()));
+            }
+            Err(_) => self.end = Some((JobState::Failed, self.start.elapsed())),
+        }
+    }
+
+    fn enforce_limits(&mut self) {
+        let length = self.output.metadata().map_or(0, |metadata| metadata.len());
+        if self.start.elapsed() > self.action.time_limit() {
+            self.exceeds = Some("it took too long");
+        } else if length > MAX_PAGE_BYTES {
+            self.exceeds = Some("its page is too large");
+        }
+        if self.exceeds.is_some() {
+            self.cancel();
+        }
+        if self
+            .cancelled
+            .is_some_and(|time| time.elapsed() > CANCEL_TIME)
+        {
+            // The lease of the plugin then ends what the command changed.
+            let _ = self.child.kill();
+        }
+    }
+
+    /// The page that the command wrote. `None` if there is none, or it cannot be read.
+    pub(super) fn page(&self) -> Option<Vec<u8>> {
+        let is_done = self.end.is_some_and(|(state, _)| state == JobState::Done);
+        (is_done && self.action.has_page())
+            .then(|| read_start(&self.output, MAX_PAGE_BYTES))
+            .flatten()
+            .filter(|page| !page.is_empty())
+    }
+
+    /// The job as the page shows it.
+    pub(super) fn row(&self) -> JobRow {
+        let (state, elapsed) = match (self.end, self.cancelled) {
+            (Some(end), _) => end,
+            (None, Some(_)) => (JobState::Cancelling, self.start.elapsed()),
+            (None, None) => (JobState::Running, self.start.elapsed()),
+        };
+        JobRow {
+            id: self.id,
+            pid: self.pid,
+            name: self.name.clone(),
+            action: self.action,
+            state,
+            elapsed_s: elapsed.as_secs_f64(),
+            sampling_s: self.action.sampling_time().map(|time| time.as_secs_f64()),
+            has_page: state == JobState::Done && self.action.has_page(),
+            message: self.message(state),
+        }
+    }
+
+    /// Messages of the command: its notes and its error, without memprof's name in front; of one without a page, its text.
+    fn message(&self, state: JobState) -> String {
+        let mut text = read_text(&self.messages);
+        if !self.action.has_page() && state == JobState::Done {
+            text.insert_str(0, &read_text(&self.output));
+        }
+        let lines = text.lines().map(|line| {
+            let line = line.strip_prefix("memprof: ").unwrap_or(line);
+            line.strip_prefix("note: ").unwrap_or(line)
+        });
+        let lines: Vec<_> = lines.chain(self.exceeds).collect();
+        lines.join("\n")
+    }
+}
+
+/// A file in memory.
+fn memory_file() -> io::Result<File> {
+    Ok(memfd_create("memprof-job", MemfdFlags::CLOEXEC)?.into())
+}
+
+/// Text of a file, cut to [`MAX_MESSAGE_BYTES`].
+fn read_text(file: &File) -> String {
+    let bytes = read_start(file, MAX_MESSAGE_BYTES).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// First bytes of a file, at most `limit`. Its offset is the writer's, and stays.
+fn read_start(file: &File, limit: u64) -> Option<Vec<u8>> {
+    let length = file.metadata().ok()?.len().min(limit);
+    let mut bytes = vec![0; usize::try_from(length).ok()?];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    Some(bytes)
+}

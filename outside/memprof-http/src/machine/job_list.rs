@@ -1,0 +1,151 @@
+//! The jobs of a server: few at a time, and the results of the last ones.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use serde::Deserialize;
+
+use super::action::Action;
+use super::job::{Job, JobRow};
+use crate::problem::{Problem, Result};
+
+/// Most jobs that run at the same time.
+const MAX_RUNNING: usize = 2;
+/// Most jobs that are kept, with their pages.
+const MAX_KEPT: usize = 16;
+/// Time between two checks of the running jobs.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Request for a job.
+#[derive(Debug, Deserialize)]
+pub(super) struct JobRequest {
+    pid: u32,
+    /// Name of the process as it was listed: another process may have its pid now.
+    name: String,
+    action: Action,
+}
+
+/// Running and finished jobs.
+#[derive(Debug)]
+pub(super) struct JobList {
+    program: PathBuf,
+    state: Mutex<JobListState>,
+}
+
+#[derive(Debug, Default)]
+struct JobListState {
+    /// Oldest first.
+    jobs: VecDeque<Job>,
+    last_id: u64,
+}
+
+impl JobList {
+    pub(super) fn new(program: PathBuf) -> Self {
+        Self {
+            program,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Locks the jobs, with the state that they have now.
+    fn polled(&self) -> MutexGuard<'_, JobListState> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.jobs.iter_mut().for_each(Job::poll);
+        state
+    }
+
+    /// Starts a job.
+    ///
+    /// # Errors
+    /// Too many jobs run, one runs on the process already, or the process has another name now.
+    pub(super) fn start(&self, request: &JobRequest) -> Result<JobRow> {
+        let JobRequest { pid, name, action } = request;
+        if process_name(*pid).as_ref() != Some(name) {
+            let message = format!("process {pid} is not {name} any more");
+            return Err(Problem::not_found(message).remedy("look at the list again"));
+        }
+        let mut state = self.polled();
+        let running = || state.jobs.iter().filter(|job| job.is_running());
+        let busy = |message: String| {
+            Problem::new(StatusCode::CONFLICT, "busy", message)
+                .remedy("wait for the other job, or cancel it")
+        };
+        if running().any(|job| job.pid == *pid) {
+            return Err(busy(format!("another job works on process {pid}")));
+        }
+        if running().count() >= MAX_RUNNING {
+            return Err(busy(format!("{MAX_RUNNING} jobs run already")));
+        }
+        let id = state.last_id + 1;
+        let job = Job::start(&self.program, id, *pid, name.clone(), *action)
+            .map_err(|error| Problem::internal(format!("failed to start the job: {error}")))?;
+        let row = job.row();
+        state.last_id = id;
+        state.jobs.push_back(job);
+        while state.jobs.len() > MAX_KEPT {
+            let oldest = state.jobs.iter().position(|job| !job.is_running());
+            match oldest {
+                Some(index) => drop(state.jobs.remove(index)),
+                None => break,
+            }
+        }
+        Ok(row)
+    }
+
+    /// Checks the jobs until none runs, so that a job whose page was closed ends in time too.
+    pub(super) async fn watch(&self) {
+        while self.polled().jobs.iter().any(Job::is_running) {
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// The jobs, newest first.
+    pub(super) fn rows(&self) -> Vec<JobRow> {
+        let state = self.polled();
+        state.jobs.iter().rev().map(Job::row).collect()
+    }
+
+    /// Cancels a job; one that has ended stays as it is.
+    ///
+    /// # Errors
+    /// There is no such job.
+    pub(super) fn cancel(&self, id: u64) -> Result<JobRow> {
+        let mut state = self.polled();
+        let mut jobs = state.jobs.iter_mut();
+        let job = jobs.find(|job| job.id == id).ok_or_else(|| no_job(id))?;
+        job.cancel();
+        Ok(job.row())
+    }
+
+    /// Cancels all jobs.
+    pub(super) fn cancel_all(&self) {
+        self.polled().jobs.iter_mut().for_each(Job::cancel);
+    }
+
+    /// The page of a job.
+    ///
+    /// # Errors
+    /// There is no such job, or it has no page.
+    pub(super) fn page(&self, id: u64) -> Result<Vec<u8>> {
+        let state = self.polled();
+        let job = state.jobs.iter().find(|job| job.id == id);
+        let page = job.and_then(Job::page);
+        page.ok_or_else(|| no_job(id))
+    }
+}
+
+/// Error for a job that does not exist, or has no page.
+fn no_job(id: u64) -> Problem {
+    Problem::not_found(format!("there is no page of a job {id}"))
+        .remedy("start the job again: only the last ones are kept")
+}
+
+/// Name of a process, as `memprof ps` lists it. `None` if there is none.
+fn process_name(pid: u32) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(status.trim_end_matches('\n').to_owned())
+}
