@@ -8,6 +8,9 @@ use crate::library_image::LibraryImage;
 use crate::maps::{Mapping, mappings};
 use crate::memory::Memory;
 
+/// `e_type` of a program that is loaded at the addresses in its file, and its offset in the ELF header.
+const ET_EXEC: u16 = 2;
+const TYPE_OFFSET: u64 = 16;
 const PT_LOAD: u32 = 1;
 const PF_W: u32 = 2;
 /// Bytes of a program header (`Elf64_Phdr`).
@@ -135,6 +138,12 @@ fn loader_list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Option<u64
         }
         bases.push(memory.read_u64(entry)?);
         entry = memory.read_u64(entry.wrapping_add(24))?;
+    }
+    // The loader has the distance to the addresses in the file, which is 0 for a program that is not position independent.
+    if let (Some(first @ 0), Some(program)) = (bases.first_mut(), program)
+        && memory.read_array(program + TYPE_OFFSET)? == ET_EXEC.to_le_bytes()
+    {
+        *first = program;
     }
     Ok((bases, Some(loader)))
 }
