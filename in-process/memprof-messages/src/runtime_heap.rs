@@ -103,7 +103,8 @@ impl RuntimeHeap {
             Self::Python => (
                 "Python keeps objects of up to 512 bytes in arenas of its own (pymalloc), which no \
                  heap profile shows",
-                "start the program with PYTHONMALLOC=malloc, which makes it slower",
+                "run `memprof holders PID`, which shows what holds them, or start the program with \
+                 PYTHONMALLOC=malloc, which makes it slower",
             ),
             Self::Php => (
                 "PHP keeps what scripts allocate in chunks of its own (the Zend memory manager), \

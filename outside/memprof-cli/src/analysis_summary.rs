@@ -101,6 +101,7 @@ fn phase_text(pid: u32, phase: Phase) -> String {
         Phase::Snapshot => format!("{pid}: taking a snapshot"),
         Phase::WalkHeap => format!("{pid}: walking the heap"),
         Phase::Mark(objects) => format!("{pid}: searching for pointers to {objects} objects"),
+        Phase::Count(objects) => format!("{pid}: counting {objects} objects"),
         Phase::AwaitSecond => format!("{pid}: waiting for the second snapshot"),
         Phase::Symbolize => format!("{pid}: naming stacks"),
     }

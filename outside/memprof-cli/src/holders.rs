@@ -1,5 +1,6 @@
 //! `memprof holders`: shows which holders keep the memory of a running process alive.
 
+mod census;
 mod page;
 mod rows;
 
@@ -30,10 +31,10 @@ use crate::result_output::{ResultFormat, ResultOutput};
 /// The process is copied as for `memprof leaks --prove`. A holder is shown with all objects that are reachable only
 /// through it: they would be free without it. Objects that several hold are shown below the nearest holder, marked
 /// "others hold it too". Variables come first: what a variable reaches is not shown below a stack, other memory or a
-/// register. Objects are shown by class (C++ with virtual functions) or type (Python with PYTHONMALLOC=malloc), else by
-/// size.
+/// register. Objects are shown by class (C++ with virtual functions) or type (Python), else by size. A variable of a
+/// Python module, or an attribute of a class in it, is shown by its name: app.CACHE.
 #[derive(clap::Args, Debug)]
-#[command(group = clap::ArgGroup::new("which").args(["class", "size", "stack", "address"]))]
+#[command(group = clap::ArgGroup::new("which").args(["class", "size", "stack", "address", "census"]))]
 pub(crate) struct HoldersArgs {
     /// The process: a pid, a name or container:NAME
     #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse_process)]
@@ -57,6 +58,10 @@ pub(crate) struct HoldersArgs {
     /// Show what holds the object in which this address lies
     #[arg(long, value_name = "0x...", value_parser = parse_address)]
     address: Option<u64>,
+
+    /// Count the objects of a Python process by type, as sys.getsizeof() does
+    #[arg(long)]
+    census: bool,
 
     /// Show this many holders
     #[arg(long, value_name = "N", default_value_t = 10)]
@@ -185,6 +190,9 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
         max_pause: args.max_pause,
         max_memory: args.max_memory,
     };
+    if args.census {
+        return census::run(args, options, &output);
+    }
     let holding = analyze(args.pid, options, |options, progress| {
         holders(args.pid, filter.detail(), options, progress)
     })?;

@@ -1,5 +1,6 @@
 //! Analysis of a process at one moment: a snapshot with its heap and its roots.
 
+use std::mem;
 use std::time::Duration;
 
 use memprof_ptrace::Refusal;
@@ -9,8 +10,8 @@ use crate::address_ranges::merge_ranges;
 use crate::budget::MemoryBudget;
 use crate::error::Error;
 use crate::heap;
-use crate::names::Python;
 use crate::objects::Objects;
+use crate::python::{Interpreters, PythonTypes};
 use crate::roots::{Roots, find_roots};
 use crate::snapshot::{CopyTarget, Snapshot};
 use crate::snapshot_memory::SnapshotMemory;
@@ -48,6 +49,8 @@ pub enum Phase {
     WalkHeap,
     /// Reachable objects are marked, among this number of objects.
     Mark(u64),
+    /// This number of objects is counted by type.
+    Count(u64),
     /// The second snapshot is due in a while.
     AwaitSecond,
     /// The stacks of the leaked objects are symbolized.
@@ -98,7 +101,9 @@ pub(crate) struct AnalyzedSnapshot<'a> {
     /// Parts of the heap that are inconsistent.
     pub(crate) unproven: Vec<String>,
     pub(crate) roots: Roots,
-    /// Memory budget, with the memory of this analysis reserved.
+    /// Interpreters of Python, if their layout is known.
+    pub(crate) python: Option<Interpreters>,
+    /// Budget of which all of this is reserved.
     pub(crate) budget: MemoryBudget,
 }
 
@@ -194,6 +199,16 @@ impl AnalysisReport {
         self.unsearched.iter().any(|part| part.role == role)
     }
 
+    /// Finds the interpreters of Python. Warns if there is one that cannot be read.
+    fn find_interpreters(&mut self, view: &SnapshotMemory) -> Option<Interpreters> {
+        Interpreters::find(view).unwrap_or_else(|reason| {
+            self.add_warning(format!(
+                "Python's objects up to 512 bytes and its variables are not known: {reason}"
+            ));
+            None
+        })
+    }
+
     /// Walks the heap of a snapshot and finds its roots. Records counts, allocators and what is not searched in this
     /// report. Fails with `NoHeap` if the process has no heap that memprof can read, with `Memory` if the search needs
     /// more than `--max-memory`, and if the snapshot cannot be read.
@@ -205,7 +220,13 @@ impl AnalysisReport {
         // A copy, because the reservations end with this snapshot.
         let mut budget = self.budget;
         budget.reserve(snapshot.uncopied.memory() + snapshot.shared.memory())?;
-        let (allocators, heap) = heap::find_heaps(&view, &snapshot.threads, &mut budget)?;
+        let mut python = self.find_interpreters(&view);
+        let pool_size = python.as_ref().map(Interpreters::pool_size);
+        let (allocators, mut heap) =
+            heap::find_heaps(&view, &snapshot.threads, pool_size, &mut budget)?;
+        if let Some(python) = &mut python {
+            python.pools = mem::take(&mut heap.pools);
+        }
         let sampled = SamplerTables::find(&view);
         let own = merge_ranges(
             heap.excluded
@@ -216,9 +237,10 @@ impl AnalysisReport {
         let mut objects = Objects::new(heap.spans);
         objects.exclude_cached(&heap.cached);
         objects.mark_without_scan(&heap.opaque);
-        if let Some(mut python) = Python::find(&view) {
+        let types = python.as_ref().map(|python| python.types(&view));
+        if let Some(mut types) = types.or_else(|| PythonTypes::without_layout(&view)) {
             budget.reserve(objects.bitmap_bytes(2))?;
-            python.record_gc_heads(&objects);
+            types.record_gc_heads(&objects);
         }
         let mut roots = find_roots(snapshot, &view, &own);
         self.allocators = allocators;
@@ -242,6 +264,7 @@ impl AnalysisReport {
             sampled,
             unproven: heap.unproven,
             roots,
+            python,
             budget,
         })
     }

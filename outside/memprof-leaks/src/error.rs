@@ -92,6 +92,9 @@ pub enum Error {
     /// No allocator with a heap that memprof can read.
     #[error("has no heap that can be searched: {0}")]
     NoHeap(String),
+    /// No interpreter of Python whose layout is known.
+    #[error("is no Python whose objects memprof can read (CPython 3.8 to 3.13 with the GIL)")]
+    NoPython,
     /// No object of the heap has a sample of a profiler.
     #[error("has no object whose stack is known: no profiler in it holds a sample")]
     NoSamples,
@@ -163,7 +166,7 @@ impl Error {
             Self::NoSamples => "run `memprof attach` and `memprof activate`, and ask again when it has allocated more; \
                                 or choose by --class or --size"
                 .to_owned(),
-            Self::NotCloned(_) | Self::Io { .. } => return None,
+            Self::NoPython | Self::NotCloned(_) | Self::Io { .. } => return None,
         };
         Some(remedy)
     }

@@ -49,7 +49,7 @@ impl UnsymbolizedGroups {
         analyzed: &AnalyzedSnapshot<'_>,
         objects: impl Iterator<Item = Object>,
     ) -> Self {
-        let mut names = NameResolver::new(&analyzed.view);
+        let mut names = NameResolver::new(&analyzed.view, analyzed.python.as_ref());
         let mut stacks = Stacks::new(&analyzed.view, &analyzed.contexts, &analyzed.sampled);
         let mut groups = BTreeMap::new();
         for object in objects {

@@ -3,9 +3,12 @@
 
 mod glibc;
 mod jemalloc;
+mod pymalloc;
 mod unsupported;
 
 use std::ops::Range;
+
+pub(crate) use self::pymalloc::PoolHeader;
 
 use crate::budget::MemoryBudget;
 use crate::error::Error;
@@ -21,7 +24,9 @@ pub(crate) struct FoundHeap {
     pub(crate) spans: Vec<Span>,
     /// Addresses of freed objects in the allocator's caches, which the spans count as used.
     pub(crate) cached: Vec<u64>,
-    /// Those of `cached` that lie in glibc's fast bins, not in a thread's cache.
+    /// Memory of Python's pools, by address.
+    pub(crate) pools: Vec<Range<u64>>,
+    /// Objects of `cached` that lie in no thread's cache, but in glibc's fast bins.
     pub(crate) fast_bins: Vec<u64>,
     /// Free memory outside of the spans.
     pub(crate) unused: Vec<UnusedMemory>,
@@ -57,16 +62,25 @@ const MIN_HEAP_SIZE: u64 = 12 << 10;
 /// (`struct malloc_chunk` without the header).
 pub(crate) const PAGE_TRIM_GAP: u64 = 32;
 
-/// Finds and walks the heaps of all allocators in a process. Returns the allocators' names and the merged result. Fails
-/// with `NoHeap` if the process has a heap, but none that memprof can read, and with `Memory` if the search needs more
-/// memory than `--max-memory`.
+/// Finds and walks the heaps of all allocators in a process. Returns the allocators' names and the merged
+/// result. `pool_size` is that of Python's pools, if these are to be walked, too.
+///
+/// # Errors
+/// `NoHeap`: the process has a heap, but none that memprof can read; `Memory`: the search needs more memory than
+/// `--max-memory`.
 pub(crate) fn find_heaps(
     view: &SnapshotMemory,
     threads: &[Registers],
+    pool_size: Option<u64>,
     budget: &mut MemoryBudget,
 ) -> Result<(Vec<&'static str>, FoundHeap), Error> {
+    let pools = pool_size.map(|size| pymalloc::walk_pools(view, size, budget));
+    let pools = pools.transpose()?.unwrap_or_default();
     let found = [
-        ("glibc", glibc::walk_heap(view, threads, budget)?),
+        (
+            "glibc",
+            glibc::walk_heap(view, threads, &pools.pools, budget)?,
+        ),
         ("jemalloc", jemalloc::walk_heap(view, threads, budget)?),
     ];
     let (mut names, mut all) = (Vec::new(), FoundHeap::default());
@@ -74,6 +88,7 @@ pub(crate) fn find_heaps(
         names.extend(heap.as_ref().map(|_| name));
         all.extend(heap.unwrap_or_default());
     }
+    all.extend(pools);
     let unsupported = unsupported::find_unsupported(view, threads, &names, &all);
     if let Some(reason) = unsupported.refusal {
         return Err(Error::NoHeap(reason));
@@ -86,6 +101,9 @@ pub(crate) fn find_heaps(
         });
         return Err(Error::NoHeap(reason));
     }
+    if !all.pools.is_empty() {
+        names.push("pymalloc");
+    }
     all.unreadable.extend(unsupported.parts);
     all.warnings.extend(unsupported.warning);
     Ok((names, all))
@@ -96,6 +114,7 @@ impl FoundHeap {
     pub(crate) fn extend(&mut self, other: Self) {
         self.spans.extend(other.spans);
         self.cached.extend(other.cached);
+        self.pools.extend(other.pools);
         self.fast_bins.extend(other.fast_bins);
         self.unused.extend(other.unused);
         self.opaque.extend(other.opaque);

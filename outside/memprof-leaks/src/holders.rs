@@ -13,6 +13,7 @@ mod groups;
 mod holder;
 mod kinds;
 mod pointer_scanner;
+mod python_pointers;
 mod samples;
 mod shortest_paths;
 mod thread_memory;
@@ -166,8 +167,8 @@ fn find_holders(
         Detail::None | Detail::Object(_) => None,
     };
     budget.reserve(sampled.as_ref().map_or(0, samples::SampledObjects::memory))?;
-    let mut names = NameResolver::new(&analyzed.view);
-    let scanner = PointerScanner::new(analyzed, &object_index);
+    let mut names = NameResolver::new(&analyzed.view, analyzed.python.as_ref());
+    let scanner = PointerScanner::new(analyzed, &object_index, &mut budget)?;
     report.searched = scanner.searched_bytes();
     let required = budget.require_bytes(report.objects * BYTES_PER_OBJECT);
     if required.is_err() && matches!(detail, Detail::None) {

@@ -8,6 +8,7 @@ mod address_filter;
 mod address_ranges;
 mod analysis;
 mod budget;
+mod census;
 mod encoded_pointers;
 mod error;
 mod groups;
@@ -18,6 +19,7 @@ mod mark;
 mod names;
 mod objects;
 mod prove;
+mod python;
 mod python_garbage;
 mod regions;
 mod residency;
@@ -31,6 +33,7 @@ mod stacks;
 mod unsearched;
 
 pub use analysis::{AnalysisOptions, AnalysisReport, OnPhase, Phase};
+pub use census::{Census, TypeTotals, census};
 pub use error::Error;
 pub use groups::LeakGroup;
 pub use holders::{

@@ -2,16 +2,15 @@
 //! names of variables from the symbols of its files.
 
 mod classes;
-mod python;
 mod symbols;
 
 use std::collections::HashMap;
 use std::rc::Rc;
 
-pub(crate) use self::python::{DICT_TYPE, Python, reference_count};
 use self::symbols::Symbols;
 pub(crate) use self::symbols::{Variable, functions_of_file};
 use crate::objects::Object;
+use crate::python::{Interpreters, PythonTypes};
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
 /// Most classes in the cache, including addresses that are no class. A full cache is cleared; a process has some
@@ -24,17 +23,20 @@ pub(crate) struct NameResolver<'a> {
     memory: CachedReader<'a>,
     symbols: Symbols<'a>,
     classes: HashMap<u64, Option<Rc<str>>>,
-    python: Option<Python<'a>>,
+    python: Option<PythonTypes<'a>>,
 }
 
 impl<'a> NameResolver<'a> {
-    pub(crate) fn new(view: &'a SnapshotMemory) -> Self {
+    /// Prepares the caches. `interpreters` are those of the process, if their layout is known.
+    pub(crate) fn new(view: &'a SnapshotMemory, interpreters: Option<&Interpreters>) -> Self {
         Self {
             view,
             memory: CachedReader::new(view),
             symbols: Symbols::new(view),
             classes: HashMap::new(),
-            python: Python::find(view),
+            python: interpreters
+                .map(|interpreters| interpreters.types(view))
+                .or_else(|| PythonTypes::without_layout(view)),
         }
     }
 
@@ -42,6 +44,12 @@ impl<'a> NameResolver<'a> {
     /// address.
     pub(crate) fn class_name(&mut self, object: &Object) -> Option<Rc<str>> {
         let start = object.range.start;
+        let python = self.python.as_mut();
+        if let Some(types) = python
+            && types.is_in_pool(start)
+        {
+            return types.type_name(&mut self.memory, object);
+        }
         let first = self.memory.word(start)?;
         if self.classes.len() > MAX_CACHED_CLASSES {
             self.classes.clear();

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 
 use crate::analysis::AnalyzedSnapshot;
 use crate::error::Error;
-use crate::names::reference_count;
 use crate::objects::{Object, Objects};
+use crate::python::reference_count;
 use crate::snapshot_memory::CachedReader;
 
 /// Bits of a pointer in which the interpreter has flags.

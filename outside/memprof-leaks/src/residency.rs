@@ -85,7 +85,7 @@ fn measure_heaps(
     budget: &mut MemoryBudget,
 ) -> Result<Result<HeapResidency, Vec<String>>, Error> {
     let view = SnapshotMemory::open(snapshot)?;
-    let (allocators, found) = heap::find_heaps(&view, &snapshot.threads, budget)?;
+    let (allocators, found) = heap::find_heaps(&view, &snapshot.threads, None, budget)?;
     for memory in view.memories() {
         memory.require_responsive_memory()?;
     }

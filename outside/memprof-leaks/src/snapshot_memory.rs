@@ -240,6 +240,11 @@ impl SnapshotMemory {
         String::from_utf8(bytes).ok()
     }
 
+    /// Word of a structure at an offset, in bytes. `None` if it cannot be read.
+    pub(crate) fn field(&self, structure: u64, offset: u64) -> Option<u64> {
+        self.word(structure.checked_add(offset)?)
+    }
+
     /// Word at an address. `None` if it cannot be read.
     pub(crate) fn word(&self, address: u64) -> Option<u64> {
         let mut bytes = [0; 8];

@@ -2,6 +2,7 @@
 //! lies in another mount namespace.
 
 use std::io;
+use std::ops::Range;
 
 use crate::memory::Memory;
 
@@ -96,7 +97,14 @@ impl LibraryImage {
         Some(self.bias.wrapping_add(read_u64(symbol, 8)))
     }
 
-    /// Returns whether the library uses a symbol that another library defines.
+    /// Addresses of a variable that the library defines, by its size; `None` if it does not.
+    pub fn symbol_range(&self, name: &str) -> Option<Range<u64>> {
+        let symbol = self.symbols_named(name).find(|symbol| is_defined(symbol))?;
+        let start = self.bias.wrapping_add(read_u64(symbol, 8));
+        Some(start..start.checked_add(read_u64(symbol, 16))?)
+    }
+
+    /// Whether the library uses a symbol that another library defines.
     pub fn imports(&self, name: &str) -> bool {
         self.symbols_named(name).any(|symbol| !is_defined(symbol))
     }

@@ -36,7 +36,7 @@ const INTERPRETERS: &[(&[&str], &str)] = &[
 
 /// Limit of a profile with the functions of a Python program.
 const SMALL_OBJECTS: &str = "Python's objects of up to 512 bytes are in this profile only if the program ran with \
-                             PYTHONMALLOC=malloc; `tracemalloc` or memray name them";
+                             PYTHONMALLOC=malloc; `memprof holders PID` shows what holds them";
 
 /// Returns advice for an interpreted program. If the profile has the program's functions: the objects that it lacks.
 /// Else the share that ends in an interpreter, and a tool that shows the functions; `None` if no file is a known

@@ -52,6 +52,9 @@ pub(super) struct ClassRow {
 fn unshared_step(group: &GroupKind) -> HolderStep {
     let (kind, name) = match group {
         GroupKind::Process => ("process", "the process".to_owned()),
+        GroupKind::Holder(Holder::PythonVariable { name, class }) => {
+            ("python", format!("{name} ({class})"))
+        }
         GroupKind::Holder(Holder::Variable { name, file }) => {
             let offset = name.strip_prefix(file.as_str());
             match offset.is_some_and(|offset| offset.starts_with('+')) {

@@ -27,11 +27,15 @@ use crate::resident_pages::PAGE_SIZE;
 use crate::snapshot::Registers;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
-/// Walks the heap. `None` if the process has no glibc, or allocated nothing with it. Fails with `Memory` if the search
-/// needs more memory than `--max-memory`.
+/// Walks the heap. `None` if the process has no glibc, or allocated nothing with it. `others` is the memory of other
+/// allocators, by address, in which words may look like a block's header.
+///
+/// # Errors
+/// `Memory`: the search needs more memory than `--max-memory`.
 pub(crate) fn walk_heap(
     view: &SnapshotMemory,
     threads: &[Registers],
+    others: &[Range<u64>],
     budget: &mut MemoryBudget,
 ) -> Result<Option<FoundHeap>, Error> {
     let arenas = arena::find_arenas(view);
@@ -58,6 +62,7 @@ pub(crate) fn walk_heap(
         view,
         parameters.as_ref(),
         tail,
+        others,
         &mut heap,
     ));
     if heap.spans.is_empty() && heap.unproven.is_empty() {

@@ -48,7 +48,16 @@ impl ExternalHolders {
         budget: &mut MemoryBudget,
     ) -> Result<Self, Error> {
         let mut found = HolderBuilder::new(*budget);
-        let threads = ThreadMemory::new(&analyzed.view, &analyzed.snapshot.threads);
+        for (holder, value) in &scanner.python.variables {
+            let mut target = TargetSet::default();
+            target.push(*value);
+            found.add(holder.clone(), target)?;
+        }
+        let frames = analyzed
+            .python
+            .as_ref()
+            .map_or(&[][..], |python| &python.frames);
+        let threads = ThreadMemory::new(&analyzed.view, &analyzed.snapshot.threads, frames);
         for range in &analyzed.roots.ranges {
             add_range(analyzed, scanner, names, &threads, range, &mut found)?;
         }

@@ -12,6 +12,13 @@ use crate::resident_pages::PAGE_SIZE;
 /// Memory outside the heap, or a kernel object, with pointers to objects.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Holder {
+    /// A variable of a Python module, or an attribute of a class in it.
+    PythonVariable {
+        /// `module.NAME` or `module.Class.NAME`; the module's name for its functions, classes and constants.
+        name: String,
+        /// Type of its value, `module` for a module's functions, classes and constants.
+        class: String,
+    },
     /// A variable of a file, or a part of the file without a symbol.
     Variable {
         /// Demangled name, or the file and the address in it.
@@ -19,7 +26,7 @@ pub enum Holder {
         /// Name of the file, without its folders.
         file: String,
     },
-    /// The stack of a thread, with its thread-local variables.
+    /// The stack of a thread, with its thread-local variables and the local variables of its functions in Python.
     Stack {
         /// Thread id (TID).
         thread: u32,
@@ -50,11 +57,13 @@ impl Holder {
     /// Rank of the holder: an object is assigned to the holder of the lowest rank that reaches it.
     pub(super) fn rank(&self) -> u8 {
         match self {
-            Self::Variable { .. } => 0,
-            Self::Stack { .. } => 1,
-            Self::Memory { .. } => 2,
-            Self::Registers { .. } => 3,
-            Self::Kernel => 4,
+            // The interpreter's own variables reach all those of the program.
+            Self::PythonVariable { .. } => 0,
+            Self::Variable { .. } => 1,
+            Self::Stack { .. } => 2,
+            Self::Memory { .. } => 3,
+            Self::Registers { .. } => 4,
+            Self::Kernel => 5,
         }
     }
 }

@@ -6,8 +6,9 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use crate::names::{DICT_TYPE, NameResolver};
+use crate::names::NameResolver;
 use crate::objects::{Object, ObjectIndex};
+use crate::python::DICT_TYPE;
 
 /// Size in bytes up to which each size is a kind. Larger objects have one kind per power of two.
 const MAX_EXACT_SIZE: u64 = 1024;

@@ -2,7 +2,10 @@
 
 use std::ops::{ControlFlow, Range};
 
+use super::python_pointers::PythonPointers;
 use crate::analysis::AnalyzedSnapshot;
+use crate::budget::MemoryBudget;
+use crate::error::Error;
 use crate::objects::{Object, ObjectIndex};
 use crate::snapshot_memory::CachedReader;
 
@@ -15,24 +18,33 @@ pub(super) struct PointerScanner<'a> {
     pub(super) object_index: &'a ObjectIndex<'a>,
     /// Numbers of objects that hold no pointers, sorted.
     opaque: Vec<u32>,
+    pub(super) python: PythonPointers,
 }
 
 impl<'a> PointerScanner<'a> {
-    /// Prepares a scan of the objects in the index. Opaque objects, such as caches, are never scanned.
+    /// Prepares a scan of the objects in the index, and reserves its memory. Opaque objects, such as caches, are never
+    /// scanned.
+    ///
+    /// # Errors
+    /// `Memory`: the search needs more memory than `--max-memory`.
     pub(super) fn new(
         analyzed: &'a AnalyzedSnapshot<'a>,
         object_index: &'a ObjectIndex<'a>,
-    ) -> Self {
+        budget: &mut MemoryBudget,
+    ) -> Result<Self, Error> {
+        let python = PythonPointers::find(analyzed, object_index);
+        budget.reserve(python.memory())?;
         let opaque = analyzed.opaque.iter();
         let mut opaque: Vec<_> = opaque
             .filter_map(|start| object_index.number(*start))
             .collect();
         opaque.sort_unstable();
-        Self {
+        Ok(Self {
             analyzed,
             object_index,
             opaque,
-        }
+            python,
+        })
     }
 
     /// Total size of all objects and roots, in bytes.
@@ -60,6 +72,7 @@ impl<'a> PointerScanner<'a> {
             return ControlFlow::Continue(());
         }
         let mut last = number;
+        let has_variables = self.python.has_variables(number);
         let mut words = |range: Range<u64>| {
             range.step_by(8).try_for_each(|address| {
                 match memory
@@ -68,13 +81,16 @@ impl<'a> PointerScanner<'a> {
                 {
                     Some(target) if target != number && target != last => {
                         last = target;
-                        found(target)
+                        match has_variables && self.python.is_variable(number, target) {
+                            true => ControlFlow::Continue(()),
+                            false => found(target),
+                        }
                     }
                     _ => ControlFlow::Continue(()),
                 }
             })
         };
-        let Range { start, end } = object.range;
+        let Range { start, end } = self.python.pointers_in(number, object);
         let end = end & !7;
         if end - start <= LARGE_OBJECT_SIZE {
             return words(start..end);

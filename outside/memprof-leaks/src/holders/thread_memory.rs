@@ -6,6 +6,7 @@ use object::Endianness;
 use object::elf::{FileHeader64, PT_TLS};
 use object::read::elf::{FileHeader, ProgramHeader};
 
+use crate::python::FrameMemory;
 use crate::snapshot::Registers;
 use crate::snapshot_memory::SnapshotMemory;
 
@@ -24,11 +25,20 @@ pub(super) struct ThreadMemory {
 }
 
 impl ThreadMemory {
-    /// Finds the memory of all threads: from the stack pointer to the stack's end, and the thread-local variables, which
-    /// end with the thread's descriptor.
-    pub(super) fn new(view: &SnapshotMemory, threads: &[Registers]) -> Self {
+    /// Finds the memory of all threads: from the stack pointer to the stack's end, the thread-local variables, which
+    /// end with the thread's descriptor, and the local variables of functions in Python.
+    pub(super) fn new(
+        view: &SnapshotMemory,
+        threads: &[Registers],
+        frames: &[FrameMemory],
+    ) -> Self {
         let variables = thread_variables_size(view);
-        let mut parts = Vec::new();
+        let frames = frames.iter().filter_map(|frames| {
+            let mut threads = threads.iter();
+            let thread = threads.find(|thread| thread.control_block == frames.thread)?;
+            Some((frames.range.clone(), thread.tid))
+        });
+        let mut parts: Vec<_> = frames.collect();
         for thread in threads {
             let descriptor = thread.control_block;
             let descriptor_end = descriptor.saturating_add(MAX_DESCRIPTOR_SIZE);

@@ -6,6 +6,7 @@ use std::ops::Range;
 use memprof_ptrace::maps::Mapping;
 
 use super::{AddressSpace, MappedPartKind, MemoryClaim};
+use crate::heap::PoolHeader;
 use crate::resident_pages::resident_anonymous;
 
 /// Form of a runtime's blocks.
@@ -114,75 +115,19 @@ fn zend_chunk(space: &AddressSpace, address: u64) -> Option<u64> {
     is_chunk.then_some(ZEND_CHUNK)
 }
 
-/// Header of a pymalloc pool (`struct pool_header` of obmalloc.c, Python 3.7 and later).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PoolHeader {
-    arena: u32,
-    /// Size of the pool in bytes: 16 KiB since Python 3.10, 4 KiB before.
-    size: u64,
-}
-
-impl PoolHeader {
-    /// Reads the header at an address; `None` unless its fields are consistent.
-    fn read(space: &AddressSpace, address: u64) -> Option<Self> {
-        Self::parse(address, space.words(address)?)
-    }
-
-    fn parse(address: u64, words: [u64; 6]) -> Option<Self> {
-        /// Bytes of the header, and of the least object.
-        const HEADER: u64 = 48;
-        const ALIGNMENT: u64 = 16;
-        let [count, free, _, _, arena_and_class, offsets] = words;
-        let high = |word: u64| word >> 32;
-        let object = (high(arena_and_class) + 1) * ALIGNMENT;
-        let (next, last) = (offsets & 0xffff_ffff, high(offsets));
-        let size = last + object;
-        let is_pool = (size == 4 << 10 || size == 16 << 10)
-            && object <= 512
-            && address.is_multiple_of(size)
-            && (HEADER + object..=size + object).contains(&next)
-            && (count & 0xffff_ffff) * object <= size
-            && (free == 0 || (address + HEADER..address + size).contains(&free));
-        is_pool.then_some(Self {
-            arena: arena_and_class as u32,
-            size,
-        })
-    }
+/// Reads the header of a pool of pymalloc at an address; `None` unless its fields are consistent.
+fn pool_header(space: &AddressSpace, address: u64) -> Option<PoolHeader> {
+    PoolHeader::parse(address, space.words(address)?)
 }
 
 /// Size of the adjacent pools from an address on. Those between two pools of the same arena belong to it, too.
 fn python_pools(space: &AddressSpace, address: u64) -> Option<u64> {
-    let first = PoolHeader::read(space, address)?;
+    let first = pool_header(space, address)?;
     let is_same = |distance: &u64| {
-        let pool = PoolHeader::read(space, address + distance * first.size);
-        pool == Some(first)
+        let pool = pool_header(space, address + distance * first.size);
+        pool.is_some_and(|pool| (pool.arena, pool.size) == (first.arena, first.size))
     };
     // An arena has up to 64 pools: 1 MiB since Python 3.10, 256 KiB before.
     let distance = [63, 31, 15, 7, 3, 1].into_iter().find(is_same);
     Some((distance.unwrap_or(0) + 1) * first.size)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Words as Python 3.11 and 3.9 write them for objects of 64 bytes, and changes of single fields.
-    #[test]
-    fn pool_is_proven_by_consistent_fields() {
-        let pool = |size: u64| [7, 0, 0, 0, 3 << 32 | 5, (size - 64) << 32 | (48 + 7 * 64)];
-        let check = |address, words, expected: Option<u64>| {
-            let found = PoolHeader::parse(address, words);
-            assert_eq!(found.map(|pool| pool.size), expected, "{words:?}");
-        };
-        check(0x4000, pool(16 << 10), Some(16 << 10));
-        check(0x5000, pool(4 << 10), Some(4 << 10));
-        check(0x5000, pool(16 << 10), None);
-        check(0x8000, pool(8 << 10), None);
-        check(0x8000, [0; 6], None);
-        for (index, value) in [(0, 1 << 20), (1, 0x100), (4, u64::MAX), (5, 64 << 32)] {
-            let mut words = pool(16 << 10);
-            words[index] = value;
-            check(0x4000, words, None);
-        }
-    }
 }

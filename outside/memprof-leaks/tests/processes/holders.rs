@@ -181,41 +181,6 @@ fn samples_without_profiler_are_refused() {
     target.assert_unharmed();
 }
 
-#[test]
-fn python_objects_are_grouped_by_type() {
-    // Since Python 3.11 an object contains its attributes. Exceptions still have a dict for them, as all
-    // objects had before.
-    for (base, attributes) in [("object", 0), ("Exception", COUNT)] {
-        let mut command = Command::new("python3");
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/processes/sessions.py");
-        command.args([script, &COUNT.to_string(), base]);
-        let mut target = Target::from_command(command.env("PYTHONMALLOC", "malloc"));
-        let holding = holders(target.pid, Detail::None, LONG_PAUSE, &|_| {}).unwrap();
-        let count = |name: &str| {
-            let groups = holding.groups.iter();
-            let of_type = groups.filter(|group| group.kind == class(name));
-            of_type.map(|group| group.objects).sum::<u64>()
-        };
-        // Stale words in the unused part of a table may look like an object's head, and hide the objects that
-        // the table holds.
-        let most = |count: u64| count / 1000 * 999..=count;
-        assert!(most(COUNT).contains(&count("Session")), "{base}");
-        assert!(most(3 * COUNT).contains(&count("Order")), "{base}");
-        assert!(count("Session.__dict__") >= attributes / 100 * 99, "{base}");
-        let sessions = largest(&holding, |kind| *kind == class("Session"));
-        // Stale words on a free list of the interpreter hold some of them, too.
-        assert!(sessions.objects > COUNT / 100 * 99, "{sessions:?}");
-        assert!(sessions.held_bytes > COUNT * 3 * 200, "{sessions:?}");
-        let path = path(&holding, sessions);
-        let outermost = path.last().unwrap();
-        assert!(
-            matches!(outermost, GroupKind::Holder(Holder::Variable { .. })),
-            "{base}: {path:?}"
-        );
-        target.assert_unharmed();
-    }
-}
-
 /// redis-server with `keys` keys, killed on drop.
 struct Redis {
     server: Child,

@@ -199,11 +199,13 @@ fn objects_whose_pointers_move_are_not_leaked() {
 #[test]
 fn python_objects_with_lost_reference_are_leaked() {
     const COUNT: u64 = 3000;
-    for base in ["object", "Exception"] {
+    let cases =
+        ["malloc", "pymalloc"].map(|allocator| [("object", allocator), ("Exception", allocator)]);
+    for (base, allocator) in cases.into_iter().flatten() {
         let mut command = Command::new("python3");
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/processes/lost.py");
         command.args([script, &COUNT.to_string(), base]);
-        let mut target = Target::from_command(command.env("PYTHONMALLOC", "malloc"));
+        let mut target = Target::from_command(command.env("PYTHONMALLOC", allocator));
         let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
         target.assert_unharmed();
         let of_class = |class: &str| {
@@ -213,9 +215,15 @@ fn python_objects_with_lost_reference_are_leaked() {
         };
         // Stale words on a stack, or on a free list of the interpreter, hold some of them.
         let most = COUNT / 100 * 99..=COUNT;
-        assert!(most.contains(&of_class("Lost")), "{base}: {proof:?}");
-        assert!(most.contains(&of_class("list")), "{base}: {proof:?}");
-        assert_eq!(of_class("Garbage"), 0, "{base}: {proof:?}");
+        assert!(
+            most.contains(&of_class("Lost")),
+            "{base} {allocator}: {proof:?}"
+        );
+        assert!(
+            most.contains(&of_class("list")),
+            "{base} {allocator}: {proof:?}"
+        );
+        assert_eq!(of_class("Garbage"), 0, "{base} {allocator}: {proof:?}");
     }
 }
 

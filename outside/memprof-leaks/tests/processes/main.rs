@@ -7,6 +7,7 @@ mod holders;
 mod hostile;
 mod leaks;
 mod moves;
+mod python;
 mod refusals;
 mod scattered;
 mod snapshots;

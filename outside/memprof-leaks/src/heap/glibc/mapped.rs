@@ -23,13 +23,14 @@ struct MappedChunk {
     mapping: Range<u64>,
 }
 
-/// Adds the chunks with a mapping of their own to `heap`. Adds none if more are found than glibc counts, because then
-/// each may be a false one. Records that, and missing chunks, as unproven. `tail` is the number of bytes at a mapping's
-/// end that the chunk's size does not count. Returns the objects in mappings of one page, which may be thread caches.
+/// Adds the chunks with a mapping of their own to `heap`. If more are found than glibc counts, none of them is certain:
+/// none is added. Both that and missing chunks are recorded as unproven. `tail` are the bytes of a mapping that the
+/// chunk's size does not count; `others` the memory of other allocators. Returns the objects that fill no more than a page.
 pub(super) fn add_mapped_chunks(
     view: &SnapshotMemory,
     counted: Option<&Parameters>,
     tail: u64,
+    others: &[Range<u64>],
     heap: &mut FoundHeap,
 ) -> Vec<u64> {
     if counted.is_some_and(|counted| counted.mapped_count == 0) {
@@ -37,8 +38,9 @@ pub(super) fn add_mapped_chunks(
     }
     let mut found = Vec::new();
     let mut memory = CachedReader::new(view);
+    let excluded = [&heap.excluded, others].concat();
     for run in private_runs(view) {
-        add_chunks(&mut memory, &run, &heap.excluded, tail, &mut found);
+        add_chunks(&mut memory, &run, &excluded, tail, &mut found);
     }
     let count = found.len() as u64;
     let bytes: u64 = found.iter().map(|chunk| range_length(&chunk.mapping)).sum();

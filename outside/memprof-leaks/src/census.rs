@@ -1,0 +1,115 @@
+//! Counts the objects of a Python process by their types.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use memprof_ptrace::ProgramWatch;
+
+use crate::analysis::{AnalysisOptions, AnalysisReport, AnalyzedSnapshot, OnPhase, Phase};
+use crate::error::Error;
+use crate::python::size_of_object;
+use crate::snapshot::CopyTarget;
+use crate::snapshot_memory::CachedReader;
+
+/// Most types that are counted each for itself; those of further ones are [`OTHER_TYPES`].
+const MAX_TYPES: usize = 1 << 16;
+/// Name for the objects of types beyond [`MAX_TYPES`].
+const OTHER_TYPES: &str = "(other types)";
+
+/// Objects of a Python process, by type.
+#[derive(Clone, Debug, Default)]
+pub struct Census {
+    /// Facts of the analysis.
+    pub report: AnalysisReport,
+    /// `CPython`'s minor version: 8 for 3.8.
+    pub minor: u32,
+    /// Types with most bytes first.
+    pub types: Vec<TypeTotals>,
+    /// Bytes of used blocks in pymalloc's pools: objects of up to 512 bytes, and tables and buffers of others.
+    pub pool_used: u64,
+    /// Bytes of pymalloc's pools.
+    pub pools: u64,
+}
+
+/// Objects of types with one name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TypeTotals {
+    /// Name of the type, as `type.__name__` or with its module.
+    pub name: String,
+    /// Number of objects.
+    pub objects: u64,
+    /// Bytes as `sys.getsizeof()` counts them.
+    pub bytes: u64,
+}
+
+/// Takes a snapshot of a Python process, and counts its objects that are in use.
+///
+/// # Errors
+/// A reason why the process was not analyzed; it runs on as before. `NoPython`: it has no interpreter that memprof can
+/// read.
+pub fn census(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Result<Census, Error> {
+    let program = ProgramWatch::open(pid);
+    let census = take_census(pid, options, progress);
+    census.map_err(|error| program.explain_error(error, Error::is_transient))
+}
+
+/// Counts the objects like [`census`], but without an explanation of the errors of a process that ends meanwhile.
+fn take_census(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Result<Census, Error> {
+    let target = CopyTarget::inspect(pid)?;
+    let mut report = AnalysisReport::new(&target.status, options);
+    let census = report.with_snapshot(&target, options, progress, |report, analyzed| {
+        progress(Phase::Count(report.objects));
+        count_objects(&analyzed)
+    })?;
+    Ok(Census { report, ..census })
+}
+
+/// Counts the Python objects of a snapshot.
+fn count_objects(analyzed: &AnalyzedSnapshot<'_>) -> Result<Census, Error> {
+    let view = &analyzed.view;
+    let interpreters = analyzed.python.as_ref().ok_or(Error::NoPython)?;
+    let mut types = interpreters.types(view);
+    let mut census = Census {
+        minor: interpreters.minor(),
+        pools: interpreters
+            .pools
+            .iter()
+            .map(|pool| pool.end - pool.start)
+            .sum(),
+        ..Census::default()
+    };
+    let mut counts: HashMap<Rc<str>, [u64; 2]> = HashMap::new();
+    let mut memory = CachedReader::new(view);
+    for object in analyzed.objects.all() {
+        if types.is_in_pool(object.range.start) {
+            census.pool_used += object.size();
+        }
+        let Some((prefix, found)) = types.find_type(&mut memory, &object) else {
+            continue;
+        };
+        let start = object.range.start + prefix;
+        let bytes = size_of_object(view, &mut memory, interpreters, start, &found);
+        let is_new = counts.len() >= MAX_TYPES && !counts.contains_key(&found.name);
+        let name = if is_new {
+            OTHER_TYPES.into()
+        } else {
+            found.name
+        };
+        let [count, sum] = counts.entry(name).or_default();
+        *count += 1;
+        // Inconsistent fields: the memory that the object has.
+        *sum = sum.saturating_add(bytes.unwrap_or_else(|| object.size()));
+    }
+    let totals = counts
+        .into_iter()
+        .map(|(name, [objects, bytes])| TypeTotals {
+            name: name.to_string(),
+            objects,
+            bytes,
+        });
+    census.types = totals.collect();
+    census
+        .types
+        .sort_by(|one, other| (other.bytes, &one.name).cmp(&(one.bytes, &other.name)));
+    Ok(census)
+}

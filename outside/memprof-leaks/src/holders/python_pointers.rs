@@ -1,0 +1,135 @@
+//! Variables of Python as holders.
+//!
+//! Each function has a pointer to the dict of its module, so in the graph all objects hold all variables. Therefore the
+//! pointers of variables are taken from the tables that contain them: each is its own holder. A weak reference holds
+//! nothing, and neither does a string, whose end in its block often has the rest of a pointer that was there before.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::holder::Holder;
+use crate::analysis::AnalyzedSnapshot;
+use crate::objects::{Object, ObjectIndex};
+use crate::python::{VariableOwner, elements_of_object, find_variables};
+use crate::snapshot_memory::CachedReader;
+
+/// Bits of a word of a bitmap.
+const BITS: usize = u64::BITS as usize;
+/// Bytes of a pointer.
+const WORD: u64 = 8;
+/// Bytes of which the sizes of blocks are multiples.
+const PADDING: u64 = 16;
+
+/// Pointers of Python's variables, and objects without pointers.
+#[derive(Debug, Default)]
+pub(super) struct PythonPointers {
+    /// Each variable with the number of the object that is its value.
+    pub(super) variables: Vec<(Holder, u32)>,
+    /// Values in the table with that number, sorted.
+    tables: HashMap<u32, Vec<u32>>,
+    /// A bit for each object, by its number: whether it holds nothing. Empty if there is no interpreter.
+    empty: Vec<u64>,
+    /// A bit for each object: whether its block's last word is behind it.
+    padded: Vec<u64>,
+    /// Ends of the pointers in tables that have room for more.
+    ends: HashMap<u32, u64>,
+}
+
+impl PythonPointers {
+    /// Finds them in a snapshot; none if it has no interpreter whose layout is known.
+    pub(super) fn find(analyzed: &AnalyzedSnapshot<'_>, object_index: &ObjectIndex<'_>) -> Self {
+        let mut found = Self::default();
+        let Some(interpreters) = &analyzed.python else {
+            return found;
+        };
+        let mut types = interpreters.types(&analyzed.view);
+        for variable in find_variables(&analyzed.view, interpreters, &mut types) {
+            // Constants of the interpreter are in no heap.
+            let Some(value) = object_index.number(variable.value) else {
+                continue;
+            };
+            if let Some(table) = object_index.number(variable.table) {
+                found.tables.entry(table).or_default().push(value);
+            }
+            let (name, class) = match variable.owner {
+                VariableOwner::Data { name, class } => (name, class),
+                VariableOwner::Module(name) => (name.to_string(), "module".into()),
+            };
+            let class = class.to_string();
+            found
+                .variables
+                .push((Holder::PythonVariable { name, class }, value));
+        }
+        found
+            .tables
+            .values_mut()
+            .for_each(|values| values.sort_unstable());
+        let mut memory = CachedReader::new(&analyzed.view);
+        let words = (object_index.count() as usize).div_ceil(BITS);
+        (found.empty, found.padded) = (vec![0; words], vec![0; words]);
+        for (number, object) in (0_usize..).zip(object_index.all()) {
+            let end = types.end_of_pointers(&mut memory, &object);
+            found.set_end(number, &object, end.unwrap_or(object.range.end));
+            let Some((before, class)) = types.find_type(&mut memory, &object) else {
+                continue;
+            };
+            let start = object.range.start + before;
+            let view = &analyzed.view;
+            let tables = elements_of_object(view, &mut memory, interpreters, start, &class);
+            for elements in tables.into_iter().flatten() {
+                if let Some(number) = object_index.number(elements.start) {
+                    let table = object_index.object(number);
+                    found.set_end(number as usize, &table, elements.end);
+                }
+            }
+        }
+        found
+    }
+
+    /// Whether the pointer from an object to another is a variable.
+    pub(super) fn is_variable(&self, object: u32, target: u32) -> bool {
+        let values = self.tables.get(&object);
+        values.is_some_and(|values| values.binary_search(&target).is_ok())
+    }
+
+    /// Records where the pointers in an object end.
+    fn set_end(&mut self, number: usize, object: &Object, end: u64) {
+        let Range { start, end: last } = object.range;
+        let bit = 1 << (number % BITS);
+        match last.saturating_sub(end) {
+            ..WORD => {}
+            _ if end == start => self.empty[number / BITS] |= bit,
+            // Not the object's, if its fields are inconsistent.
+            _ if end < start => {}
+            WORD..PADDING => self.padded[number / BITS] |= bit,
+            _ => {
+                self.ends.insert(number as u32, end);
+            }
+        }
+    }
+
+    /// The part of an object with that number that may have pointers.
+    pub(super) fn pointers_in(&self, number: u32, object: &Object) -> Range<u64> {
+        let Range { start, end } = object.range;
+        let (word, bit) = (number as usize / BITS, number as usize % BITS);
+        let has = |bits: &[u64]| bits.get(word).is_some_and(|word| word >> bit & 1 != 0);
+        match (has(&self.empty), has(&self.padded)) {
+            (true, _) => start..start,
+            (_, true) => start..end - WORD,
+            _ => start..self.ends.get(&number).map_or(end, |known| end.min(*known)),
+        }
+    }
+
+    /// Whether the object with that number contains pointers of variables.
+    pub(super) fn has_variables(&self, object: u32) -> bool {
+        self.tables.contains_key(&object)
+    }
+
+    /// Memory of the tables and the bitmap, in bytes; that of the variables is the holders'.
+    pub(super) fn memory(&self) -> u64 {
+        let values: usize = self.tables.values().map(Vec::capacity).sum();
+        let ends = self.ends.capacity() * (size_of::<(u32, u64)>() + 1);
+        let tables = self.tables.len() * (size_of::<(u32, Vec<u32>)>() + size_of::<u64>());
+        (size_of::<u32>() * values + tables + ends + 2 * size_of::<u64>() * self.empty.len()) as u64
+    }
+}

@@ -1,0 +1,223 @@
+//! Dicts and strings of `CPython`, read in place.
+
+use super::layout::Layout;
+use super::types::{PythonTypes, TypeFlag};
+use crate::snapshot_memory::SnapshotMemory;
+
+/// Most entries of a dict that are read: a module has thousands.
+const MAX_ENTRIES: u64 = 1 << 18;
+/// Most characters of a name.
+const MAX_NAME: u64 = 512;
+/// Offsets in `PyDictObject`.
+const KEYS: u64 = 32;
+const VALUES: u64 = 40;
+
+/// A dict whose keys are its own.
+#[derive(Debug)]
+pub(super) struct Dict {
+    /// Address of its hash table, which contains the pointers to its values.
+    pub(super) table: u64,
+    /// Addresses of each key and value.
+    pub(super) entries: Vec<(u64, u64)>,
+}
+
+/// Hash table of a dict (`PyDictKeysObject`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KeyTable {
+    /// Number of references to it: 1 unless several dicts share it.
+    pub(super) references: u64,
+    /// Offset of the entries, in bytes.
+    pub(super) head: u64,
+    /// Bytes of an entry: hash, key and value, or the last two.
+    pub(super) stride: u64,
+    /// Number of entries that were ever used.
+    pub(super) used: u64,
+    /// Number of entries for which there is room.
+    pub(super) room: u64,
+}
+
+impl KeyTable {
+    /// Reads the head of a table. `None` if its fields are inconsistent.
+    pub(super) fn read(view: &SnapshotMemory, layout: &Layout, table: u64) -> Option<Self> {
+        let word = |offset| view.field(table, offset);
+        Self::parse(layout.minor, [word(0)?, word(8)?, word(24)?, word(32)?])
+    }
+
+    /// Parses the words 0, 1, 3 and 4 of a table.
+    fn parse(minor: u32, [references, form, third, fourth]: [u64; 4]) -> Option<Self> {
+        let (size, index_bytes, start, stride, used) = match minor {
+            ..=10 => {
+                let width = match form {
+                    ..=0xff => 1,
+                    ..=0xffff => 2,
+                    ..=0xffff_ffff => 4,
+                    _ => 8,
+                };
+                (form, form.checked_mul(width)?, 40, 24, fourth)
+            }
+            _ => {
+                let byte = |index: u32| form >> (8 * index) & 0xff;
+                let power = |exponent: u64| 1_u64.checked_shl(exponent as u32);
+                // `DICT_KEYS_GENERAL`; else all keys are strings, which have their hash.
+                let stride = if byte(2) == 0 { 24 } else { 16 };
+                (power(byte(0))?, power(byte(1))?, 32, stride, third)
+            }
+        };
+        let room = size.checked_mul(2)? / 3;
+        let is_consistent = size.is_power_of_two() && used <= room.max(1);
+        is_consistent.then_some(Self {
+            references,
+            head: index_bytes.checked_add(start)?,
+            stride,
+            used,
+            room,
+        })
+    }
+
+    /// Bytes of the table up to the last entry that was ever used.
+    pub(super) fn size_of_used(&self) -> Option<u64> {
+        self.head.checked_add(self.used.checked_mul(self.stride)?)
+    }
+
+    /// Bytes of the table.
+    pub(super) fn size(&self) -> Option<u64> {
+        self.head.checked_add(self.room.checked_mul(self.stride)?)
+    }
+}
+
+impl Dict {
+    /// Reads a dict. `None` if it is none, shares its keys, or is larger than a dict of variables may be.
+    pub(super) fn read(
+        view: &SnapshotMemory,
+        layout: &Layout,
+        dict: u64,
+        types: &mut PythonTypes<'_>,
+    ) -> Option<Self> {
+        if !types.has_flag(dict, TypeFlag::Dict) || view.field(dict, VALUES)? != 0 {
+            return None;
+        }
+        let table = view.field(dict, KEYS)?;
+        let keys = KeyTable::read(view, layout, table)?;
+        if keys.used > MAX_ENTRIES {
+            return None;
+        }
+        let mut bytes = vec![0; (keys.used * keys.stride) as usize];
+        if view.read(table.checked_add(keys.head)?, &mut bytes) < bytes.len() {
+            return None;
+        }
+        let word = |entry: &[u8], from_end: usize| {
+            let start = entry.len() - 8 * from_end;
+            u64::from_le_bytes(entry[start..start + 8].try_into().expect("eight bytes"))
+        };
+        let entries = bytes.chunks_exact(keys.stride as usize);
+        let entries = entries.map(|entry| (word(entry, 2), word(entry, 1)));
+        Some(Self {
+            table,
+            // An entry that was deleted has neither.
+            entries: entries
+                .filter(|(key, value)| *key != 0 && *value != 0)
+                .collect(),
+        })
+    }
+}
+
+impl Layout {
+    /// Reads the `str` at an address. `None` if it is none, is not compact, or is longer than a name may be.
+    pub(super) fn text(
+        &self,
+        view: &SnapshotMemory,
+        object: u64,
+        types: &mut PythonTypes<'_>,
+    ) -> Option<String> {
+        if !types.has_flag(object, TypeFlag::Text) {
+            return None;
+        }
+        let text = TextForm::parse(view.field(object, 16)?, view.field(object, 32)?)?;
+        if !text.is_compact || text.len > MAX_NAME {
+            return None;
+        }
+        let head = if text.is_ascii {
+            self.text_ascii
+        } else {
+            self.text_compact
+        };
+        let mut bytes = vec![0; (text.len * text.width) as usize];
+        if view.read(object.checked_add(head)?, &mut bytes) < bytes.len() {
+            return None;
+        }
+        let chars = bytes.chunks_exact(text.width as usize).map(|char| {
+            let mut code = [0; 4];
+            code[..char.len()].copy_from_slice(char);
+            char::from_u32(u32::from_le_bytes(code)).unwrap_or(char::REPLACEMENT_CHARACTER)
+        });
+        Some(chars.collect())
+    }
+}
+
+/// Form of a `str` (`PyASCIIObject`).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TextForm {
+    /// Number of characters.
+    pub(super) len: u64,
+    /// Bytes of a character: 1, 2 or 4.
+    pub(super) width: u64,
+    pub(super) is_compact: bool,
+    pub(super) is_ascii: bool,
+}
+
+impl TextForm {
+    /// Parses the words at 16 and 32 of a `str`: its length and its state. `None` if they are inconsistent.
+    pub(super) fn parse(len: u64, state: u64) -> Option<Self> {
+        // interned (2 bits), kind (3), compact, ascii.
+        let width = state >> 2 & 7;
+        matches!(width, 1 | 2 | 4).then_some(Self {
+            len,
+            width,
+            is_compact: state >> 5 & 1 != 0,
+            is_ascii: state >> 6 & 1 != 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_is_read_as_its_version_has_it() {
+        let check = |minor, words, expected: Option<(u64, u64)>| {
+            let table = KeyTable::parse(minor, words);
+            let found = table.map(|table| {
+                (
+                    table.head + table.used * table.stride,
+                    table.size().unwrap(),
+                )
+            });
+            assert_eq!(found, expected, "{minor}: {words:x?}");
+        };
+        // 3.10: eight indices of one byte, three of five entries.
+        check(10, [1, 8, 2, 3], Some((40 + 8 + 3 * 24, 40 + 8 + 5 * 24)));
+        check(
+            10,
+            [1, 512, 0, 300],
+            Some((40 + 1024 + 300 * 24, 40 + 1024 + 341 * 24)),
+        );
+        // 3.11: logarithms of the numbers of indices and of their bytes, and whether all keys are strings.
+        check(
+            11,
+            [1, 0x0001_0303, 3, 0],
+            Some((32 + 8 + 3 * 16, 32 + 8 + 5 * 16)),
+        );
+        check(
+            13,
+            [1, 0x0000_0a09, 300, 0],
+            Some((32 + 1024 + 300 * 24, 32 + 1024 + 341 * 24)),
+        );
+        // More entries than room, no power of two, a size that overflows.
+        check(10, [1, 8, 0, 6], None);
+        check(10, [1, 7, 0, 1], None);
+        check(10, [1, 1 << 62, 0, 1], None);
+        check(12, [1, 0x3f3f, 1, 0], None);
+        check(12, [1, 0xffff, 1, 0], None);
+    }
+}

@@ -1,0 +1,149 @@
+//! The interpreters of a process.
+
+use std::fs;
+use std::ops::Range;
+
+use memprof_ptrace::frame_memory::loaded_libraries;
+use memprof_ptrace::library_image::LibraryImage;
+
+use super::dicts::Dict;
+use super::layout::Layout;
+use super::types::PythonTypes;
+use crate::snapshot_memory::SnapshotMemory;
+
+/// Most interpreters of a process that are read.
+const MAX_INTERPRETERS: usize = 256;
+/// Most threads of an interpreter whose local variables are found, and most chunks of one.
+const MAX_THREADS: usize = 1 << 14;
+const MAX_CHUNKS: usize = 1 << 10;
+/// Largest chunk of local variables, in bytes.
+const MAX_CHUNK_SIZE: u64 = 1 << 30;
+
+/// A `CPython` in a process whose layout is known.
+#[derive(Clone, Debug)]
+pub(crate) struct Interpreters {
+    pub(super) layout: Layout,
+    /// Address of `sys.modules` of each interpreter.
+    pub(super) modules: Vec<u64>,
+    /// Local variables of functions.
+    pub(crate) frames: Vec<FrameMemory>,
+    /// Memory of pymalloc's pools, by address.
+    pub(crate) pools: Vec<Range<u64>>,
+}
+
+/// Memory with local variables of a thread's functions (`_PyStackChunk`).
+#[derive(Clone, Debug)]
+pub(crate) struct FrameMemory {
+    pub(crate) range: Range<u64>,
+    /// Result of `pthread_self(3)`, which is the address of the thread's control block.
+    pub(crate) thread: u64,
+}
+
+impl Interpreters {
+    /// Finds the interpreters of a process. `None` if it has none that runs. The error is the reason why one cannot be
+    /// read.
+    pub(crate) fn find(view: &SnapshotMemory) -> Result<Option<Self>, String> {
+        let Some((runtime, version)) = runtime_symbols(view) else {
+            return Ok(None);
+        };
+        let layout = Layout::find(view, &runtime, version)?;
+        let head = view.field(runtime.start, layout.interpreters);
+        let mut next = head.ok_or("its _PyRuntime cannot be read")?;
+        if next == 0 {
+            return Ok(None);
+        }
+        let mut types = PythonTypes::new(view, Some(layout), Vec::new());
+        let mut found = Self {
+            layout,
+            modules: Vec::new(),
+            frames: Vec::new(),
+            pools: Vec::new(),
+        };
+        for _ in 0..MAX_INTERPRETERS {
+            if next == 0 {
+                break;
+            }
+            found.add_interpreter(view, next, &mut types);
+            next = view.field(next, layout.next).unwrap_or_default();
+        }
+        match found.modules.is_empty() {
+            true => Err("its sys.modules is not found".to_owned()),
+            false => Ok(Some(found)),
+        }
+    }
+
+    /// Reader of the types of their objects.
+    pub(crate) fn types<'a>(&self, view: &'a SnapshotMemory) -> PythonTypes<'a> {
+        PythonTypes::new(view, Some(self.layout), self.pools.clone())
+    }
+
+    /// `CPython`'s minor version: 8 for 3.8.
+    pub(crate) fn minor(&self) -> u32 {
+        self.layout.minor
+    }
+
+    /// Bytes of a pool of pymalloc.
+    pub(crate) fn pool_size(&self) -> u64 {
+        self.layout.pool_size()
+    }
+
+    /// Adds an interpreter, if its `sys.modules` contains the module `sys`.
+    fn add_interpreter(&mut self, view: &SnapshotMemory, state: u64, types: &mut PythonTypes<'_>) {
+        let layout = self.layout;
+        let modules = view.field(state, layout.modules).filter(|modules| {
+            let dict = Dict::read(view, &layout, *modules, types);
+            let mut entries = dict.iter().flat_map(|dict| &dict.entries);
+            entries.any(|(key, value)| {
+                let is_sys = layout
+                    .text(view, *key, types)
+                    .is_some_and(|name| name == "sys");
+                is_sys && types.is_module(*value)
+            })
+        });
+        let Some(modules) = modules else {
+            return;
+        };
+        self.modules.push(modules);
+        let Some([own_id, chunk]) = layout.thread_frames else {
+            return;
+        };
+        let mut thread = view.field(state, layout.threads).unwrap_or_default();
+        for _ in 0..MAX_THREADS {
+            if thread == 0 {
+                break;
+            }
+            self.add_frames(view, thread, own_id, chunk);
+            // `PyThreadState.next`, in all versions with chunks.
+            thread = view.field(thread, 8).unwrap_or_default();
+        }
+    }
+
+    /// Adds the local variables of a thread's functions.
+    fn add_frames(&mut self, view: &SnapshotMemory, thread: u64, own_id: u64, chunk: u64) {
+        let id = view.field(thread, own_id).unwrap_or_default();
+        let mut chunk = view.field(thread, chunk).unwrap_or_default();
+        for _ in 0..MAX_CHUNKS {
+            let size = view.field(chunk, 8).unwrap_or_default();
+            if chunk == 0 || !(1..=MAX_CHUNK_SIZE).contains(&size) {
+                return;
+            }
+            self.frames.push(FrameMemory {
+                range: chunk..chunk.saturating_add(size),
+                thread: id,
+            });
+            chunk = view.word(chunk).unwrap_or_default();
+        }
+    }
+}
+
+/// `_PyRuntime` and the address of `Py_Version`, if the version has it, of the first loaded file that has them.
+fn runtime_symbols(view: &SnapshotMemory) -> Option<(Range<u64>, Option<u64>)> {
+    let memory = view.copy_memory();
+    let maps = fs::read(format!("/proc/{}/maps", view.copy_pid())).ok()?;
+    let loaded = loaded_libraries(&memory, &maps).ok()?;
+    loaded.into_iter().find_map(|base| {
+        let image = LibraryImage::read(&memory, base).ok()?;
+        let runtime = image.symbol_range("_PyRuntime")?;
+        Some((runtime, image.symbol("Py_Version")))
+    })
+}

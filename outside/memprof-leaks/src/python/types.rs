@@ -1,0 +1,427 @@
+//! Types of Python 3 objects, by the pointer to its type that each has (Include/object.h). A type is
+//! recognized because the type of its type is `type`, which is its own type. The type also says where an
+//! object has the dict of its attributes (`__dict__`); since 3.11 most objects have none until it is
+//! requested.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::layout::Layout;
+use crate::objects::{GC_HEAD_SIZE, Object, Objects};
+use crate::snapshot_memory::{CachedReader, SnapshotMemory};
+
+/// Possible sizes of what precedes an object: nothing, the collector's `PyGC_Head` (next and previous object
+/// in its list), or since 3.11 also two pointers before that.
+const PREFIX_SIZES: [u64; 3] = [0, GC_HEAD_SIZE, GC_HEAD_SIZE + 16];
+/// Offset of the previous object in a `PyGC_Head`.
+const PREVIOUS_OFFSET: u64 = 8;
+/// Flags of the collector in the lowest bits of these pointers.
+const LINK_FLAGS: u64 = 0b11;
+/// Offset of an object's type, after its reference count.
+const TYPE_OFFSET: u64 = 8;
+/// Offset of a type's name (`tp_name`).
+const NAME_OFFSET: u64 = 24;
+/// Offsets of the size of its objects and of an element of them (`tp_basicsize`, `tp_itemsize`).
+const BASIC_SIZE_OFFSET: u64 = 32;
+const ITEM_SIZE_OFFSET: u64 = 40;
+/// Offset of a type's flags (`tp_flags`).
+pub(super) const FLAGS_OFFSET: u64 = 168;
+/// Offset of the type of which it is a subtype (`tp_base`).
+const BASE_OFFSET: u64 = 256;
+/// Offset in a type of the offset at which its objects have the pointer to their dict (`tp_dictoffset`).
+const DICT_OFFSET: u64 = 288;
+/// Offset of the pointer to the dict from an object with [`TypeFlag::ManagedDict`].
+const MANAGED_DICT_OFFSET: i64 = -24;
+/// Name of the type of dicts.
+pub(crate) const DICT_TYPE: &str = "dict";
+/// Offset of a dict's pointer to its table of keys.
+const KEYS_OFFSET: u64 = 32;
+/// Offset of a dict's pointer to its table of values, null unless it shares its keys with other dicts.
+const VALUES_OFFSET: u64 = 40;
+/// Bytes of the smallest Python object.
+const MIN_OBJECT_SIZE: u64 = 16;
+/// Least reference count of an immortal object: since 3.12, the sign bit of a 32-bit count
+/// (`_Py_IsImmortal`).
+const MIN_IMMORTAL_COUNT: u32 = 1 << 31;
+/// Most bytes of a type's name.
+const NAME_LIMIT: usize = 256;
+/// Most types in the cache, which is cleared when it is full.
+const MAX_CACHED_TYPES: usize = 1 << 18;
+/// Offset of the number of elements of an object that has some (`ob_size`).
+const LENGTH_OFFSET: u64 = 16;
+/// Offset of the state of a `str`, and its bits for one whose characters are ASCII and follow it.
+const TEXT_STATE_OFFSET: u64 = 32;
+const COMPACT_ASCII: u64 = 0b110_0000;
+/// Largest size of the fixed part of an object, or of an element, in bytes.
+const MAX_BASIC_SIZE: u64 = 1 << 24;
+/// Most types of which a type is a subtype, each of the next.
+const MAX_BASES: usize = 64;
+/// Names of the types of weak references, in all versions.
+const WEAK_REFERENCES: [&str; 6] = [
+    "weakref",
+    "weakref.ReferenceType",
+    "weakproxy",
+    "weakref.ProxyType",
+    "weakcallableproxy",
+    "weakref.CallableProxyType",
+];
+
+/// A bit of `tp_flags`, by its number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TypeFlag {
+    /// `Py_TPFLAGS_INLINE_VALUES`, since 3.13: the values of its attributes follow an object.
+    InlineValues = 2,
+    /// `Py_TPFLAGS_MANAGED_WEAKREF`, since 3.12.
+    ManagedWeakReference = 3,
+    /// `Py_TPFLAGS_MANAGED_DICT`, since 3.11: the pointer to the dict precedes the object.
+    ManagedDict = 4,
+    /// `Py_TPFLAGS_HEAPTYPE`: the program has made the type.
+    Heap = 9,
+    /// `Py_TPFLAGS_HAVE_GC`: the collector may have the objects in its list.
+    Collected = 14,
+    Long = 24,
+    List = 25,
+    Tuple = 26,
+    Bytes = 27,
+    Text = 28,
+    Dict = 29,
+    Class = 31,
+}
+
+/// Types of the Python objects in a snapshot, with a cache.
+#[derive(Debug)]
+pub(crate) struct PythonTypes<'a> {
+    view: &'a SnapshotMemory,
+    /// Layout of the version, if it is known.
+    layout: Option<Layout>,
+    /// Memory of pymalloc's pools, by address.
+    pools: Vec<Range<u64>>,
+    types: HashMap<u64, Option<PythonType>>,
+}
+
+/// Type of Python objects.
+#[derive(Clone, Debug)]
+pub(crate) struct PythonType {
+    pub(crate) name: Rc<str>,
+    flags: u64,
+    /// Bytes of the fixed part of an object.
+    pub(crate) basic_size: u64,
+    /// Bytes of an element; 0 if the objects have one size.
+    pub(crate) item_size: u64,
+    /// Offset from an object's start of the pointer to the dict of its attributes.
+    dict: Option<i64>,
+    /// Address of the table of keys that its objects share, if the program has made the type.
+    pub(super) cached_keys: Option<u64>,
+    pub(crate) is_set: bool,
+    pub(crate) is_bytearray: bool,
+    is_weak_reference: bool,
+    is_number: bool,
+}
+
+impl PythonType {
+    pub(crate) fn has(&self, flag: TypeFlag) -> bool {
+        self.flags >> flag as u32 & 1 != 0
+    }
+
+    /// Bytes in front of an object: see [`PREFIX_SIZES`]. Without a known version, what precedes the `PyGC_Head` does
+    /// not count.
+    pub(crate) fn prefix(&self, minor: Option<u32>) -> u64 {
+        let has_pointers = match minor {
+            Some(12..) => {
+                self.has(TypeFlag::ManagedDict) || self.has(TypeFlag::ManagedWeakReference)
+            }
+            Some(11) => self.has(TypeFlag::ManagedDict),
+            _ => false,
+        };
+        let head = if self.has(TypeFlag::Collected) {
+            GC_HEAD_SIZE
+        } else {
+            0
+        };
+        head + if has_pointers { 16 } else { 0 }
+    }
+}
+
+impl<'a> PythonTypes<'a> {
+    /// Types of the objects of a `CPython` with that layout, if it is known, and with these pools.
+    pub(super) fn new(
+        view: &'a SnapshotMemory,
+        layout: Option<Layout>,
+        pools: Vec<Range<u64>>,
+    ) -> Self {
+        Self {
+            view,
+            layout,
+            pools,
+            types: HashMap::new(),
+        }
+    }
+
+    /// Reader for an interpreter of unknown layout. `None` if neither one nor its library is mapped.
+    pub(crate) fn without_layout(view: &'a SnapshotMemory) -> Option<Self> {
+        let is_python = |name: &str| {
+            let file = name.rsplit('/').next().unwrap_or(name);
+            file.starts_with("python3") || file.starts_with("libpython3")
+        };
+        let is_found = view.regions.iter().any(|region| is_python(&region.name));
+        is_found.then(|| Self::new(view, None, Vec::new()))
+    }
+
+    /// `CPython`'s minor version, if its layout is known.
+    fn minor(&self) -> Option<u32> {
+        self.layout.map(|layout| layout.minor)
+    }
+
+    /// Whether an address is in a pool of pymalloc.
+    pub(crate) fn is_in_pool(&self, address: u64) -> bool {
+        let at = self.pools.partition_point(|pool| pool.end <= address);
+        self.pools.get(at).is_some_and(|pool| pool.start <= address)
+    }
+
+    /// Type of the Python object at an address. `None` if there is none.
+    fn type_of(&mut self, object: u64) -> Option<PythonType> {
+        if object == 0 || !object.is_multiple_of(8) {
+            return None;
+        }
+        self.type_at(self.view.word(object.checked_add(TYPE_OFFSET)?)?)
+    }
+
+    /// Name of the type of the Python object at an address. `None` if there is none.
+    pub(super) fn class_of(&mut self, object: u64) -> Option<Rc<str>> {
+        Some(self.type_of(object)?.name)
+    }
+
+    /// Whether the object at an address is of a type with that flag.
+    pub(super) fn has_flag(&mut self, object: u64, flag: TypeFlag) -> bool {
+        self.type_of(object).is_some_and(|found| found.has(flag))
+    }
+
+    /// Whether the object at an address is a module.
+    pub(super) fn is_module(&mut self, object: u64) -> bool {
+        let class = self.view.word(object.saturating_add(TYPE_OFFSET));
+        self.type_of(object).is_some()
+            && class.is_some_and(|class| has_base(self.view, class, &["module"]))
+    }
+
+    /// Records the `PyGC_Head` of all objects. Its pointers link each object to all others, but do not hold
+    /// them.
+    pub(crate) fn record_gc_heads(&mut self, objects: &Objects) {
+        let mut memory = CachedReader::new(self.view);
+        for object in objects.all() {
+            if let Some(head) = self.gc_head(&mut memory, &object) {
+                objects.set_gc_head(head);
+            }
+        }
+    }
+
+    /// Address of an object's `PyGC_Head`. `None` unless the next object in its list points back to it.
+    fn gc_head(&mut self, memory: &mut CachedReader<'_>, object: &Object) -> Option<u64> {
+        let (before, object_type) = self.find_type(memory, object)?;
+        let head = object.range.start + before.checked_sub(GC_HEAD_SIZE)?;
+        let next = memory.word(head)? & !LINK_FLAGS;
+        let is_linked = object_type.has(TypeFlag::Collected)
+            && next != 0
+            && memory.uncached_word(next.checked_add(PREVIOUS_OFFSET)?)? & !LINK_FLAGS == head;
+        is_linked.then_some(head)
+    }
+
+    /// Name of the type of an object. `None` if it is no Python object.
+    pub(crate) fn type_name(
+        &mut self,
+        memory: &mut CachedReader<'_>,
+        object: &Object,
+    ) -> Option<Rc<str>> {
+        let (_, object_type) = self.find_type(memory, object)?;
+        Some(object_type.name)
+    }
+
+    /// End of the pointers in an object: its start if it is a weak reference, or of a type without pointers (numbers,
+    /// bytes, strings of ASCII), or one that the interpreter has freed, but keeps for the next of its type. Behind the
+    /// object, its block may have pointers of one that was there before. `None` if it is no Python object, or its
+    /// pointers may be anywhere.
+    pub(crate) fn end_of_pointers(
+        &mut self,
+        memory: &mut CachedReader<'_>,
+        object: &Object,
+    ) -> Option<u64> {
+        let Some((before, object_type)) = self.find_type(memory, object) else {
+            return self.is_dead(memory, object).then_some(object.range.start);
+        };
+        let start = object.range.start + before;
+        let is_collected = object_type.has(TypeFlag::Collected);
+        let is_plain = object_type.is_number
+            || object_type.has(TypeFlag::Bytes)
+            || object_type.has(TypeFlag::Text)
+                && memory.word(start + TEXT_STATE_OFFSET)? & COMPACT_ASCII == COMPACT_ASCII;
+        if object_type.is_weak_reference || is_plain && !is_collected {
+            return Some(object.range.start);
+        }
+        let elements = match object_type.item_size {
+            0 => 0,
+            _ if object_type.has(TypeFlag::Tuple) => memory.word(start + LENGTH_OFFSET)?,
+            _ => return None,
+        };
+        let has_values_behind = object_type.has(TypeFlag::InlineValues);
+        let size = elements
+            .checked_mul(8)?
+            .checked_add(object_type.basic_size)?;
+        (!has_values_behind).then_some(start.checked_add(size)?)
+    }
+
+    /// Name of an object's type, and the address of the dict with its attributes. `None` if it has no dict, or is no
+    /// Python object.
+    pub(crate) fn attributes_dict(
+        &mut self,
+        memory: &mut CachedReader<'_>,
+        object: &Object,
+    ) -> Option<(Rc<str>, u64)> {
+        let (before, object_type) = self.find_type(memory, object)?;
+        let pointer = (object.range.start + before).checked_add_signed(object_type.dict?)?;
+        let is_inside = object.range.contains(&pointer);
+        Some((object_type.name, is_inside.then(|| memory.word(pointer))??))
+    }
+
+    /// Address of the table of keys, or of values if the keys are shared, which only this dict uses. `None`
+    /// if the object is no dict.
+    pub(crate) fn dict_table(
+        &mut self,
+        memory: &mut CachedReader<'_>,
+        dict: &Object,
+    ) -> Option<u64> {
+        let (before, object_type) = self.find_type(memory, dict)?;
+        let start = dict.range.start + before;
+        if &*object_type.name != DICT_TYPE || start + VALUES_OFFSET >= dict.range.end {
+            return None;
+        }
+        match memory.word(start + VALUES_OFFSET)? {
+            0 => memory.word(start + KEYS_OFFSET),
+            values => Some(values),
+        }
+    }
+
+    /// Whether an object has a type, but no references.
+    fn is_dead(&mut self, memory: &mut CachedReader<'_>, object: &Object) -> bool {
+        PREFIX_SIZES.into_iter().any(|before| {
+            let start = object.range.start + before;
+            let is_inside = start + MIN_OBJECT_SIZE <= object.range.end;
+            let is_unreferenced = is_inside && memory.word(start) == Some(0);
+            let class = is_unreferenced
+                .then(|| memory.word(start + TYPE_OFFSET))
+                .flatten();
+            let found = class.and_then(|class| self.type_at(class));
+            found.is_some_and(|found| found.prefix(self.minor()) == before)
+        })
+    }
+
+    /// Finds the type of an object. Returns also the bytes in front of the Python object. `None` if it is no
+    /// Python object.
+    pub(crate) fn find_type(
+        &mut self,
+        memory: &mut CachedReader<'_>,
+        object: &Object,
+    ) -> Option<(u64, PythonType)> {
+        let minor = self.minor();
+        PREFIX_SIZES.into_iter().find_map(|before| {
+            let start = object.range.start + before;
+            if start + MIN_OBJECT_SIZE > object.range.end
+                || !may_be_reference_count(memory.word(start)?)
+            {
+                return None;
+            }
+            let address = memory.word(start + TYPE_OFFSET)?;
+            let object_type = self.type_at(address)?;
+            let is_there = minor.is_none() || object_type.prefix(minor) == before;
+            is_there.then_some((before, object_type))
+        })
+    }
+
+    /// Reads the type at an address, or takes it from the cache. `None` if there is none.
+    fn type_at(&mut self, address: u64) -> Option<PythonType> {
+        // A type has more bytes than an object in a pool.
+        if !address.is_multiple_of(8) || address < 4096 || self.is_in_pool(address) {
+            return None;
+        }
+        if self.types.len() > MAX_CACHED_TYPES {
+            self.types.clear();
+        }
+        let view = self.view;
+        let layout = self.layout;
+        // The word may be any number, so its sum with an offset may overflow.
+        let type_of = |object: u64| view.word(object.checked_add(TYPE_OFFSET)?);
+        let object_type = || {
+            let above = type_of(address)?;
+            let topmost = type_of(above)?;
+            let is_its_own = type_of(topmost)? == topmost;
+            let is_type = is_its_own && read_type_name(view, topmost)? == "type";
+            let name = is_type.then(|| read_type_name(view, address)).flatten()?;
+            let size = |offset| {
+                let size = view.word(address + offset)?;
+                (size <= MAX_BASIC_SIZE).then_some(size)
+            };
+            let flags = view.word(address + FLAGS_OFFSET)?;
+            Some(PythonType {
+                name: name.into(),
+                flags,
+                basic_size: size(BASIC_SIZE_OFFSET)?,
+                item_size: size(ITEM_SIZE_OFFSET)?,
+                dict: dict_offset(view, address, flags),
+                cached_keys: layout
+                    .filter(|_| flags >> TypeFlag::Heap as u32 & 1 != 0)
+                    .and_then(|layout| view.word(address + layout.cached_keys)),
+                is_set: has_base(view, address, &["set", "frozenset"]),
+                is_bytearray: has_base(view, address, &["bytearray"]),
+                is_weak_reference: has_base(view, address, &WEAK_REFERENCES),
+                is_number: has_base(view, address, &["int", "float", "complex"]),
+            })
+        };
+        let known = self.types.entry(address);
+        known.or_insert_with(object_type).clone()
+    }
+}
+
+/// Whether a word may be a reference count: 32 bits since 3.12, with flags above.
+fn may_be_reference_count(word: u64) -> bool {
+    word as u32 != 0 && word >> 48 == 0
+}
+
+/// Reference count of the Python object at `start`; 0 for an immortal one, whose references are not counted.
+pub(crate) fn reference_count(memory: &mut CachedReader<'_>, start: u64) -> u32 {
+    let count = memory.word(start).unwrap_or_default() as u32;
+    if count < MIN_IMMORTAL_COUNT { count } else { 0 }
+}
+
+/// Name of a type. `None` if its memory cannot be read or is no name.
+fn read_type_name(view: &SnapshotMemory, object_type: u64) -> Option<String> {
+    let name = view.text(
+        view.word(object_type.checked_add(NAME_OFFSET)?)?,
+        NAME_LIMIT,
+    )?;
+    let is_name = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
+    (!name.is_empty() && is_name(&name)).then_some(name)
+}
+
+/// Offset of the dict pointer in a type's objects. `None` if they have no dict, or the offset depends on
+/// their length.
+fn dict_offset(view: &SnapshotMemory, object_type: u64, flags: u64) -> Option<i64> {
+    if flags >> TypeFlag::ManagedDict as u32 & 1 != 0 {
+        return Some(MANAGED_DICT_OFFSET);
+    }
+    let offset = view.word(object_type + DICT_OFFSET)? as i64;
+    (offset > 0).then_some(offset)
+}
+
+/// Whether a type, or one of which it is a subtype, has one of these names.
+fn has_base(view: &SnapshotMemory, object_type: u64, names: &[&str]) -> bool {
+    let mut next = Some(object_type);
+    for _ in 0..MAX_BASES {
+        let Some(name) = next.and_then(|base| read_type_name(view, base)) else {
+            return false;
+        };
+        if names.contains(&name.as_str()) {
+            return true;
+        }
+        next = next.and_then(|base| view.word(base.checked_add(BASE_OFFSET)?));
+    }
+    false
+}

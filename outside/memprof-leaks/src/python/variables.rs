@@ -1,0 +1,192 @@
+//! Variables of modules and attributes of classes.
+
+use std::collections::HashSet;
+use std::rc::Rc;
+
+use super::dicts::Dict;
+use super::interpreters::Interpreters;
+use super::types::{PythonTypes, TypeFlag};
+use crate::snapshot_memory::SnapshotMemory;
+
+/// Most variables of a process that are found; the others are reached from their modules.
+const MAX_VARIABLES: usize = 1 << 17;
+/// Most classes whose attributes are found.
+const MAX_CLASSES: usize = 1 << 16;
+/// Depth of classes in classes whose attributes are found.
+const MAX_DEPTH: usize = 4;
+/// `PyModuleObject.md_dict`.
+const MODULE_DICT: u64 = 16;
+/// `PyTypeObject.tp_dict`.
+const CLASS_DICT: u64 = 264;
+
+/// Types of objects that a class has for its methods and their documentation, and of plain constants.
+const CLASS_PARTS: [&str; 16] = [
+    "function",
+    "classmethod",
+    "staticmethod",
+    "property",
+    "getset_descriptor",
+    "member_descriptor",
+    "method_descriptor",
+    "classmethod_descriptor",
+    "wrapper_descriptor",
+    "builtin_function_or_method",
+    "str",
+    "int",
+    "float",
+    "bool",
+    "NoneType",
+    "bytes",
+];
+
+/// Owner of a variable's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum VariableOwner {
+    /// Data in a variable, or in an attribute of a class.
+    Data {
+        /// `module.NAME` or `module.Class.NAME`.
+        name: String,
+        /// Type of its value.
+        class: Rc<str>,
+    },
+    /// A function, a class or a constant of a module.
+    Module(Rc<str>),
+}
+
+/// A pointer from a module's or a class's table to a value.
+#[derive(Clone, Debug)]
+pub(crate) struct PythonVariable {
+    pub(crate) owner: VariableOwner,
+    /// Address of the table that contains the pointer.
+    pub(crate) table: u64,
+    /// Address of the value.
+    pub(crate) value: u64,
+}
+
+/// Search for variables.
+struct VariableSearch<'a, 't> {
+    view: &'a SnapshotMemory,
+    interpreters: &'a Interpreters,
+    types: &'t mut PythonTypes<'a>,
+    seen: HashSet<u64>,
+    found: Vec<PythonVariable>,
+}
+
+/// Finds the variables of all modules in `sys.modules`.
+pub(crate) fn find_variables<'a>(
+    view: &'a SnapshotMemory,
+    interpreters: &'a Interpreters,
+    types: &mut PythonTypes<'a>,
+) -> Vec<PythonVariable> {
+    let mut search = VariableSearch {
+        view,
+        interpreters,
+        types,
+        seen: HashSet::new(),
+        found: Vec::new(),
+    };
+    for modules in &interpreters.modules {
+        for (name, module) in search
+            .dict(*modules)
+            .map_or(Vec::new(), |dict| dict.entries)
+        {
+            search.add_module(name, module);
+        }
+    }
+    search.found
+}
+
+impl VariableSearch<'_, '_> {
+    fn dict(&mut self, address: u64) -> Option<Dict> {
+        Dict::read(self.view, &self.interpreters.layout, address, self.types)
+    }
+
+    fn text(&mut self, address: u64) -> Option<String> {
+        self.interpreters
+            .layout
+            .text(self.view, address, self.types)
+    }
+
+    /// Adds the variables of a module, unless it was added by another name.
+    fn add_module(&mut self, name: u64, module: u64) {
+        if !self.types.is_module(module) || !self.seen.insert(module) {
+            return;
+        }
+        let Some(module_name) = self.text(name) else {
+            return;
+        };
+        let dict = self.view.field(module, MODULE_DICT);
+        let Some(dict) = dict.and_then(|dict| self.dict(dict)) else {
+            return;
+        };
+        let own: Rc<str> = module_name.as_str().into();
+        for (key, value) in dict.entries {
+            // Names such as `__loader__` are those of the import system.
+            let name = self.text(key).filter(|name| !name.starts_with("__"));
+            let (Some(name), Some(class)) = (name, self.types.class_of(value)) else {
+                continue;
+            };
+            if self.types.is_module(value) || self.found.len() >= MAX_VARIABLES {
+                continue;
+            }
+            let name = format!("{module_name}.{name}");
+            let is_class = self.types.has_flag(value, TypeFlag::Class);
+            if is_class && self.is_defined_in(value, &module_name) {
+                self.add_class(&name, value, MAX_DEPTH);
+            }
+            let is_data = !is_class && !CLASS_PARTS.contains(&&*class);
+            let owner = match is_data {
+                true => VariableOwner::Data { name, class },
+                false => VariableOwner::Module(Rc::clone(&own)),
+            };
+            self.found.push(PythonVariable {
+                owner,
+                table: dict.table,
+                value,
+            });
+        }
+    }
+
+    /// Whether a class has the name of that module as its `__module__`.
+    fn is_defined_in(&mut self, class: u64, module: &str) -> bool {
+        let dict = self
+            .view
+            .field(class, CLASS_DICT)
+            .and_then(|dict| self.dict(dict));
+        let entries = dict.map_or(Vec::new(), |dict| dict.entries);
+        let found = entries.into_iter().find_map(|(key, value)| {
+            (self.text(key)? == "__module__").then(|| self.text(value))?
+        });
+        found.as_deref() == Some(module)
+    }
+
+    /// Adds the attributes of a class that are data, and those of classes in it.
+    fn add_class(&mut self, name: &str, class: u64, depth: usize) {
+        if depth == 0 || self.seen.len() >= MAX_CLASSES || !self.seen.insert(class) {
+            return;
+        }
+        let dict = self
+            .view
+            .field(class, CLASS_DICT)
+            .and_then(|dict| self.dict(dict));
+        let Some(dict) = dict else {
+            return;
+        };
+        for (key, value) in dict.entries {
+            let own = self.text(key).filter(|own| !own.starts_with("__"));
+            let (Some(own), Some(class)) = (own, self.types.class_of(value)) else {
+                continue;
+            };
+            let name = format!("{name}.{own}");
+            if self.types.has_flag(value, TypeFlag::Class) {
+                self.add_class(&name, value, depth - 1);
+            } else if !CLASS_PARTS.contains(&&*class) && self.found.len() < MAX_VARIABLES {
+                self.found.push(PythonVariable {
+                    owner: VariableOwner::Data { name, class },
+                    table: dict.table,
+                    value,
+                });
+            }
+        }
+    }
+}

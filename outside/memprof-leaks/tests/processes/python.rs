@@ -1,0 +1,161 @@
+//! Objects and variables of Python programs.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use memprof_leaks::{
+    AnalysisOptions, Detail, Error, GroupKind, HeapObjectKind, Holder, HolderGroup, Holding,
+    Method, census, holders,
+};
+
+use crate::leaks::LONG_PAUSE;
+use crate::start;
+use crate::target::Target;
+
+const COUNT: u64 = 20_000;
+/// The allocators that a Python may be started with.
+const ALLOCATORS: [&str; 2] = ["malloc", "pymalloc"];
+
+/// Starts a program of this folder.
+fn python(program: &str, arguments: &[&str], allocator: &str) -> Target {
+    let mut command = Command::new("python3");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/processes");
+    command.arg(format!("{folder}/{program}")).args(arguments);
+    Target::from_command(command.env("PYTHONMALLOC", allocator))
+}
+
+fn find_holders(target: &mut Target) -> Holding {
+    let options = AnalysisOptions {
+        max_memory: Some(1 << 30),
+        ..LONG_PAUSE
+    };
+    let holding = holders(target.pid, Detail::None, options, &|_| {}).unwrap();
+    target.assert_unharmed();
+    assert_eq!(holding.method, Method::Dominators);
+    holding
+}
+
+/// Objects of a type below any holder.
+fn objects_of_type(holding: &Holding, name: &str) -> u64 {
+    let kind = GroupKind::Objects(HeapObjectKind::Class(name.into()));
+    let groups = holding.groups.iter().filter(|group| group.kind == kind);
+    groups.map(|group| group.objects).sum()
+}
+
+/// Group of a variable, with its index.
+fn variable<'a>(holding: &'a Holding, name: &str, class: &str) -> (usize, &'a HolderGroup) {
+    let kind = GroupKind::Holder(Holder::PythonVariable {
+        name: name.to_owned(),
+        class: class.to_owned(),
+    });
+    let found = holding.groups.iter().position(|group| group.kind == kind);
+    let index = found.unwrap_or_else(|| panic!("{name} ({class}): {:?}", holding.report.warnings));
+    (index, &holding.groups[index])
+}
+
+#[test]
+fn variables_hold_their_objects_of_every_type() {
+    // Since Python 3.11 an object contains its attributes. Exceptions still have a dict for them, as all objects had
+    // before.
+    for (base, attributes) in [("object", 0), ("Exception", COUNT)] {
+        for allocator in ALLOCATORS {
+            let mut target = python("sessions.py", &[&COUNT.to_string(), base], allocator);
+            let holding = find_holders(&mut target);
+            assert_eq!(objects_of_type(&holding, "Session"), COUNT, "{base}");
+            assert_eq!(objects_of_type(&holding, "Order"), 3 * COUNT, "{base}");
+            assert!(
+                objects_of_type(&holding, "Session.__dict__") >= attributes,
+                "{base}"
+            );
+            let (index, sessions) = variable(&holding, "__main__.sessions", "dict");
+            assert!(
+                sessions.held_bytes > COUNT * 3 * 200,
+                "{base} {allocator}: {sessions:?}"
+            );
+            // Of its texts, some are constants that others hold, too.
+            let below = holding.groups.iter().filter(|group| group.parent == index);
+            let shared = below.filter(|group| group.is_shared && group.held_objects > 10);
+            let shared: Vec<_> = shared.collect();
+            assert!(shared.is_empty(), "{base} {allocator}: {shared:?}");
+        }
+    }
+}
+
+#[test]
+fn each_variable_and_class_attribute_holds_what_is_its_own() {
+    for allocator in ALLOCATORS {
+        let mut target = python("census.py", &[], allocator);
+        target.line();
+        let holding = find_holders(&mut target);
+        let check = |name: &str, class: &str, least: u64, most: u64| {
+            let (_, group) = variable(&holding, name, class);
+            let objects = group.held_objects / (COUNT / 100);
+            // Empty bytes, and numbers up to 256, are constants.
+            let expected = least * 100 - 8..=most * 100 + 4;
+            assert!(expected.contains(&objects), "{allocator} {name}: {group:?}");
+        };
+        // Key, tuple, text and number; user, text, number, point and, by version, values and dict; name, list and array;
+        // dict, table, bytes and number.
+        check("__main__.CACHE", "dict", 4, 4);
+        check("__main__.REGISTRY", "Registry", 4, 7);
+        check("__main__.User.names", "dict", 3, 4);
+        check("__main__.QUEUE", "list", 4, 4);
+        check("__main__.SEEN", "set", 1, 1);
+    }
+}
+
+#[test]
+fn census_is_that_of_collector_and_getsizeof() {
+    for allocator in ALLOCATORS {
+        let mut target = python("census.py", &[], allocator);
+        let truth: BTreeMap<String, [u64; 2]> = parse_truth(&target.line());
+        let counted = census(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+        target.assert_unharmed();
+        assert_eq!(counted.pools > 0, allocator == "pymalloc");
+        assert!(counted.pool_used <= counted.pools);
+        for name in [
+            "dict", "tuple", "list", "set", "User", "Point", "function", "type",
+        ] {
+            let [objects, bytes] = truth[name];
+            let found = counted
+                .types
+                .iter()
+                .find(|found| found.name == name)
+                .unwrap();
+            // The program has made some since, and the collector does not know all tuples and dicts.
+            let least = match name {
+                "tuple" | "dict" => [objects, bytes],
+                _ => [objects - objects / 100, bytes - bytes / 100],
+            };
+            let is_right = found.objects >= least[0]
+                && found.bytes >= least[1] - least[1] / 100
+                && (matches!(name, "tuple" | "dict")
+                    || found.objects <= objects + objects / 100 + 3
+                        && found.bytes <= bytes + bytes / 100 + 1000);
+            assert!(
+                is_right,
+                "{allocator}: {found:?}, {objects} and {bytes} by gc"
+            );
+        }
+    }
+}
+
+/// Parses the object with a pair of numbers for each name.
+fn parse_truth(line: &str) -> BTreeMap<String, [u64; 2]> {
+    let entries = line.trim().trim_matches(['{', '}']).split("], ");
+    let entries = entries.map(|entry| {
+        let (name, numbers) = entry.split_once(": [").unwrap();
+        let (objects, bytes) = numbers.trim_end_matches(']').split_once(", ").unwrap();
+        let numbers = [objects.parse().unwrap(), bytes.parse().unwrap()];
+        (name.trim_matches('"').to_owned(), numbers)
+    });
+    entries.collect()
+}
+
+#[test]
+fn census_of_program_without_python_is_refused() {
+    let mut target = start("held", &["in_pipe"]);
+    let error = census(target.pid, LONG_PAUSE, &|_| {}).unwrap_err();
+    target.assert_unharmed();
+    assert!(matches!(error, Error::NoPython), "{error}");
+}
