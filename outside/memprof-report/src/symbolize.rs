@@ -16,6 +16,7 @@ pub(crate) mod moved_text;
 mod object_files;
 mod perf_map;
 mod program;
+mod read_permits;
 mod regular_file;
 mod scopes;
 mod search;
@@ -38,6 +39,8 @@ pub use self::limited_file::LimitedFile;
 
 use self::frames::CollectedFrames;
 use self::object_files::{ObjectFile, group_by_file, unused_binary_note};
+use self::read_permits::ReadPermits;
+use self::regular_file::READ_LIMIT;
 use crate::call_shape::CallShape;
 use crate::error::Result;
 use crate::module_names::ModuleNames;
@@ -46,8 +49,8 @@ use crate::profile::{Address, EVICTED_STACKS, NO_STACK, Profile, ProfileOrigin, 
 use crate::program_link::{ProgramLink, program_link};
 use crate::stacks::AddressId;
 
-/// Time limit for reading the names of a profile, because each unit of a hostile file's debug information may take
-/// seconds. A unit that was begun is finished.
+/// Time in which the names of a profile are read, of all files together; a unit of debug information that was begun is
+/// finished. Hostile files may be made so that each unit takes seconds.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Sources of symbols. The default has none: every function is shown as an offset.
@@ -250,6 +253,7 @@ fn symbolize_files(
 ) -> Result<Vec<SymbolizedFile>> {
     let next = AtomicUsize::new(0);
     let done = AtomicUsize::new(0);
+    let permits = ReadPermits::new(READ_LIMIT);
     let work = || {
         let mut results = Vec::new();
         loop {
@@ -257,7 +261,8 @@ fn symbolize_files(
             let Some(file) = files.get(index) else {
                 return results;
             };
-            results.push((index, symbolize_file(file, origin, sources, deadline)));
+            let result = symbolize_file(file, origin, sources, &permits, deadline);
+            results.push((index, result));
             progress(done.fetch_add(1, Ordering::Relaxed) + 1, files.len());
         }
     };
@@ -293,6 +298,7 @@ fn symbolize_file(
     file: &ObjectFile<'_>,
     origin: &ProfileOrigin,
     sources: &Sources,
+    permits: &ReadPermits,
     deadline: Instant,
 ) -> Result<SymbolizedFile> {
     let mut result = SymbolizedFile {
@@ -316,6 +322,7 @@ fn symbolize_file(
         search::BinaryLookup::Nothing(reason) => result.notes.push(note(reason)),
         search::BinaryLookup::Binary(binary) => {
             result.build_id_match = Some(binary.build_id_match);
+            let _held = permits.take(binary.file_bytes());
             match elf::symbolize_file(&binary, file, deadline) {
                 Ok((frames, call_shapes, notes)) => {
                     result.frames = frames;
@@ -355,7 +362,9 @@ mod tests {
         };
         let sources = Sources::for_process(None);
         let check = |deadline: Instant, expected: bool| {
-            let result = symbolize_file(&file, &ProfileOrigin::default(), &sources, deadline);
+            let permits = ReadPermits::new(READ_LIMIT);
+            let origin = ProfileOrigin::default();
+            let result = symbolize_file(&file, &origin, &sources, &permits, deadline);
             let notes = result.unwrap().notes;
             let is_late = notes
                 .iter()

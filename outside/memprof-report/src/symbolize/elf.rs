@@ -54,7 +54,7 @@ pub(super) fn symbolize_file(
     let image = Image::new(&file);
     let mut queries = to_linked_addresses(&image, object_file);
     queries.sort_unstable();
-    let mut symbols = SymbolMatcher::new(&queries);
+    let mut symbols = SymbolMatcher::new(&queries, deadline);
     symbols.add_symbols(file.dynamic_symbols());
     symbols.add_symbols(file.symbols());
     if let Some(debug) = &debug {
@@ -85,10 +85,12 @@ pub(super) fn symbolize_file(
     let queries: Vec<Query<'_>> = queries.iter().copied().zip(symbols.names()).collect();
 
     let addresses: Vec<LinkedAddress> = queries.iter().map(|((address, _), _)| *address).collect();
-    let mut loaded = debug
-        .iter()
-        .chain([&file])
-        .map(|file| Dwarf::load(file, &addresses, &binary.companions));
+    let is_late = Instant::now() > deadline;
+    if is_late && !queries.is_empty() {
+        notes.push(late_note(queries.len()));
+    }
+    let files = debug.iter().chain([&file]).filter(|_| !is_late);
+    let mut loaded = files.map(|file| Dwarf::load(file, &addresses, &binary.companions));
     let dwarf = loaded.find_map(|loaded| {
         loaded.unwrap_or_else(|error| {
             notes.push(format!("its debug information is not read: {error}"));
@@ -221,6 +223,7 @@ fn outside_code_note(object_file: &ObjectFile<'_>) -> String {
 /// read once, and neither copied nor sorted.
 struct SymbolMatcher<'q, 'd> {
     queries: &'q [(LinkedAddress, AddressId)],
+    deadline: Instant,
     best: SegmentTree<Candidate<'d>>,
 }
 
@@ -235,16 +238,21 @@ struct Candidate<'d> {
 
 impl<'q, 'd> SymbolMatcher<'q, 'd> {
     /// Prepares for `queries`, with ascending addresses.
-    fn new(queries: &'q [(LinkedAddress, AddressId)]) -> Self {
+    fn new(queries: &'q [(LinkedAddress, AddressId)], deadline: Instant) -> Self {
         Self {
             queries,
+            deadline,
             best: SegmentTree::new(queries.len()),
         }
     }
 
-    /// Offers symbols to the addresses that they contain. A symbol without a size contains none.
+    /// Offers symbols to the addresses that they contain, until the deadline. A symbol without a size contains none.
     fn add_symbols<S: object::ObjectSymbol<'d>>(&mut self, symbols: impl Iterator<Item = S>) {
-        for symbol in symbols {
+        const SYMBOLS_PER_CHECK: usize = 1 << 16;
+        for (index, symbol) in symbols.enumerate() {
+            if index.is_multiple_of(SYMBOLS_PER_CHECK) && Instant::now() > self.deadline {
+                return;
+            }
             let (start, size) = (symbol.address(), symbol.size());
             if size == 0 || symbol.kind() != SymbolKind::Text || !symbol.is_definition() {
                 continue;

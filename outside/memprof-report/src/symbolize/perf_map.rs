@@ -2,7 +2,7 @@
 //! (`tools/perf/Documentation/jit-interface.txt` of Linux): lines of `START SIZE name` in hexadecimal.
 
 use std::cmp::Reverse;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 
 use super::segment_tree::SegmentTree;
 use crate::stacks::AddressId;
@@ -12,6 +12,9 @@ const MAX_BYTES: u64 = 256 << 20;
 
 /// Most entries that are stored.
 const MAX_ENTRIES: usize = 1 << 18;
+
+/// Most bytes of names that are kept.
+const MAX_NAME_BYTES: usize = 64 << 20;
 
 /// Longest line, in bytes; longer ones are truncated.
 const MAX_LINE_BYTES: usize = 4 << 10;
@@ -26,27 +29,51 @@ pub(super) fn read_names(
     let mut map = BufReader::new(map.take(MAX_BYTES));
     let mut latest = SegmentTree::new(addresses.len());
     let mut names: Vec<String> = Vec::new();
+    let mut kept_bytes = 0;
     let mut line = Vec::new();
-    while names.len() < MAX_ENTRIES && matches!(map.read_until(b'\n', &mut line), Ok(1..)) {
+    while names.len() < MAX_ENTRIES
+        && kept_bytes < MAX_NAME_BYTES
+        && read_line(&mut map, &mut line).is_ok_and(|has_line| has_line)
+    {
         if let Some((start, size, name)) = parse_entry(&line) {
             let first = addresses.partition_point(|&(address, _)| address < start);
             let count = addresses[first..].partition_point(|&(address, _)| address - start < size);
             if count > 0 {
                 latest.insert(first..first + count, Reverse(names.len()));
+                kept_bytes += name.len();
                 names.push(name.to_owned());
             }
         }
-        line.clear();
     }
     let best = addresses.iter().zip(latest.best_candidates());
     best.filter_map(|(&(_, id), name)| Some((id, names[name?.0].clone())))
         .collect()
 }
 
-/// Parses a line `START SIZE NAME` with hexadecimal numbers. `None` if it is malformed. Bytes beyond `MAX_LINE_BYTES`
-/// are ignored.
+/// Reads the next line, of which it keeps the first [`MAX_LINE_BYTES`]. Returns whether there was one.
+fn read_line(map: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
+    line.clear();
+    let mut has_line = false;
+    loop {
+        let bytes = map.fill_buf()?;
+        if bytes.is_empty() {
+            return Ok(has_line);
+        }
+        has_line = true;
+        let end = memchr::memchr(b'\n', bytes);
+        let part = &bytes[..end.unwrap_or(bytes.len())];
+        line.extend_from_slice(&part[..part.len().min(MAX_LINE_BYTES - line.len())]);
+        let used = part.len() + usize::from(end.is_some());
+        map.consume(used);
+        if end.is_some() {
+            return Ok(true);
+        }
+    }
+}
+
+/// Parses a line `START SIZE NAME` with hexadecimal numbers. `None` if it is malformed.
 fn parse_entry(line: &[u8]) -> Option<(u64, u64, &str)> {
-    let text = str::from_utf8(line.get(..line.len().min(MAX_LINE_BYTES))?).ok()?;
+    let text = str::from_utf8(line).ok()?;
     let mut words = text.trim_end().splitn(3, ' ');
     let mut number = || {
         let word = words.next()?;
@@ -58,7 +85,7 @@ fn parse_entry(line: &[u8]) -> Option<(u64, u64, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::read_names;
+    use super::{MAX_LINE_BYTES, read_line, read_names};
     use crate::stacks::AddressId;
 
     #[test]
@@ -74,5 +101,17 @@ mod tests {
             (AddressId(4), "JS:~go /srv/a.js:1:1".to_owned()),
         ];
         assert_eq!(read_names(map.as_bytes(), &addresses), expected);
+    }
+
+    #[test]
+    fn line_without_end_is_cut() {
+        let endless = [&b"1000 10 "[..], &vec![b'x'; 1 << 20], b"\n2000 10 next"].concat();
+        let (mut map, mut line) = (endless.as_slice(), Vec::new());
+        assert!(read_line(&mut map, &mut line).unwrap());
+        assert_eq!(line.len(), MAX_LINE_BYTES);
+        assert!(line.capacity() <= 2 * MAX_LINE_BYTES);
+        assert!(read_line(&mut map, &mut line).unwrap());
+        assert_eq!(line, b"2000 10 next");
+        assert!(!read_line(&mut map, &mut line).unwrap());
     }
 }

@@ -6,10 +6,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use object::Object as _;
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, SeekFrom, seek};
 use rustix::io::Errno;
 
 use super::limited_file::LimitedFile;
+
+/// Most holes of a file that are looked for.
+const MAX_HOLES: usize = 10_000;
 
 /// Most bytes read of one binary, and of its debug file.
 pub(super) const READ_LIMIT: u64 = 1 << 30;
@@ -62,16 +65,42 @@ pub(super) fn open_regular(search_path: &SearchPath) -> Option<File> {
     };
     let file = File::from(file.ok()?);
     let metadata = file.metadata().ok()?;
-    (metadata.is_file() && !is_mostly_holes(metadata.len(), metadata.blocks())).then_some(file)
+    let (length, blocks) = (metadata.len(), metadata.blocks());
+    (metadata.is_file() && !is_mostly_holes(&file, length, blocks)).then_some(file)
 }
 
-/// Returns whether a file declares far more than it holds, in bytes and in blocks of 512. A section in a hole costs
-/// its writer nothing, but costs its reader unlimited memory and time. Linkers leave no large holes, and
-/// compressing file systems do not save that much.
-fn is_mostly_holes(length: u64, blocks: u64) -> bool {
+/// Returns whether a file of that length has written far less. A section in a hole, or in blocks that were only reserved
+/// (fallocate(2)), costs its writer nothing, but costs its reader unlimited memory and time. Linkers leave no large
+/// holes, and compressing file systems, which may have fewer `blocks` of 512 bytes, do not save that much.
+fn is_mostly_holes(file: &File, length: u64, blocks: u64) -> bool {
     const MIN_CHECKED_BYTES: u64 = 64 << 20;
     const MAX_HOLE_RATIO: u64 = 16;
-    length > MIN_CHECKED_BYTES && length / MAX_HOLE_RATIO > blocks.saturating_mul(512)
+    let is_less = |bytes: u64| length / MAX_HOLE_RATIO > bytes;
+    length > MIN_CHECKED_BYTES
+        && (is_less(blocks.saturating_mul(512)) || is_less(written_bytes(file, length)))
+}
+
+/// Bytes of a file that were written, as far as its file system tells (`SEEK_DATA` of lseek(2)); all behind the
+/// last of [`MAX_HOLES`] counts.
+fn written_bytes(file: &File, length: u64) -> u64 {
+    let mut written = 0;
+    let mut next = 0;
+    for _ in 0..MAX_HOLES {
+        let data = match seek(file, SeekFrom::Data(next)) {
+            Ok(data) => data,
+            // Only a hole follows.
+            Err(Errno::NXIO) => length,
+            Err(_) => next,
+        };
+        next = seek(file, SeekFrom::Hole(data)).unwrap_or(length).max(data);
+        written += next - data;
+        if next >= length {
+            break;
+        }
+    }
+    // The file is read from its start.
+    let _start = seek(file, SeekFrom::Start(0));
+    written + length.saturating_sub(next)
 }
 
 #[cfg(test)]
@@ -84,12 +113,8 @@ mod tests {
         let check = |length: u64, bytes: usize, expected: bool| {
             let path = directory.path().join("library.so");
             std::fs::write(&path, vec![1; bytes]).unwrap();
-            File::options()
-                .write(true)
-                .open(&path)
-                .unwrap()
-                .set_len(length)
-                .unwrap();
+            let file = File::options().write(true).open(&path).unwrap();
+            file.set_len(length).unwrap();
             let root = PathBuf::new();
             let opened = open_regular(&SearchPath { root, path });
             assert_eq!(opened.is_some(), expected, "{length} {bytes}");
@@ -99,5 +124,23 @@ mod tests {
         // Such as a library with an empty table.
         check(1 << 20, 4096, true);
         check(65 << 20, 8 << 20, true);
+    }
+
+    #[test]
+    fn reserved_blocks_count_as_holes() {
+        let file = tempfile::tempfile().unwrap();
+        let length = 80 << 20;
+        std::os::unix::fs::FileExt::write_all_at(&file, &[1; 4096], 40 << 20).unwrap();
+        let flags = rustix::fs::FallocateFlags::empty();
+        // A file system without fallocate(2) leaves a hole.
+        if rustix::fs::fallocate(&file, flags, 0, length).is_err() {
+            file.set_len(length).unwrap();
+        }
+        file.sync_all().unwrap();
+        assert!(written_bytes(&file, length) < length / 16);
+        assert!(is_mostly_holes(&file, length, length / 512));
+        let dense = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut &dense, &vec![1; 5 << 20]).unwrap();
+        assert_eq!(written_bytes(&dense, 5 << 20), 5 << 20);
     }
 }

@@ -25,8 +25,21 @@ pub(super) struct Binary {
     pub(super) build_id_match: BuildIdMatch,
 }
 
-/// Finds the binary of a mapping, with its debug file. If none can be read, the result says why. Fails if only binaries
-/// with another build id exist, and `force` is not set.
+impl Binary {
+    /// Length of the file and its debug file, in bytes.
+    pub(super) fn file_bytes(&self) -> u64 {
+        let files = [Some(&self.file), self.debug.as_ref()]
+            .into_iter()
+            .flatten();
+        let lengths = files.filter_map(|file| Some(file.metadata().ok()?.len()));
+        lengths.fold(0, u64::saturating_add)
+    }
+}
+
+/// Finds the binary of a mapping, with its debug file. If none can be read, the result says why.
+///
+/// # Errors
+/// Only binaries with another build id exist, and `force` is not set.
 pub(super) fn find_binary(
     object_file: &ObjectFile<'_>,
     machine: Option<&str>,
