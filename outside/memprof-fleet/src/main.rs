@@ -31,6 +31,7 @@ mod metrics_server;
 
 mod agent;
 
+mod footer;
 mod scan;
 
 #[cfg(feature = "otlp")]

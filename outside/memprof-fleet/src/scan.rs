@@ -18,6 +18,7 @@ use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData};
 use parquet::file::page_index::column_index::ColumnIndexMetaData;
 use parquet::file::reader::{ChunkReader, Length};
 
+use crate::footer::check_footer;
 use crate::schema::{INCOMING_FOLDER, SOURCES_KEY, Table};
 use crate::store::{Object, ProfileStore};
 use crate::time::{Hour, Instant};
@@ -257,6 +258,7 @@ fn open_file(
             .map_or(object.size, |bytes| bytes.len() as u64),
         content,
     };
+    check_footer(&read_footer(&chunks, object)?)?;
     let options = ArrowReaderOptions::new().with_page_index_policy(PageIndexPolicy::Optional);
     let reader = ParquetRecordBatchReaderBuilder::try_new_with_options(chunks, options)
         .with_context(|| format!("{} is not a Parquet file that can be read", object.name))?;
@@ -269,6 +271,20 @@ fn open_file(
     });
     check_size(object.size, claimed)?;
     Ok(reader)
+}
+
+/// Reads the footer of a Parquet file, which its last eight bytes follow: its length and a magic number.
+fn read_footer(chunks: &ObjectReader, object: &Object) -> anyhow::Result<Bytes> {
+    const TAIL_BYTES: u64 = 8;
+    let read = || {
+        let tail = chunks.size.checked_sub(TAIL_BYTES);
+        let tail = tail.context("it is truncated")?;
+        let length = chunks.get_bytes(tail, 4)?;
+        let length = u32::from_le_bytes(length[..].try_into()?);
+        let start = tail.checked_sub(length.into()).context("it is truncated")?;
+        anyhow::Ok(chunks.get_bytes(start, length as usize)?)
+    };
+    read().with_context(|| format!("{} is not a Parquet file that can be read", object.name))
 }
 
 /// Checks the numbers of rows and uncompressed bytes that a file of `size` bytes claims to have. Fails if
