@@ -20,6 +20,9 @@ const fn root_command(args: &'static [&'static str]) -> RootCommand {
 const RECORD: RootCommand = root_command(&["record", "--for", "300ms", "--pid"]);
 const LEAKS: RootCommand = root_command(&["leaks", "--max-pause", "10s", "--prove"]);
 const HOLDERS: RootCommand = root_command(&["holders", "--max-pause", "10s"]);
+const LEDGER: RootCommand = root_command(&["ledger"]);
+const DOCTOR: RootCommand = root_command(&["doctor"]);
+const STATUS: RootCommand = root_command(&["status", "-t"]);
 const LIST_ALL: RootCommand = RootCommand {
     takes_pid: false,
     ..root_command(&["ps", "--all"])
@@ -33,7 +36,9 @@ const RECORD_SLOW_JVM: RootCommand = RootCommand {
     ..RECORD
 };
 
-const ALL_COMMANDS: &[RootCommand] = &[RECORD, LEAKS, HOLDERS, LIST_ALL];
+const ALL_COMMANDS: &[RootCommand] = &[RECORD, LEAKS, HOLDERS, LEDGER, DOCTOR, LIST_ALL];
+/// Commands that connect to a host; `record` attaches to one that does not answer.
+const HOST_COMMANDS: &[RootCommand] = &[STATUS, LIST_ALL, RECORD];
 /// Commands that inject no code, for a process with a damaged heap, which could not run it.
 const INSPECTION_COMMANDS: &[RootCommand] = &[LEAKS, HOLDERS];
 
@@ -92,6 +97,20 @@ const ATTACKERS: &[Attacker] = &[
     library_attacker(Forgery::Functions),
     library_attacker(Forgery::InlinedFunctions),
     attacker("library", Forgery::Name, ALL_COMMANDS),
+    library_attacker(Forgery::Reserved(".symtab")),
+    library_attacker(Forgery::Reserved(".debug_info")),
+    attacker("library-swaps", Forgery::Whole, ALL_COMMANDS),
+    attacker("perf-map", Forgery::Whole, &[RECORD]),
+    attacker("perf-map-fifo", Forgery::Whole, &[RECORD]),
+    attacker("endless-libraries", Forgery::Whole, ALL_COMMANDS),
+    attacker("sparse-mapping", Forgery::Whole, ALL_COMMANDS),
+    attacker("mapping-names", Forgery::Whole, ALL_COMMANDS),
+    attacker("arguments", Forgery::Whole, ALL_COMMANDS),
+    attacker("threads", Forgery::Whole, ALL_COMMANDS),
+    attacker("host-drips", Forgery::Whole, HOST_COMMANDS),
+    attacker("host-endless", Forgery::Whole, HOST_COMMANDS),
+    attacker("host-nested", Forgery::Whole, HOST_COMMANDS),
+    attacker("host-huge", Forgery::Whole, HOST_COMMANDS),
     attacker("names", Forgery::Whole, ALL_COMMANDS),
     attacker("mappings", Forgery::Whole, ALL_COMMANDS),
 ];

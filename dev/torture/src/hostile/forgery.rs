@@ -2,10 +2,12 @@
 //! hostile name.
 
 use std::fs::{self, File};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use nix::fcntl::{FallocateFlags, fallocate};
 use object::Endianness;
 use object::elf::FileHeader64;
 use object::read::elf::FileHeader as _;
@@ -24,6 +26,8 @@ pub(super) enum Forgery {
     Whole,
     /// The named section lies in a hole of gigabytes.
     Section(&'static str),
+    /// The named section lies in a gigabyte of blocks that were reserved and never written.
+    Reserved(&'static str),
     /// The section headers lie in the hole, in the largest number that `e_shnum` can have.
     Headers,
     /// The file that `.gnu_debuglink` names is sparse and of gigabytes.
@@ -51,7 +55,15 @@ impl Forgery {
         fs::copy(dist().join("torture/attacker_library.so"), &path)?;
         match self {
             Self::Whole | Self::Name => {}
-            Self::Section(name) => move_section_to_hole(&path, name)?,
+            Self::Section(name) => {
+                write_sparse(&path, &move_section(&path, name, HOLE_OFFSET..FILE_LEN)?)?;
+            }
+            Self::Reserved(name) => {
+                const START: u64 = 1 << 20;
+                fs::write(&path, move_section(&path, name, START..1 << 30)?)?;
+                let file = File::options().write(true).open(&path)?;
+                fallocate(file, FallocateFlags::empty(), 0, 1 << 30)?;
+            }
             Self::Headers => {
                 let mut bytes = fs::read(&path)?;
                 // `e_shoff`, `e_shnum`.
@@ -153,8 +165,8 @@ fn with_length(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u32).to_le_bytes()[..], bytes].concat()
 }
 
-/// Points a section's header at a hole of gigabytes.
-fn move_section_to_hole(path: &Path, name: &str) -> Result<()> {
+/// Returns the file's bytes with a section's header pointing to `range`.
+fn move_section(path: &Path, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
     let mut bytes = fs::read(path)?;
     let header = FileHeader64::<Endianness>::parse(&*bytes)?;
     let endian = header.endian()?;
@@ -164,11 +176,10 @@ fn move_section_to_hole(path: &Path, name: &str) -> Result<()> {
     let offset =
         header.e_shoff(endian) as usize + index.0 * usize::from(header.e_shentsize(endian));
     // The size is a multiple of 24 bytes, the size of a symbol table entry.
-    let size = (FILE_LEN - HOLE_OFFSET) / 24 * 24;
-    // `sh_offset` and `sh_size`.
-    bytes[offset + 24..offset + 32].copy_from_slice(&HOLE_OFFSET.to_le_bytes());
+    let size = (range.end - range.start) / 24 * 24;
+    bytes[offset + 24..offset + 32].copy_from_slice(&range.start.to_le_bytes());
     bytes[offset + 32..offset + 40].copy_from_slice(&size.to_le_bytes());
-    write_sparse(path, &bytes)
+    Ok(bytes)
 }
 
 /// Writes a file, and extends it by a hole to its final length.
