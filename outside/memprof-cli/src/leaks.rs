@@ -268,7 +268,7 @@ fn stack_bytes(folded: &Folded) -> Stacks {
     folded
         .stacks
         .iter()
-        .map(|each| (stack(&each.functions), each.values.value()))
+        .map(|each| (stack(each.functions), each.values.value()))
         .collect()
 }
 

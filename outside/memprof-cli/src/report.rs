@@ -8,6 +8,7 @@ use memprof_report::{
 };
 
 use crate::live_profile::{is_file, take_profile};
+use crate::own_heap;
 use crate::report_form::{FormArgs, open_input, show_progress};
 use crate::report_view::{ViewArgs, modification_time};
 
@@ -73,6 +74,7 @@ pub(crate) struct ReportArgs {
 
 /// Writes the report to standard output or `--output`, and notes to standard error.
 pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
+    own_heap::map_large_blocks();
     let mut options = args.to_options()?;
     let live = match is_file(&args.file) {
         true => None,

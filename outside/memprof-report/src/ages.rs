@@ -50,7 +50,7 @@ impl Cohorts {
     /// the memory of each function in them. With `by_cum`, a stack counts for all of its visible functions, else only
     /// for the last one.
     pub(crate) fn new(folded: &Folded, ages: AgeBuckets, columns: u32, by_cum: bool) -> Self {
-        let alloc_times = folded.stacks.iter().flat_map(|stack| &stack.alloc_times);
+        let alloc_times = folded.stacks.iter().flat_map(|stack| stack.alloc_times);
         let oldest = alloc_times
             .map(|(alloc_time, _)| ages.min_age(*alloc_time))
             .max();
@@ -59,14 +59,14 @@ impl Cohorts {
         let mut held = vec![Vec::new(); folded.functions.len()];
         let mut total = Vec::new();
         let index = |alloc_time: AllocTime| (ages.min_age(alloc_time) / cohort_seconds) as usize;
-        for stack in &folded.stacks {
+        for stack in folded.stacks.iter() {
             let mut visible: Vec<_> = folded.visible_functions(stack).collect();
             visible.sort_unstable();
             visible.dedup();
             if !by_cum {
                 visible = folded.visible_functions(stack).last().into_iter().collect();
             }
-            for (alloc_time, amounts) in &stack.alloc_times {
+            for (alloc_time, amounts) in stack.alloc_times {
                 for function in &visible {
                     add_to_cohort(&mut held[function.0 as usize], index(*alloc_time), *amounts);
                 }

@@ -1,9 +1,12 @@
 //! Folded stacks: root first, by function, each stack once. All formats except pprof and jeprof are rendered from
 //! them.
 
+mod folded_stacks;
+
 use std::collections::HashMap;
 
-use crate::alloc_time::AllocTime;
+use self::folded_stacks::StackIndex;
+pub use self::folded_stacks::{FoldedStack, FoldedStacks};
 use crate::allocator_frames::is_allocator_function;
 use crate::closures::{OuterFrame, is_closure, mentions_closure, qualified_closure};
 use crate::code_origin::{CodeOrigin, CodeOrigins, OriginRules};
@@ -26,17 +29,6 @@ pub enum Granularity {
     Lines,
 }
 
-/// One folded stack.
-#[derive(Clone, Debug)]
-pub struct FoldedStack {
-    /// Functions, root first.
-    pub functions: Box<[StringId]>,
-    /// Values in the profile and in its base.
-    pub values: Comparison,
-    /// Bytes and objects in use in the profile, by allocation time; unordered, empty if the profile has no ages.
-    pub(crate) alloc_times: Vec<(AllocTime, [i64; 2])>,
-}
-
 /// Folded stacks of a profile, and of its base in a comparison.
 #[derive(Debug, Default)]
 pub struct Folded {
@@ -45,7 +37,7 @@ pub struct Folded {
     /// Code origin of each function, by its id.
     pub origins: Vec<CodeOrigin>,
     /// Stacks in the order of their function names.
-    pub stacks: Vec<FoldedStack>,
+    pub stacks: FoldedStacks,
     /// Whether only the frames of the highest code origin in each stack are visible.
     pub(crate) is_origin_filtered: bool,
     /// Places of the functions of interpreted programs.
@@ -72,7 +64,7 @@ impl Folded {
         fold.add(profile, selection, origin_rules, |values| &mut values.new);
         if let Some(base) = base {
             fold.add(base, selection, origin_rules, |values| &mut values.base);
-            fold.clear_unchanged_variance();
+            fold.stacks.clear_unchanged_variance();
         }
         fold.into_sorted()
     }
@@ -80,7 +72,7 @@ impl Folded {
     /// Visible functions of a stack, root first: all, or those of its highest code origin.
     pub(crate) fn visible_functions<'s>(
         &self,
-        stack: &'s FoldedStack,
+        stack: FoldedStack<'s>,
     ) -> impl Iterator<Item = StringId> + use<'s, '_> {
         let origin_of = |id: &StringId| self.origins[id.0 as usize];
         let highest = match self.is_origin_filtered {
@@ -102,35 +94,16 @@ impl Folded {
 
     /// Reduces each stack to the frames of its highest code origin: the program's own functions if there are any. A
     /// stack's value then counts for the last of these.
-    pub fn into_origin_filtered(self) -> Self {
-        let Self {
-            functions,
-            origins,
-            stacks,
-            places,
-            ..
-        } = self;
-        let mut fold = FoldBuilder {
-            functions,
-            origins,
-            places,
-            ..FoldBuilder::default()
-        };
-        for stack in stacks {
-            let origin_of = |id: &&StringId| fold.origins[id.0 as usize];
-            let highest = stack.functions.iter().map(|id| origin_of(&id)).max();
-            let visible = stack
-                .functions
-                .iter()
-                .filter(|id| Some(origin_of(id)) == highest);
-            let totals = fold.stacks.entry(visible.copied().collect()).or_default();
-            totals.values += stack.values;
-            totals.alloc_times.extend(stack.alloc_times);
-        }
-        Self {
-            is_origin_filtered: true,
-            ..fold.into_sorted()
-        }
+    pub fn into_origin_filtered(mut self) -> Self {
+        let origins = &self.origins;
+        let origin_of = |id: StringId| origins[id.0 as usize];
+        self.stacks.retain_functions(|functions| {
+            let highest = functions.iter().map(|id| origin_of(*id)).max();
+            move |id| Some(origin_of(id)) == highest
+        });
+        self.stacks.sort(&ids_by_name(&self.functions));
+        self.is_origin_filtered = true;
+        self
     }
 }
 
@@ -142,13 +115,6 @@ struct Selection<'a> {
     overloads: &'a Overloads,
 }
 
-/// Values of one folded stack.
-#[derive(Default)]
-struct StackTotals {
-    values: Comparison,
-    alloc_times: Vec<(AllocTime, [i64; 2])>,
-}
-
 /// Folded stacks that are being built.
 #[derive(Default)]
 struct FoldBuilder {
@@ -158,7 +124,8 @@ struct FoldBuilder {
     is_allocator: Vec<bool>,
     /// By function: whether it is a closure whose name lacks the path.
     is_closure: Vec<bool>,
-    stacks: HashMap<Box<[StringId]>, StackTotals>,
+    stacks: FoldedStacks,
+    index: StackIndex,
     places: HashMap<StringId, Place>,
 }
 
@@ -225,15 +192,12 @@ impl FoldBuilder {
                 ..Comparison::default()
             };
             *side(&mut values) = sample.values[sample_type];
-            let held = match self.stacks.get_mut(functions.as_slice()) {
-                Some(held) => held,
-                None => self.stacks.entry(functions.as_slice().into()).or_default(),
-            };
-            held.values += values;
-            if let Some(alloc_time) = sample.alloc_time {
+            let alloc_time = sample.alloc_time.map(|alloc_time| {
                 let [_, _, objects, bytes] = sample.values.0;
-                held.alloc_times.push((alloc_time, [bytes, objects]));
-            }
+                (alloc_time, [bytes, objects])
+            });
+            self.stacks
+                .add(&mut self.index, &functions, values, alloc_time);
         }
     }
 
@@ -333,16 +297,6 @@ impl FoldBuilder {
         }
     }
 
-    /// Sets the variance of unchanged stacks to 0: equal values mean the same samples, so chance has no part in
-    /// their difference.
-    fn clear_unchanged_variance(&mut self) {
-        for held in self.stacks.values_mut() {
-            if held.values.new == held.values.base {
-                held.values.confidence.variance = 0.0;
-            }
-        }
-    }
-
     /// Removes allocator functions that were inlined at the leaf, which is the start of `functions`, except the last
     /// function.
     fn trim_inlined_allocator(&self, functions: &mut Vec<StringId>) {
@@ -354,46 +308,43 @@ impl FoldBuilder {
     }
 
     /// Converts the folded stacks to the result, sorted by their function names.
-    fn into_sorted(self) -> Folded {
-        let mut by_name: Vec<u32> = (0..self.functions.len() as u32).collect();
-        by_name.sort_unstable_by_key(|&id| self.functions.get(StringId(id)));
-        let mut rank = vec![0; by_name.len()];
-        for (position, id) in by_name.into_iter().enumerate() {
-            rank[id as usize] = position as u32;
-        }
-        let mut stacks: Vec<FoldedStack> = self
-            .stacks
-            .into_iter()
-            .map(
-                |(
-                    functions,
-                    StackTotals {
-                        values,
-                        alloc_times,
-                    },
-                )| FoldedStack {
-                    functions,
-                    values,
-                    alloc_times,
-                },
-            )
-            .collect();
-        let rank = |stack: &FoldedStack, index: usize| {
-            stack.functions.get(index).map(|id| rank[id.0 as usize])
-        };
-        stacks.sort_unstable_by(|a, b| {
-            let longest = a.functions.len().max(b.functions.len());
-            (0..longest)
-                .map(|index| rank(a, index).cmp(&rank(b, index)))
-                .find(|order| order.is_ne())
-                .unwrap_or(std::cmp::Ordering::Equal)
-        });
+    fn into_sorted(mut self) -> Folded {
+        drop(self.index);
+        self.stacks.sort(&ids_by_name(&self.functions));
         Folded {
             functions: self.functions,
             origins: self.origins,
-            stacks,
+            stacks: self.stacks,
             is_origin_filtered: false,
             places: self.places,
         }
     }
+}
+
+#[cfg(test)]
+impl Folded {
+    /// Folds stacks of functions, root first, with a value and that of a base.
+    pub(crate) fn from_stacks<'n>(stacks: impl Iterator<Item = (Vec<&'n str>, i64, i64)>) -> Self {
+        let mut fold = FoldBuilder::default();
+        for (functions, new, base) in stacks {
+            let functions: Vec<_> = functions
+                .into_iter()
+                .map(|function| fold.functions.intern(function))
+                .collect();
+            let values = Comparison {
+                new,
+                base,
+                ..Comparison::default()
+            };
+            fold.stacks.add(&mut fold.index, &functions, values, None);
+        }
+        fold.into_sorted()
+    }
+}
+
+/// Ids of strings in the order of the strings.
+fn ids_by_name(strings: &Strings) -> Vec<StringId> {
+    let mut ids: Vec<StringId> = (0..strings.len() as u32).map(StringId).collect();
+    ids.sort_unstable_by_key(|id| strings.get(*id));
+    ids
 }

@@ -144,6 +144,11 @@ impl Stacks {
         self.known.clear();
     }
 
+    /// Releases the memory of the index of stacks; it is built again if it is needed.
+    pub(crate) fn drop_index(&mut self) {
+        self.known = HashTable::new();
+    }
+
     /// Returns the addresses of a stack, leaf first.
     pub fn frames(&self, stack: StackId) -> &[AddressId] {
         let index = stack.0 as usize;
@@ -180,16 +185,7 @@ impl Stacks {
     }
 
     fn hash_frames(&self, frames: &[AddressId]) -> u64 {
-        let mut chunks = frames.chunks_exact(4);
-        let word = |low: AddressId, high: AddressId| u64::from(high.0) << 32 | u64::from(low.0);
-        let mut hash = self.seed;
-        for chunk in &mut chunks {
-            hash = hash.with(word(chunk[0], chunk[1]), word(chunk[2], chunk[3]));
-        }
-        for id in chunks.remainder() {
-            hash = hash.with(u64::from(id.0), 0);
-        }
-        hash.with(frames.len() as u64, 0).0
+        self.seed.hash_ids(frames, |frame| frame.0)
     }
 
     /// Fills the hash table with all stacks so far. It is needed from the first stack that is out of order.
@@ -218,6 +214,21 @@ impl StackHasher {
         let product = u128::from(self.0 ^ first)
             * u128::from(second ^ self.0.rotate_left(32) ^ 0xd6e8_feb8_6659_fd93);
         Self((product as u64) ^ ((product >> 64) as u64))
+    }
+
+    /// Hash of a list of ids, by their numbers.
+    #[inline]
+    pub(crate) fn hash_ids<T: Copy>(self, ids: &[T], number: impl Fn(T) -> u32) -> u64 {
+        let mut chunks = ids.chunks_exact(4);
+        let word = |low, high| u64::from(number(high)) << 32 | u64::from(number(low));
+        let mut hash = self;
+        for chunk in &mut chunks {
+            hash = hash.with(word(chunk[0], chunk[1]), word(chunk[2], chunk[3]));
+        }
+        for id in chunks.remainder() {
+            hash = hash.with(u64::from(number(*id)), 0);
+        }
+        hash.with(ids.len() as u64, 0).0
     }
 
     /// Slot in a table of `size`, a power of two.

@@ -38,7 +38,7 @@ pub struct SteadyStack {
 /// The samples of the profile have no ages, or too few different ones.
 pub fn find_steady_growth(named: &SymbolizedProfile, folded: &Folded) -> Result<SteadyStacks> {
     let ages = named.profile.ages.ok_or_else(no_ages_error)?;
-    let alloc_times = folded.stacks.iter().flat_map(|stack| &stack.alloc_times);
+    let alloc_times = folded.stacks.iter().flat_map(|stack| stack.alloc_times);
     let oldest = alloc_times
         .map(|(alloc_time, _)| bucket_index(ages, *alloc_time))
         .max();
@@ -54,7 +54,7 @@ pub fn find_steady_growth(named: &SymbolizedProfile, folded: &Folded) -> Result<
     }
     let stacks = folded.stacks.iter().filter_map(|stack| {
         let mut bytes_by_span = [0; SPAN_COUNT];
-        for (alloc_time, [bytes, _]) in &stack.alloc_times {
+        for (alloc_time, [bytes, _]) in stack.alloc_times {
             let bucket_index = bucket_index(ages, *alloc_time);
             if (1..=whole).contains(&bucket_index) {
                 bytes_by_span[(bucket_index - 1) * SPAN_COUNT / whole] += bytes;

@@ -24,38 +24,74 @@ pub(crate) struct Node {
 /// Memory of a node and of the output made from it, in bytes.
 const BYTES_PER_NODE: u64 = 224;
 
-/// Returns the nodes in preorder, callees sorted by name, because the stacks of `folded` are sorted so. Fails if the
-/// nodes exceed the memory budget.
-pub(crate) fn call_tree(folded: &Folded, mut memory_left: MemoryLeft) -> Result<Vec<Node>> {
-    let root = Node {
+/// A node in preorder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PreorderNode {
+    /// `None` for the root.
+    pub(crate) function: Option<StringId>,
+    /// Distance from the root.
+    pub(crate) depth: u32,
+    /// Value without its callees.
+    pub(crate) own: Comparison,
+}
+
+/// Iterates over the nodes in preorder, callees by name, as the stacks of `folded` are sorted. Needs no memory for them.
+pub(crate) fn preorder(folded: &Folded) -> impl Iterator<Item = PreorderNode> {
+    let first = folded.stacks.iter().next();
+    let root = PreorderNode {
         function: None,
-        parent: 0,
         depth: 0,
-        total: Comparison::default(),
-        own: Comparison::default(),
+        own: first
+            .filter(|stack| stack.functions.is_empty())
+            .map_or_else(Comparison::default, |stack| stack.values),
     };
-    let mut nodes = vec![root];
-    let mut path: Vec<usize> = vec![0];
-    for stack in &folded.stacks {
-        let common = stack
-            .functions
-            .iter()
-            .zip(&path[1..])
-            .take_while(|&(&function, &node)| nodes[node].function == Some(function))
-            .count();
-        path.truncate(1 + common);
-        for &function in &stack.functions[common..] {
-            memory_left.charge(BYTES_PER_NODE)?;
-            let parent = path[path.len() - 1];
-            path.push(nodes.len());
-            nodes.push(Node {
-                function: Some(function),
-                parent: parent as u32,
-                depth: nodes[parent].depth + 1,
-                ..root
-            });
-        }
-        nodes[path[path.len() - 1]].own += stack.values;
+    let mut previous: &[StringId] = &[];
+    let nodes = folded.stacks.iter().flat_map(move |stack| {
+        let same = stack.functions.iter().zip(previous);
+        let common = same.take_while(|(one, other)| one == other).count();
+        previous = stack.functions;
+        let last = stack.functions.len().wrapping_sub(1);
+        let functions = stack.functions.iter().enumerate().skip(common);
+        functions.map(move |(index, function)| PreorderNode {
+            function: Some(*function),
+            depth: index as u32 + 1,
+            own: match index == last {
+                true => stack.values,
+                false => Comparison::default(),
+            },
+        })
+    });
+    std::iter::once(root).chain(nodes)
+}
+
+/// Fails if the nodes exceed the memory budget.
+pub(crate) fn require_memory(folded: &Folded, mut memory_left: MemoryLeft) -> Result<()> {
+    preorder(folded)
+        .skip(1)
+        .try_for_each(|_| memory_left.charge(BYTES_PER_NODE))
+}
+
+/// Returns the nodes in [`preorder`], with their values with callees. Fails if the nodes exceed the memory budget.
+pub(crate) fn call_tree(folded: &Folded, memory_left: MemoryLeft) -> Result<Vec<Node>> {
+    require_memory(folded, memory_left)?;
+    let mut nodes: Vec<Node> = Vec::new();
+    // Index of the last node of each depth.
+    let mut path: Vec<u32> = Vec::new();
+    for PreorderNode {
+        function,
+        depth,
+        own,
+    } in preorder(folded)
+    {
+        path.truncate(depth as usize);
+        nodes.push(Node {
+            function,
+            parent: path.last().copied().unwrap_or(0),
+            depth,
+            total: Comparison::default(),
+            own,
+        });
+        path.push(nodes.len() as u32 - 1);
     }
     // A node comes after its parent, so its total is complete when it is added to the parent's.
     for index in (0..nodes.len()).rev() {

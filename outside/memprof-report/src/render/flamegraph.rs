@@ -1,5 +1,7 @@
 //! A flamegraph by inferno. With a base, the width is the profile's value and the colour the change.
 
+mod lines;
+
 use std::io::Write;
 use std::sync::LazyLock;
 
@@ -9,11 +11,11 @@ use inferno::flamegraph::color::{Color, PaletteMap};
 use inferno::flamegraph::{Options as Flamegraph, from_lines};
 use sha2::{Digest, Sha256};
 
+use self::lines::{Lines, is_drawn};
 use super::RenderInput;
 use crate::code_origin::CodeOrigin;
-use crate::comparison::Comparison;
 use crate::error::{Error, Result};
-use crate::fold::{Folded, FoldedStack};
+use crate::fold::Folded;
 use crate::names::StringId;
 use crate::options::Options;
 use crate::profile::sample_types::Unit;
@@ -84,41 +86,21 @@ pub(super) fn write_flamegraph(
     out: &mut dyn Write,
 ) -> Result<()> {
     let folded = input.fold_stacks(options);
-    let is_drawn = |stack: &&FoldedStack| {
-        let Comparison { new, base, .. } = stack.values;
-        new >= 0 && base >= 0 && new.max(base) > 0
-    };
     let mut memory_left = input.memory_left();
     for function in folded
         .stacks
         .iter()
         .filter(is_drawn)
-        .flat_map(|s| &s.functions)
+        .flat_map(|stack| stack.functions)
     {
         memory_left.charge(folded.functions.get(*function).len() as u64 + BYTES_PER_FUNCTION)?;
     }
-    let lines: Vec<String> = folded
-        .stacks
-        .iter()
-        .filter(is_drawn)
-        .map(|stack| {
-            let functions: Vec<String> = stack
-                .functions
-                .iter()
-                .map(|&function| folded.functions.get(function).replace(';', ":"))
-                .collect();
-            let stack_text = functions.join(";");
-            match input.base {
-                Some(_) => format!("{stack_text} {} {}", stack.values.base, stack.values.new),
-                None => format!("{stack_text} {}", stack.values.new),
-            }
-        })
-        .collect();
     if folded.stacks.iter().all(|stack| stack.values.new <= 0) {
         return Err(Error::Empty {
             reason: "no value is positive, so there is nothing to draw; --format text, tree and dot show negative ones".into(),
         });
     }
+    let lines = Lines::new(&folded, input.base.is_some());
     let mut flamegraph = self::shared_options();
     flamegraph.title = match &input.base_name {
         Some(base) => format!("{}, compared with {base}", input.name),
@@ -134,7 +116,9 @@ pub(super) fn write_flamegraph(
     if !options.origin_rules.flat {
         flamegraph.palette_map = Some(&mut palette);
     }
-    from_lines(&mut flamegraph, lines.iter().map(String::as_str), out)?;
+    // The stacks are large, and inferno's boxes are, too.
+    drop(folded);
+    from_lines(&mut flamegraph, lines.iter(), out)?;
     Ok(())
 }
 

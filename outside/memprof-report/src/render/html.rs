@@ -11,16 +11,17 @@ use std::sync::LazyLock;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
 pub use self::outline::{Cells, Column, Outline, OutlinePage};
 use super::RenderInput;
 use crate::ages::{Cohorts, MAX_COLUMNS};
 use crate::error::{Error, Result};
+use crate::fold::Folded;
 use crate::names::StringId;
 use crate::options::Options;
-use crate::tree::call_tree;
+use crate::tree::{PreorderNode, preorder, require_memory};
 
 /// Template of the page, with marks for its parts.
 const PAGE: &str = include_str!("html/page.html");
@@ -95,7 +96,7 @@ struct ViewerData<'a> {
     /// By key: values that the page offers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     labels: Vec<(&'a str, Vec<&'a str>)>,
-    tree: ViewerTree,
+    tree: ViewerTree<'a>,
 }
 
 /// Most values per key that the page offers.
@@ -115,14 +116,65 @@ struct ViewerAges {
 
 /// Nodes in preorder: `own` is without callees, the function of the root is -1. `samples` and `error`, the standard
 /// error, are those of `own`, and empty if the profile has no counts.
-#[derive(Default, Serialize)]
-struct ViewerTree {
-    function: Vec<i64>,
-    depth: Vec<u32>,
-    own: Vec<i64>,
-    own_base: Vec<i64>,
-    samples: Vec<u64>,
-    error: Vec<u64>,
+#[derive(Serialize)]
+struct ViewerTree<'f> {
+    function: NodeColumn<'f, i64>,
+    depth: NodeColumn<'f, u32>,
+    own: NodeColumn<'f, i64>,
+    own_base: NodeColumn<'f, i64>,
+    samples: NodeColumn<'f, u64>,
+    error: NodeColumn<'f, u64>,
+}
+
+/// A value of each node, computed as it is written: a large tree has more nodes than the input has bytes.
+struct NodeColumn<'f, T> {
+    /// `None` for a column without values.
+    folded: Option<&'f Folded>,
+    value: fn(PreorderNode) -> T,
+}
+
+impl<T: Serialize> Serialize for NodeColumn<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let nodes = self.folded.into_iter().flat_map(preorder);
+        serializer.collect_seq(nodes.map(self.value))
+    }
+}
+
+impl<'f> ViewerTree<'f> {
+    fn new(folded: &'f Folded, has_base: bool) -> Self {
+        let is_estimated = folded
+            .stacks
+            .iter()
+            .any(|stack| stack.values.confidence.samples > 0);
+        let (base, estimate) = (has_base.then_some(folded), is_estimated.then_some(folded));
+        let folded = Some(folded);
+        Self {
+            function: NodeColumn {
+                folded,
+                value: |node| node.function.map_or(-1, |function| i64::from(function.0)),
+            },
+            depth: NodeColumn {
+                folded,
+                value: |node| node.depth,
+            },
+            own: NodeColumn {
+                folded,
+                value: |node| node.own.new,
+            },
+            own_base: NodeColumn {
+                folded: base,
+                value: |node| node.own.base,
+            },
+            samples: NodeColumn {
+                folded: estimate,
+                value: |node| node.own.confidence.samples,
+            },
+            error: NodeColumn {
+                folded: estimate,
+                value: |node| node.own.confidence.error().round() as u64,
+            },
+        }
+    }
 }
 
 /// Writes the viewer as one page with its data, which loads no other file.
@@ -170,23 +222,7 @@ pub(super) fn write_view(
 ) -> Result<()> {
     let ages = viewer_ages(input, options);
     let folded = input.fold_stacks(options);
-    let mut nodes = ViewerTree::default();
-    let tree = call_tree(&folded, input.memory_left())?;
-    let is_estimated = tree[0].total.confidence.samples > 0;
-    for node in tree {
-        nodes
-            .function
-            .push(node.function.map_or(-1, |function| i64::from(function.0)));
-        nodes.depth.push(node.depth);
-        nodes.own.push(node.own.new);
-        if input.base.is_some() {
-            nodes.own_base.push(node.own.base);
-        }
-        if is_estimated {
-            nodes.samples.push(node.own.confidence.samples);
-            nodes.error.push(node.own.confidence.error().round() as u64);
-        }
-    }
+    require_memory(&folded, input.memory_left())?;
     let view = ViewerData {
         schema_version: 1,
         title: &input.name,
@@ -206,7 +242,7 @@ pub(super) fn write_view(
         },
         ages,
         labels: input.profile.profile.labels.values_by_key(MAX_VALUES),
-        tree: nodes,
+        tree: ViewerTree::new(&folded, input.base.is_some()),
     };
     serde_json::to_writer(out, &view).map_err(|error| Error::io("write the report")(error.into()))
 }

@@ -82,6 +82,7 @@ impl LoadedProfile {
             ..
         } = self;
         name_by_offset(&mut profile, &mut names, modules);
+        profile.stacks.drop_index();
         let depths = allocator_depths(&profile, &names);
         let mut named = SymbolizedProfile {
             profile,
