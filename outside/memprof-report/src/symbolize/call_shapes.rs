@@ -24,13 +24,15 @@ pub(super) fn leaf_addresses(stacks: &Stacks) -> Vec<bool> {
 }
 
 /// Returns the shapes of calls in a file, as far as it has x86-64 code and unwinding rules, which say where functions
-/// start and end. `calls` has the address of each call's last byte.
+/// start and end. `calls` has the address of each call's last byte, `data`
+/// are the bytes of the file.
 pub(super) fn read_call_shapes<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
+    data: R,
     calls: &[(LinkedAddress, AddressId)],
 ) -> Vec<(AddressId, CallShape)> {
     match file.architecture() {
-        Architecture::X86_64 => read_shapes(file, calls).unwrap_or_default(),
+        Architecture::X86_64 => read_shapes(file, data, calls).unwrap_or_default(),
         _ => Vec::new(),
     }
 }
@@ -38,6 +40,7 @@ pub(super) fn read_call_shapes<'d, R: ReadRef<'d>>(
 /// Returns the shapes of calls. `None` if the file lacks a section, or the table of its unwinding rules is damaged.
 fn read_shapes<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
+    data: R,
     calls: &[(LinkedAddress, AddressId)],
 ) -> Option<Vec<(AddressId, CallShape)>> {
     let section = |name| file.section_by_name(name);
@@ -58,6 +61,18 @@ fn read_shapes<'d, R: ReadRef<'d>>(
     let header = header.parse(&bases, 8).ok()?;
     let table = header.table()?;
     let rules: EhFrame<_> = rules.into();
+    let code_of = |start: u64, length: u64| {
+        // Where calls are few, only the code of their functions is read: all of it may be a hundred megabytes.
+        if calls.len() as u64 * CallShape::MAX_BYTES > text.size() {
+            return text.data_range(start, length).ok()?;
+        }
+        let (offset, size) = text.file_range()?;
+        let from = start.checked_sub(text.address())?;
+        let is_inside = from.checked_add(length)? <= size;
+        data.read_bytes_at(offset.checked_add(from)?, length)
+            .ok()
+            .filter(|_| is_inside)
+    };
     let shape = |&(call, id): &(LinkedAddress, AddressId)| {
         let rule = table
             .fde_for_address(&rules, &bases, call, |section, bases, offset| {
@@ -66,7 +81,7 @@ fn read_shapes<'d, R: ReadRef<'d>>(
             .ok()?;
         let start = rule.initial_address();
         let code = match rule.len() {
-            0..=CallShape::MAX_BYTES => text.data_range(start, rule.len()).ok()??,
+            0..=CallShape::MAX_BYTES => code_of(start, rule.len())?,
             _ => &[],
         };
         Some((id, CallShape::read(code, start, call.wrapping_add(1))))

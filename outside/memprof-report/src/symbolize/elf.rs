@@ -111,7 +111,11 @@ pub(super) fn symbolize_file(
             .flat_map(|dwarf| dwarf.missing_notes(missing.nameless)),
     );
     notes.extend((missing.late > 0).then(|| late_note(missing.late)));
-    Ok((frames, call_shapes::read_call_shapes(&file, &calls), notes))
+    Ok((
+        frames,
+        call_shapes::read_call_shapes(&file, &cache, &calls),
+        notes,
+    ))
 }
 
 /// Numbers of names that are missing.
