@@ -1,6 +1,7 @@
 //! Mark phase: marks objects that can be reached from the roots, by words that point to an object's start or
 //! into it, also with tag bits in the lowest bits.
 
+mod follow;
 mod pointer_table;
 mod sweep;
 
@@ -97,7 +98,7 @@ pub(crate) fn mark_reachable(
         while !found.is_empty() {
             marker.require_memory()?;
             found.sort_unstable();
-            let pieces = sweep::objects_per_batch(found.len(), table.as_ref());
+            let pieces = follow::objects_per_batch(found.len(), table.as_ref());
             if found.len() <= pieces {
                 marker.follow(table.as_ref(), &found, &mut alone);
                 found.clear();

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 pub(crate) use object_index::ObjectIndex;
 pub(crate) use span::{GC_HEAD_SIZE, Span};
-use span::{Mark, is_set, ones};
+use span::{Mark, ones};
 
 use crate::address_filter::AddressFilter;
 use crate::snapshot_memory::CachedReader;
@@ -36,10 +36,17 @@ impl Object {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ObjectPosition {
     pub(crate) span: usize,
-    /// Word of the span's bitmaps in which it begins.
-    pub(crate) word: usize,
-    /// Number of used objects that begin before it in that word.
+    /// Its bit in the span's bitmaps.
+    pub(crate) bit: u64,
+    /// Number of used objects that begin before it in its word of the bitmaps.
     pub(crate) index_in_word: u32,
+}
+
+impl ObjectPosition {
+    /// Word of the span's bitmaps in which the object begins.
+    pub(crate) fn word(self) -> usize {
+        (self.bit / 64) as usize
+    }
 }
 
 /// All objects of a process.
@@ -86,13 +93,13 @@ impl Objects {
         let span = &self.spans[at];
         let bit = (address - span.range.start) >> span.shift;
         let start = span.start_before(bit)?;
-        if !is_set(&span.used, start) {
+        if !span.is_used(start) {
             return None;
         }
         // An address inside the next object's header belongs to no object.
         let is_last =
             span.header != 0 && (address - span.range.start) % (1 << span.shift) > span.header;
-        let is_header = is_last && (bit / 64) < span.starts.len() as u64 && span.is_start(bit + 1);
+        let is_header = is_last && (bit / 64) < span.words.len() as u64 && span.is_start(bit + 1);
         (!is_header).then_some((at, start))
     }
 
@@ -191,7 +198,7 @@ impl Objects {
     /// Starts of objects that are marked but not scanned, by address.
     pub(crate) fn marked_unscanned(&self) -> impl Iterator<Item = u64> {
         self.spans.iter().flat_map(|span| {
-            (0..span.starts.len()).flat_map(move |index| {
+            (0..span.words.len()).flat_map(move |index| {
                 let bits =
                     span.mark_word(Mark::Reached, index) & !span.mark_word(Mark::Scanned, index);
                 ones(bits).map(move |bit| span.address(index as u64 * 64 + bit))
@@ -201,7 +208,7 @@ impl Objects {
 
     /// Number of words of each span's bitmaps.
     pub(crate) fn word_counts(&self) -> impl Iterator<Item = usize> {
-        self.spans.iter().map(|span| span.starts.len())
+        self.spans.iter().map(|span| span.words.len())
     }
 
     /// Used objects that begin in some words of a span's bitmaps, by address.
@@ -212,41 +219,48 @@ impl Objects {
     ) -> impl Iterator<Item = (ObjectPosition, Object)> {
         let own = &self.spans[span];
         words.flat_map(move |word| {
-            ones(own.used[word]).zip(0..).map(move |(bit, index)| {
-                let position = ObjectPosition {
-                    span,
-                    word,
-                    index_in_word: index,
-                };
-                (position, own.object(word as u64 * 64 + bit))
-            })
+            ones(own.words[word].used)
+                .zip(0..)
+                .map(move |(bit, index)| {
+                    let position = ObjectPosition {
+                        span,
+                        bit: word as u64 * 64 + bit,
+                        index_in_word: index,
+                    };
+                    (position, own.object(position.bit))
+                })
         })
     }
 
-    /// Marks the used object that begins at `start` as scanned, and returns its position. `None` if it was marked as
-    /// scanned before.
+    /// Position of the used object that begins at `start`. `None` if it is marked as scanned.
     #[inline]
-    pub(crate) fn begin_scan(&self, start: u64) -> Option<ObjectPosition> {
-        let span = self.span_index(start)?;
+    pub(crate) fn unscanned_position(&self, start: u64) -> Option<ObjectPosition> {
+        let (span, bit) = self.bit_of_start(start)?;
         let own = &self.spans[span];
-        let bit = (start - own.range.start) >> own.shift;
-        if !own.set_mark(Mark::Scanned, bit) {
-            return None;
-        }
-        let word = (bit / 64) as usize;
-        let below = own.used[word] & ((1 << (bit % 64)) - 1);
-        Some(ObjectPosition {
+        (!own.has_mark(Mark::Scanned, bit)).then(|| ObjectPosition {
             span,
-            word,
-            index_in_word: below.count_ones(),
+            bit,
+            index_in_word: own.used_before(bit),
         })
+    }
+
+    /// Marks an object as scanned. Returns whether it was not marked so before.
+    #[inline]
+    pub(crate) fn begin_scan(&self, position: ObjectPosition) -> bool {
+        self.spans[position.span].set_mark(Mark::Scanned, position.bit)
     }
 
     /// Clears the mark of [`begin_scan`](Self::begin_scan), so that the object is pending again.
-    pub(crate) fn end_scan(&self, start: u64) {
-        if let Some((span, bit)) = self.used_object(start) {
-            span.clear_mark(Mark::Scanned, bit);
-        }
+    pub(crate) fn end_scan(&self, position: ObjectPosition) {
+        self.spans[position.span].clear_mark(Mark::Scanned, position.bit);
+    }
+
+    /// Index of the span and bit of an object that begins at `start`. `None` if that is in no span.
+    #[inline]
+    fn bit_of_start(&self, start: u64) -> Option<(usize, u64)> {
+        let span = self.span_index(start)?;
+        let own = &self.spans[span];
+        Some((span, (start - own.range.start) >> own.shift))
     }
 
     /// Index of the span that contains an address. `None` if there is none.
@@ -256,17 +270,17 @@ impl Objects {
         (self.spans.get(at)?.range.start <= address).then_some(at)
     }
 
-    /// Marks the object for which a link stands; [`link`](Self::link) returned it for that shift. Returns the object's
-    /// start. `None` if it was marked before.
+    /// Index of the span and bit of the object that begins at `start`. `None` if it is marked.
     #[inline]
-    pub(crate) fn mark_link(&self, link: u64, shift: u32) -> Option<u64> {
-        if shift == 0 {
-            return self.mark(link);
-        }
-        // With a shift, a link is the start of a used object.
-        let span = &self.spans[self.span_index(link)?];
-        let bit = (link - span.range.start) >> span.shift;
-        (!span.has_mark(Mark::Reached, bit) && span.set_mark(Mark::Reached, bit)).then_some(link)
+    pub(crate) fn unmarked_object(&self, start: u64) -> Option<(usize, u64)> {
+        let (span, bit) = self.bit_of_start(start)?;
+        (!self.spans[span].has_mark(Mark::Reached, bit)).then_some((span, bit))
+    }
+
+    /// Marks the object of [`unmarked_object`](Self::unmarked_object). Returns whether it was not marked before.
+    #[inline]
+    pub(crate) fn mark_object(&self, (span, bit): (usize, u64)) -> bool {
+        self.spans[span].set_mark(Mark::Reached, bit)
     }
 
     /// Whether the exact value of a pointer matters, not only the object to which it points.
@@ -296,21 +310,18 @@ impl Objects {
     }
 
     /// Whether an object is marked, and whether it is marked as scanned.
-    pub(crate) fn marks(&self, start: u64) -> (bool, bool) {
-        self.used_object(start)
-            .map_or((false, false), |(span, bit)| {
-                (
-                    span.has_mark(Mark::Reached, bit),
-                    span.has_mark(Mark::Scanned, bit),
-                )
-            })
+    #[inline]
+    pub(crate) fn marks(&self, position: ObjectPosition) -> (bool, bool) {
+        let span = &self.spans[position.span];
+        let has = |mark| span.has_mark(mark, position.bit);
+        (has(Mark::Reached), has(Mark::Scanned))
     }
 
     /// Number of used objects that are not marked.
     pub(crate) fn unreachable_count(&self) -> u64 {
         let unmarked = self.spans.iter().flat_map(|span| {
-            let words = span.used.iter().enumerate();
-            words.map(|(index, used)| used & !span.mark_word(Mark::Reached, index))
+            let words = span.words.iter().enumerate();
+            words.map(|(index, word)| word.used & !span.mark_word(Mark::Reached, index))
         });
         unmarked.map(|word| u64::from(word.count_ones())).sum()
     }
@@ -318,28 +329,28 @@ impl Objects {
     /// Used objects that are not marked, by address.
     pub(crate) fn unreachable(&self) -> impl Iterator<Item = Object> {
         self.spans.iter().flat_map(|span| {
-            span.select(|index| span.used[index] & !span.mark_word(Mark::Reached, index))
+            span.select(|index| span.words[index].used & !span.mark_word(Mark::Reached, index))
         })
     }
 
     /// Drops the reachable objects. Keeps only the data by which unreachable ones are found again.
     pub(crate) fn retain_unreachable(mut self) -> Self {
         for span in &mut self.spans {
-            for index in 0..span.used.len() {
-                span.used[index] &= !span.mark_word(Mark::Reached, index);
+            for index in 0..span.words.len() {
+                span.words[index].used &= !span.mark_word(Mark::Reached, index);
             }
             span.clear_marks();
             span.clear_pointed();
             span.clear_gc_heads();
         }
         self.spans
-            .retain(|span| span.used.iter().any(|used| *used != 0));
+            .retain(|span| span.words.iter().any(|word| word.used != 0));
         self
     }
 
     /// Bytes that `bits` more bits for each possible object would need.
     pub(crate) fn bitmap_bytes(&self, bits: u64) -> u64 {
-        let words = self.spans.iter().map(|span| span.starts.len() as u64);
+        let words = self.spans.iter().map(|span| span.words.len() as u64);
         words.sum::<u64>() * bits * 8
     }
 
@@ -376,7 +387,7 @@ impl Objects {
                 && span.range.start <= *address
             {
                 let (word, mask) = span.word_and_mask(*address);
-                span.used[word] &= !mask;
+                span.words[word].used &= !mask;
             }
         }
     }
@@ -388,8 +399,8 @@ impl Objects {
 
     /// Number of used objects.
     pub(crate) fn count(&self) -> u64 {
-        let words = self.spans.iter().flat_map(|span| &span.used);
-        words.map(|word| u64::from(word.count_ones())).sum()
+        let words = self.spans.iter().flat_map(|span| &span.words);
+        words.map(|word| u64::from(word.used.count_ones())).sum()
     }
 }
 

@@ -124,16 +124,25 @@ impl PointerTable {
         encoder.clear();
     }
 
-    /// Words that an object has for the objects to which it points. `None` if they are not in the table.
-    pub(super) fn links(
+    /// Numbers of the objects that begin in the same word of the bitmaps as an object, and of those behind. `None` if
+    /// they are not in the table.
+    #[inline]
+    pub(super) fn numbers(&self, position: ObjectPosition) -> Option<&[u8]> {
+        let word = position.word();
+        let index = self.first[position.span] + word / WORDS_PER_PART;
+        let part = self.parts[index].get()?;
+        Some(&part.numbers[part.offsets[word % WORDS_PER_PART] as usize..])
+    }
+
+    /// Words that the object at `start` has for the objects to which it points, from the [`numbers`](Self::numbers)
+    /// for its position. `None` if they are not in the table.
+    pub(super) fn links<'n>(
         &self,
         start: u64,
         position: ObjectPosition,
-    ) -> Option<impl Iterator<Item = u64>> {
-        let index = self.first[position.span] + position.word / WORDS_PER_PART;
-        let part = self.parts[index].get()?;
-        let offset = part.offsets[position.word % WORDS_PER_PART];
-        let mut numbers = part.numbers[offset as usize..].iter();
+        numbers: &'n [u8],
+    ) -> Option<impl Iterator<Item = u64> + use<'n>> {
+        let mut numbers = numbers.iter();
         for _ in 0..position.index_in_word {
             while decode(&mut numbers) & LAST == 0 {}
         }
@@ -267,7 +276,7 @@ mod tests {
             let mut encoder = table.encoder();
             for part in &parts {
                 for (position, object) in objects.used_in(part.span, part.words.clone()) {
-                    encoder.begin_word(position.word - part.words.start);
+                    encoder.begin_word(position.word() - part.words.start);
                     for link in links(object.range.start) {
                         encoder.add_link(object.range.start, link);
                     }
@@ -281,7 +290,9 @@ mod tests {
                 .flat_map(|part| objects.used_in(part.span, part.words.clone()))
             {
                 let start = object.range.start;
-                let Some(found) = table.links(start, position) else {
+                let numbers = table.numbers(position);
+                let Some(found) = numbers.and_then(|numbers| table.links(start, position, numbers))
+                else {
                     missing += 1;
                     continue;
                 };
@@ -314,7 +325,8 @@ mod tests {
         encoder.end_object();
         table.add(&parts[0], &mut encoder);
         let links = |start: u64| {
-            let links = table.links(start, objects.begin_scan(start).unwrap());
+            let position = objects.unscanned_position(start).unwrap();
+            let links = table.links(start, position, table.numbers(position).unwrap());
             links.map(Iterator::collect::<Vec<_>>)
         };
         assert_eq!(links(0x1010), None);

@@ -2,7 +2,7 @@
 //! reached yet. A list whose objects lie anywhere in the heap would else need a read of the snapshot for each.
 
 use super::pointer_table::{PartEncoder, PointerTable, SpanPart};
-use super::{MAX_GAP, MAX_QUEUED, MarkWorker, Marker, OBJECTS_PER_BATCH, WORD, WORD_STEP};
+use super::{MAX_GAP, MarkWorker, Marker, WORD, WORD_STEP};
 use crate::objects::{Object, ObjectPosition};
 use crate::snapshot_memory::BLOCK_SIZE;
 
@@ -12,8 +12,6 @@ const MIN_SWEPT_OBJECTS: u64 = 1 << 14;
 const QUEUE_BYTES: u64 = 8 << 20;
 /// Number of reached objects without known pointers from which another sweep is faster than reading each.
 const MIN_POSTPONED: usize = 1 << 16;
-/// Most objects whose pointers are followed at a time, so that the rest can be divided among the threads.
-const MAX_FOLLOWED: usize = 1 << 16;
 
 impl Marker<'_> {
     /// Reads the pointers of all objects into a table of at most `max_bytes`. `None` if there are so few that reading
@@ -65,7 +63,7 @@ impl Marker<'_> {
         let mut rest = objects.as_slice();
         while let Some(((position, first), others)) = rest.split_first() {
             if !is_small(first) {
-                encoder.begin_word(position.word - part.words.start);
+                encoder.begin_word(position.word() - part.words.start);
                 encoder.add_unread();
                 rest = others;
                 continue;
@@ -98,9 +96,9 @@ impl Marker<'_> {
         let bytes = worker.read(&(base..end));
         let is_whole = bytes.len() as u64 == end - base;
         for (position, object) in near {
-            encoder.begin_word(position.word - part.words.start);
+            encoder.begin_word(position.word() - part.words.start);
             let start = object.range.start;
-            let (is_marked, is_scanned) = self.objects.marks(start);
+            let (is_marked, is_scanned) = self.objects.marks(*position);
             let offset = bytes.start + (start - base) as usize;
             let own = offset..offset + object.size() as usize;
             if is_scanned {
@@ -109,7 +107,7 @@ impl Marker<'_> {
                 // Later objects may be readable.
                 encoder.add_unread();
             } else if is_marked {
-                self.objects.mark_scanned(start);
+                self.objects.begin_scan(*position);
                 worker.mark_block_words(own, WORD_STEP);
                 encoder.add_empty();
             } else {
@@ -131,57 +129,5 @@ impl Marker<'_> {
             }
         }
         encoder.end_object();
-    }
-
-    /// Marks the objects that the objects at `starts` reach, by their pointers in the table. Objects that are not in
-    /// it are read. Appends those that are left after some time to the worker's `found`.
-    pub(super) fn follow(
-        &self,
-        table: Option<&PointerTable>,
-        starts: &[u64],
-        worker: &mut MarkWorker<'_>,
-    ) {
-        let Some(table) = table else {
-            self.mark_batch(starts, worker);
-            return;
-        };
-        let mut open = starts.to_vec();
-        let mut unread = Vec::new();
-        for _ in 0..MAX_FOLLOWED.max(starts.len()) {
-            let Some(start) = open.pop() else { break };
-            let Some(position) = self.objects.begin_scan(start) else {
-                continue;
-            };
-            match table.links(start, position) {
-                Some(links) => {
-                    for link in links {
-                        if let Some(found) = self.objects.mark_link(link, table.shift())
-                            // Further ones are found later by their marks.
-                            && open.len() < MAX_QUEUED
-                        {
-                            open.push(found);
-                        }
-                    }
-                }
-                None if table.postpones_unread() => self.objects.end_scan(start),
-                None => unread.push(start),
-            }
-            if unread.len() >= OBJECTS_PER_BATCH {
-                unread.sort_unstable();
-                self.mark_batch(&unread, worker);
-                unread.clear();
-            }
-        }
-        unread.sort_unstable();
-        self.mark_batch(&unread, worker);
-        worker.queue(&open);
-    }
-}
-
-/// Number of objects that a thread follows at a time: each of a few may reach many, if their pointers are known.
-pub(super) fn objects_per_batch(found: usize, table: Option<&PointerTable>) -> usize {
-    match table {
-        Some(_) => (found / 16).clamp(1, OBJECTS_PER_BATCH),
-        None => OBJECTS_PER_BATCH,
     }
 }

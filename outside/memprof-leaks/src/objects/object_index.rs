@@ -1,6 +1,6 @@
 //! Numbers of the used objects, from 0, in the order of their addresses.
 
-use super::span::ones;
+use super::span::{ObjectBits, ones};
 use super::{Object, Objects};
 
 /// Index from used objects to numbers and back: four bytes for each 512 or 1,024 bytes of a heap.
@@ -17,13 +17,13 @@ impl<'a> ObjectIndex<'a> {
     pub(crate) fn new(objects: &'a Objects) -> Option<Self> {
         u32::try_from(objects.count()).ok()?;
         let mut count = 0;
-        let mut number = |word: &u64| {
+        let mut number = |word: &ObjectBits| {
             let before = count;
-            count += word.count_ones();
+            count += word.used.count_ones();
             before
         };
         let spans = objects.spans.iter();
-        let before = spans.map(|span| span.used.iter().map(&mut number).collect());
+        let before = spans.map(|span| span.words.iter().map(&mut number).collect());
         Some(Self {
             objects,
             before: before.collect(),
@@ -64,9 +64,8 @@ impl<'a> ObjectIndex<'a> {
 
     /// Number of the object that begins at a bit of a span.
     fn number_at(&self, index: usize, bit: u64) -> u32 {
-        let (span, word) = (&self.objects.spans[index], (bit / 64) as usize);
-        let below = span.used[word] & ((1 << (bit % 64)) - 1);
-        self.before[index][word] + below.count_ones()
+        let span = &self.objects.spans[index];
+        self.before[index][(bit / 64) as usize] + span.used_before(bit)
     }
 
     /// Object with a number.
@@ -79,7 +78,9 @@ impl<'a> ObjectIndex<'a> {
         let (span, before) = (&self.objects.spans[index], &self.before[index]);
         let word = before.partition_point(|before| *before <= number) - 1;
         let nth = (number - before[word]) as usize;
-        let bit = ones(span.used[word]).nth(nth).expect("as many are counted");
+        let bit = ones(span.words[word].used)
+            .nth(nth)
+            .expect("as many are counted");
         span.object(word as u64 * 64 + bit)
     }
 

@@ -18,6 +18,13 @@ pub(super) enum Mark {
     Scanned,
 }
 
+/// Bits of 64 possible objects. Beside each other, because a search reads both.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ObjectBits {
+    pub(super) starts: u64,
+    pub(super) used: u64,
+}
+
 /// Adjacent objects, each of which ends where the next one begins, and their bitmaps.
 #[derive(Debug)]
 pub(crate) struct Span {
@@ -26,17 +33,15 @@ pub(crate) struct Span {
     pub(super) header: u64,
     /// log2 of the bytes per bit.
     pub(super) shift: u32,
-    pub(super) starts: Vec<u64>,
-    pub(super) used: Vec<u64>,
-    /// Two words for each word of `starts`: [`Mark::Reached`] and [`Mark::Scanned`], adjacent because a search reads
-    /// both.
+    pub(super) words: Vec<ObjectBits>,
+    /// For each of `words` one word of [`Mark::Reached`] and one of [`Mark::Scanned`]: a search reads both.
     marks: AtomicBitmap,
     /// Starts of objects to which words point, if objects have no headers; else empty.
     pointed: AtomicBitmap,
     /// Objects with a `PyGC_Head` in their first [`GC_HEAD_SIZE`] bytes, and objects with one in the next. Allocated
     /// when the first one is recorded.
     gc_heads: OnceLock<Box<[AtomicBitmap; 2]>>,
-    /// One bit for each word of `starts` that is not 0.
+    /// One bit for each of `words` in which an object begins.
     summary: Vec<u64>,
 }
 
@@ -69,8 +74,7 @@ impl Span {
             range,
             header,
             shift,
-            starts: vec![0; words],
-            used: vec![0; words],
+            words: vec![ObjectBits::default(); words],
             marks: AtomicBitmap::new(2 * words),
             pointed: match is_headerless(header, shift) {
                 true => AtomicBitmap::new(words),
@@ -93,12 +97,12 @@ impl Span {
 
     /// All objects, by address, and whether each is used.
     pub(crate) fn all(&self) -> impl Iterator<Item = (Object, bool)> {
-        self.starts
+        self.words
             .iter()
             .enumerate()
             .flat_map(move |(index, word)| {
-                ones(*word).map(move |bit| {
-                    let is_used = self.used[index] >> bit & 1 != 0;
+                ones(word.starts).map(move |bit| {
+                    let is_used = word.used >> bit & 1 != 0;
                     (self.object(index as u64 * 64 + bit), is_used)
                 })
             })
@@ -108,20 +112,19 @@ impl Span {
     pub(crate) fn truncate(&mut self, end: u64) {
         let words = (((end - self.range.start) >> self.shift) + 1).div_ceil(64) as usize;
         self.range.end = end;
-        self.starts.truncate(words);
-        self.used.truncate(words);
+        self.words.truncate(words);
         self.summary.truncate(words.div_ceil(64));
         self.marks = AtomicBitmap::new(2 * words);
     }
 
     /// Used objects, by address.
     pub(crate) fn used(&self) -> impl Iterator<Item = Object> {
-        self.select(|index| self.used[index])
+        self.select(|index| self.words[index].used)
     }
 
     /// Objects whose bits are set in the words that `word` returns by index, by address.
     pub(super) fn select(&self, word: impl Fn(usize) -> u64) -> impl Iterator<Item = Object> {
-        (0..self.starts.len()).flat_map(move |index| {
+        (0..self.words.len()).flat_map(move |index| {
             ones(word(index)).map(move |bit| self.object(index as u64 * 64 + bit))
         })
     }
@@ -129,14 +132,14 @@ impl Span {
     /// Adds an object that begins at an address.
     pub(crate) fn add_object(&mut self, address: u64, is_used: bool) {
         let (word, mask) = self.word_and_mask(address);
-        self.starts[word] |= mask;
+        self.words[word].starts |= mask;
         self.summary[word / 64] |= 1 << (word % 64);
         if is_used {
-            self.used[word] |= mask;
+            self.words[word].used |= mask;
         }
     }
 
-    /// Marks of the objects that begin in a word of `starts`.
+    /// Marks of the objects that begin in one of `words`.
     pub(super) fn mark_word(&self, mark: Mark, word: usize) -> u64 {
         self.marks.word(2 * word + mark as usize)
     }
@@ -166,7 +169,7 @@ impl Span {
     /// Records a `PyGC_Head` at an address, in the object that begins at a bit. Ignores it if it is not at one of
     /// the two possible offsets.
     pub(super) fn set_gc_head(&self, bit: u64, address: u64) {
-        let words = self.starts.len();
+        let words = self.words.len();
         let parts = self
             .gc_heads
             .get_or_init(|| Box::new([AtomicBitmap::new(words), AtomicBitmap::new(words)]));
@@ -264,7 +267,7 @@ impl Span {
     /// Bit of the last object that begins at or before a bit. `None` if there is none.
     pub(super) fn start_before(&self, bit: u64) -> Option<u64> {
         let word = (bit / 64) as usize;
-        let bits = self.starts[word] & (u64::MAX >> (63 - bit % 64));
+        let bits = self.words[word].starts & (u64::MAX >> (63 - bit % 64));
         if bits != 0 {
             return Some(word as u64 * 64 + 63 - u64::from(bits.leading_zeros()));
         }
@@ -275,13 +278,13 @@ impl Span {
             summary = self.summary[index];
         }
         let word = index * 64 + 63 - summary.leading_zeros() as usize;
-        Some(word as u64 * 64 + 63 - u64::from(self.starts[word].leading_zeros()))
+        Some(word as u64 * 64 + 63 - u64::from(self.words[word].starts.leading_zeros()))
     }
 
     /// Bit of the first object that begins after a bit. `None` if there is none.
     fn start_after(&self, bit: u64) -> Option<u64> {
         let word = (bit / 64) as usize;
-        let bits = self.starts[word] & (u64::MAX << (bit % 64)) & !(1 << (bit % 64));
+        let bits = self.words[word].starts & (u64::MAX << (bit % 64)) & !(1 << (bit % 64));
         if bits != 0 {
             return Some(word as u64 * 64 + u64::from(bits.trailing_zeros()));
         }
@@ -292,7 +295,7 @@ impl Span {
             summary = *self.summary.get(index)?;
         }
         let word = index * 64 + summary.trailing_zeros() as usize;
-        Some(word as u64 * 64 + u64::from(self.starts[word].trailing_zeros()))
+        Some(word as u64 * 64 + u64::from(self.words[word].starts.trailing_zeros()))
     }
 
     /// Address of the end of the object that begins at a bit: up to the next object's header, or the span's end.
@@ -320,11 +323,25 @@ impl Span {
             }
     }
 
+    /// Whether the object that begins at a bit is used.
+    #[inline]
+    pub(super) fn is_used(&self, bit: u64) -> bool {
+        self.words[(bit / 64) as usize].used >> (bit % 64) & 1 != 0
+    }
+
+    /// Number of used objects that begin before a bit in the same word.
+    #[inline]
+    pub(super) fn used_before(&self, bit: u64) -> u32 {
+        let below = self.words[(bit / 64) as usize].used & ((1 << (bit % 64)) - 1);
+        below.count_ones()
+    }
+
     /// Whether an object begins at a bit.
+    #[inline]
     pub(super) fn is_start(&self, bit: u64) -> bool {
-        self.starts
+        self.words
             .get((bit / 64) as usize)
-            .is_some_and(|word| word >> (bit % 64) & 1 != 0)
+            .is_some_and(|word| word.starts >> (bit % 64) & 1 != 0)
     }
 }
 
@@ -337,11 +354,6 @@ fn mark_bit(mark: Mark, bit: u64) -> u64 {
 /// object.
 fn is_headerless(header: u64, shift: u32) -> bool {
     header == 0 && shift != WHOLE_SHIFT
-}
-
-/// Whether a bit is set in a bitmap.
-pub(super) fn is_set(bits: &[u64], bit: u64) -> bool {
-    bits[(bit / 64) as usize] >> (bit % 64) & 1 != 0
 }
 
 /// Indices of the set bits, from the lowest.
