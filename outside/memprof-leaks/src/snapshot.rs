@@ -147,6 +147,16 @@ impl CopyTarget {
         let estimate = estimate + shared_plan.estimate;
         let start = Instant::now();
         let mut threads = threads::stop_all(self.pid, limit)?;
+        // The copy cannot be interrupted: a long one does not begin if the threads took too long to stop.
+        let copy_time = estimate.saturating_sub(smaps::thread_stop_time(self.status.threads));
+        let needed = start.elapsed() + copy_time;
+        if copy_time > smaps::MEASURED_FROM && needed > limit {
+            drop(threads);
+            return Err(Error::LongPause {
+                estimate: needed,
+                limit,
+            });
+        }
         if !self.is_same_program() {
             // The threads are resumed first: while they are traced, an examination would refuse the process.
             drop(threads);

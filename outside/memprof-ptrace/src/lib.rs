@@ -9,6 +9,7 @@ pub mod control_block;
 mod examine;
 pub mod executable;
 pub mod exit_stop;
+mod fork_trial;
 pub mod frame_memory;
 mod freezer;
 mod halt;
@@ -39,6 +40,7 @@ mod tracer;
 pub mod xstate;
 
 pub use examine::{ExaminedProcess, Purpose, examine, examine_for, proc_denied_refusal};
+pub use fork_trial::measure_page_copy_time;
 pub use halt::{Halt, HaltWatch};
 pub use limit::Limit;
 pub use process_list::{ListedProcess, ProcessList, list_processes};

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use memprof_ptrace::maps::{self, Mapping};
+use memprof_ptrace::measure_page_copy_time;
 
 /// Mapping with its values of smaps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,15 +32,18 @@ pub(crate) struct MappingUsage {
     pub(crate) is_device: bool,
 }
 
-/// Time to copy an entry of a page table with the page's reference count. Measured on 1 GiB in pages of 4
-/// KiB: 45 to 83 ms.
+/// Time to copy an entry of a page table with the page's reference count, on a slow machine.
 const PAGE_COPY_TIME: Duration = Duration::from_nanos(250);
+/// Estimate from which the machine's own time for a page is measured, which takes some tens of milliseconds.
+pub(super) const MEASURED_FROM: Duration = Duration::from_millis(10);
+/// Factor between the time for a page in a large process, whose pages are in no cache, and in a trial.
+const LARGE_PROCESS_FACTOR: f64 = 1.5;
 /// Time to copy a huge page's entry, whose table is made beforehand.
 const HUGE_PAGE_COPY_TIME: Duration = Duration::from_micros(15);
 /// Time to copy a mapping.
 const MAPPING_COPY_TIME: Duration = Duration::from_micros(2);
-/// Time to stop a thread. Measured on 3,000 threads.
-const THREAD_STOP_TIME: Duration = Duration::from_micros(120);
+/// Time to stop a thread and to let it go on. Measured on 10,000 threads of an idle machine: 25 µs.
+const THREAD_STOP_TIME: Duration = Duration::from_micros(40);
 
 /// Parses /proc/PID/smaps; returns its mappings by address. Fields that are missing are 0.
 pub(crate) fn parse_smaps(smaps: &[u8]) -> Vec<MappingUsage> {
@@ -113,19 +117,36 @@ fn selected_ranges(
     selected.map(|each| each.range.clone()).collect()
 }
 
-/// Estimates how long the threads of a process must be stopped for a copy. `threads` is their number.
+/// Estimates how long the threads of a process must be stopped for a copy. `threads` is their number. A long time is
+/// estimated by a trial on this machine.
 pub(crate) fn estimate_pause(mappings: &[MappingUsage], threads: u32) -> Duration {
+    let estimate = pause_with(PAGE_COPY_TIME, mappings, threads);
+    if estimate < MEASURED_FROM {
+        return estimate;
+    }
+    // Without a trial, the machine counts as a slow one. Other processes may have interrupted the trial.
+    let measured = measure_page_copy_time().unwrap_or(PAGE_COPY_TIME);
+    let page_time = measured.mul_f64(LARGE_PROCESS_FACTOR).min(PAGE_COPY_TIME);
+    pause_with(page_time, mappings, threads)
+}
+
+/// Pause if the entry of a page is copied in `page_time`.
+fn pause_with(page_time: Duration, mappings: &[MappingUsage], threads: u32) -> Duration {
     let small: u64 = mappings
         .iter()
         .map(|each| each.anonymous.saturating_sub(each.huge) + each.swapped)
         .sum();
     let huge: u64 = mappings.iter().map(|each| each.huge).sum();
     let times = |one: Duration, count: u64| Duration::from_nanos(one.as_nanos() as u64 * count);
-    // Pages have 4 KiB, huge pages 2 MiB.
-    times(PAGE_COPY_TIME, small >> 12)
+    times(page_time, small >> 12)
         + times(HUGE_PAGE_COPY_TIME, huge >> 21)
         + times(MAPPING_COPY_TIME, mappings.len() as u64)
-        + times(THREAD_STOP_TIME, u64::from(threads))
+        + thread_stop_time(threads)
+}
+
+/// Estimates how long it takes to stop a number of threads.
+pub(super) fn thread_stop_time(threads: u32) -> Duration {
+    THREAD_STOP_TIME * threads
 }
 
 #[cfg(test)]
@@ -167,7 +188,7 @@ VmFlags: rd wr io pf
             + HUGE_PAGE_COPY_TIME * 256
             + MAPPING_COPY_TIME * 2
             + THREAD_STOP_TIME * 3;
-        assert_eq!(estimate_pause(&found, 3), expected);
+        assert_eq!(pause_with(PAGE_COPY_TIME, &found, 3), expected);
     }
 
     #[test]

@@ -1,0 +1,116 @@
+//! Measures how long the kernel takes to copy the page tables of a process: machines differ by a factor of five.
+#![expect(
+    unsafe_code,
+    reason = "mmap(2), and a fork without the handlers of fork(3)"
+)]
+
+use std::io;
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use libc::pid_t;
+use nix::sys::signal::{SigSet, SigmaskHow};
+
+/// Memory of the trial, in bytes: its pages' data in the kernel do not fit into a core's own caches.
+const TRIAL_BYTES: usize = 16 << 20;
+const PAGE_SIZE: usize = 4096;
+/// Forks with and without the memory, of which the fastest count.
+const ATTEMPTS: usize = 3;
+
+/// Measures the time in which the kernel copies the entry of a page of 4 KiB, by forks of this process with and without
+/// memory of a known size. Takes some tens of milliseconds.
+///
+/// # Errors
+/// The kernel refuses the memory or the forks.
+pub fn measure_page_copy_time() -> io::Result<Duration> {
+    let memory = TrialMemory::new()?;
+    let mut best = [Duration::MAX; 2];
+    for _ in 0..ATTEMPTS {
+        for (best, advice) in best
+            .iter_mut()
+            .zip([libc::MADV_DONTFORK, libc::MADV_DOFORK])
+        {
+            memory.advise(advice)?;
+            *best = (*best).min(time_fork()?);
+        }
+    }
+    let [without, with] = best;
+    Ok(with.saturating_sub(without) / (TRIAL_BYTES / PAGE_SIZE) as u32)
+}
+
+/// Written memory in small pages.
+struct TrialMemory(*mut libc::c_void);
+
+impl TrialMemory {
+    fn new() -> io::Result<Self> {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: mmap(2) of new memory, which `drop` unmaps.
+        let start = unsafe { libc::mmap(ptr::null_mut(), TRIAL_BYTES, access, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let memory = Self(start);
+        // A kernel without huge pages refuses the advice.
+        memory.advise(libc::MADV_NOHUGEPAGE).ok();
+        for offset in (0..TRIAL_BYTES).step_by(PAGE_SIZE) {
+            // SAFETY: the byte is in the mapping, which is writable.
+            unsafe { start.cast::<u8>().add(offset).write_volatile(1) };
+        }
+        Ok(memory)
+    }
+
+    fn advise(&self, advice: i32) -> io::Result<()> {
+        // SAFETY: madvise(2) on the mapping of `new`, with advice that keeps its data.
+        match unsafe { libc::madvise(self.0, TRIAL_BYTES, advice) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for TrialMemory {
+    fn drop(&mut self) {
+        // SAFETY: munmap(2) of the mapping of `new`, to which there are no references.
+        unsafe { libc::munmap(self.0, TRIAL_BYTES) };
+    }
+}
+
+/// Time of one fork of this process. The child ends at once.
+fn time_fork() -> io::Result<Duration> {
+    // Signals are meant for this process, not for the child.
+    let old_mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+    let start = Instant::now();
+    // SAFETY: clone(2) with these arguments is fork(2), without the handlers of fork(3): the child makes system calls
+    // only.
+    let child =
+        unsafe { libc::syscall(libc::SYS_clone, 0_usize, 0_usize, 0_usize, 0_usize, 0_usize) };
+    if child == 0 {
+        // SAFETY: _exit(2) ends the child, which has nothing to clean up.
+        unsafe { libc::_exit(0) };
+    }
+    let (time, error) = (start.elapsed(), io::Error::last_os_error());
+    old_mask.thread_set_mask()?;
+    if child == -1 {
+        return Err(error);
+    }
+    // SAFETY: waitpid(2) for the child, whose end sends no signal (`__WCLONE`).
+    unsafe { libc::waitpid(child as pid_t, ptr::null_mut(), libc::__WCLONE) };
+    Ok(time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_copy_takes_time_and_leaves_no_child() {
+        let time = measure_page_copy_time().unwrap();
+        assert!(
+            time > Duration::ZERO && time < Duration::from_millis(1),
+            "{time:?}"
+        );
+        let children = std::fs::read_to_string("/proc/thread-self/children").unwrap();
+        assert_eq!(children, "");
+    }
+}
