@@ -27,8 +27,8 @@ impl Container {
         Self::parse(&cgroups)
     }
 
-    /// Returns the innermost container in the text of /proc/PID/cgroup. `None` if it names none.
-    fn parse(cgroups: &str) -> Option<Self> {
+    /// Container by the text of /proc/PID/cgroup: the innermost one.
+    pub(crate) fn parse(cgroups: &str) -> Option<Self> {
         let paths = cgroups
             .lines()
             .filter_map(|line| line.splitn(3, ':').nth(2));

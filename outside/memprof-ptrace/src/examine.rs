@@ -90,7 +90,7 @@ impl TracerCredentials {
         let proc_dir = ProcDir::for_pid(pid);
         match proc_dir.parse("status", ProcStatus::parse) {
             Ok(status) => self.examine_with_status(purpose, &proc_dir, pid, status),
-            Err(refusal) => Err(process_gone_refusal(&proc_dir, pid).unwrap_or(refusal)),
+            Err(refusal) => Err(process_gone_refusal(pid).unwrap_or(refusal)),
         }
     }
 
@@ -107,7 +107,7 @@ impl TracerCredentials {
             .map_err(|refusal| match refusal {
                 // If the process ends meanwhile, any of the checks fails.
                 Refusal::NoSuchProcess | Refusal::Unreadable { .. } | Refusal::NoGlibc => {
-                    process_gone_refusal(proc_dir, pid).unwrap_or(refusal)
+                    process_gone_refusal(pid).unwrap_or(refusal)
                 }
                 refusal => refusal,
             })
@@ -263,7 +263,8 @@ fn first_bytes(memory: &Memory, mapping: &Mapping<'_>, limit: u64) -> Vec<u8> {
 
 /// Returns the refusal for a process that has ended or is hidden; `None` if it is visible, or if its status
 /// cannot be read for another reason.
-fn process_gone_refusal(proc_dir: &ProcDir, pid: u32) -> Option<Refusal> {
+fn process_gone_refusal(pid: u32) -> Option<Refusal> {
+    let proc_dir = ProcDir::for_pid(pid);
     match proc_dir.parse("status", ProcStatus::parse) {
         Ok(status) if status.state == ProcessState::Zombie => Some(Refusal::Zombie),
         Err(Refusal::NoSuchProcess) if process_exists(pid) => Some(Refusal::Denied {

@@ -1,5 +1,7 @@
 //! The /proc directory of a process.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -13,15 +15,33 @@ use crate::refusal::Refusal;
 
 /// The path /proc/PID, or /proc/self.
 #[derive(Clone, Debug)]
-pub(crate) struct ProcDir(PathBuf);
+pub(crate) struct ProcDir {
+    path: PathBuf,
+    /// Files that were read, by name. `None`: each is read again, as it may have changed.
+    known: Option<RefCell<HashMap<String, Vec<u8>>>>,
+}
 
 impl ProcDir {
     pub(crate) fn for_pid(pid: u32) -> Self {
-        Self(PathBuf::from(format!("/proc/{pid}")))
+        Self {
+            path: PathBuf::from(format!("/proc/{pid}")),
+            known: None,
+        }
+    }
+
+    /// Directory of the process with that pid, each file of which is read once: the kernel makes it anew for each reader.
+    pub(crate) fn for_pid_once(pid: u32) -> Self {
+        Self {
+            known: Some(RefCell::default()),
+            ..Self::for_pid(pid)
+        }
     }
 
     pub(crate) fn current() -> Self {
-        Self(PathBuf::from("/proc/self"))
+        Self {
+            path: PathBuf::from("/proc/self"),
+            known: None,
+        }
     }
 
     /// Lists the pids that /proc shows, including that of this process.
@@ -39,7 +59,7 @@ impl ProcDir {
 
     /// Returns the path of a file in the directory, such as `/proc/4711/status`.
     pub(crate) fn file_path(&self, name: &str) -> String {
-        self.0.join(name).display().to_string()
+        self.path.join(name).display().to_string()
     }
 
     /// Reads a file of the directory.
@@ -48,7 +68,16 @@ impl ProcDir {
     /// `NoSuchProcess`: the process has ended, or there is no such file; `Unreadable`: it cannot be read for
     /// another reason.
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, Refusal> {
-        fs::read(self.0.join(name)).map_err(|error| self.read_error(name, &error))
+        let read = || fs::read(self.path.join(name)).map_err(|error| self.read_error(name, &error));
+        let Some(known) = &self.known else {
+            return read();
+        };
+        if let Some(text) = known.borrow().get(name) {
+            return Ok(text.clone());
+        }
+        let text = read()?;
+        known.borrow_mut().insert(name.to_owned(), text.clone());
+        Ok(text)
     }
 
     /// Reads a file of the directory and parses it.
@@ -72,7 +101,7 @@ impl ProcDir {
     /// # Errors
     /// Like [`read`](Self::read).
     pub(crate) fn open_executable(&self) -> Result<File, Refusal> {
-        File::open(self.0.join("exe")).map_err(|error| self.read_error("exe", &error))
+        File::open(self.path.join("exe")).map_err(|error| self.read_error("exe", &error))
     }
 
     /// Returns the file name of the executed file, without its directory and the ` (deleted)` of a removed file.
@@ -80,7 +109,7 @@ impl ProcDir {
     /// # Errors
     /// Like [`read`](Self::read).
     pub(crate) fn executable_name(&self) -> Result<Vec<u8>, Refusal> {
-        let path = fs::read_link(self.0.join("exe"));
+        let path = fs::read_link(self.path.join("exe"));
         let path = path.map_err(|error| self.read_error("exe", &error))?;
         let name = path.file_name().unwrap_or_default().as_bytes();
         Ok(name.strip_suffix(b" (deleted)").unwrap_or(name).to_vec())
@@ -94,27 +123,27 @@ impl ProcDir {
         let opened = OpenOptions::new()
             .read(true)
             .write(true)
-            .open(self.0.join("mem"));
+            .open(self.path.join("mem"));
         opened.map_err(|error| errno_of(&error))
     }
 
     /// Returns the owner of the files in the directory: root if the process is not dumpable (proc(5)), `None` if
     /// they cannot be read. The directory itself always belongs to the process's user.
     pub(crate) fn owner(&self) -> Option<u32> {
-        Some(fs::metadata(self.0.join("mem")).ok()?.st_uid())
+        Some(fs::metadata(self.path.join("mem")).ok()?.st_uid())
     }
 
     /// Returns the command line, its arguments joined by spaces; empty if the process has cleared it, has ended, or
     /// is a kernel thread.
     pub(crate) fn command(&self) -> String {
-        let arguments = fs::read(self.0.join("cmdline")).unwrap_or_default();
+        let arguments = fs::read(self.path.join("cmdline")).unwrap_or_default();
         let arguments = String::from_utf8_lossy(&arguments);
         arguments.trim_end_matches('\0').replace('\0', " ")
     }
 
     /// Reads the file `status` of each thread. Skips threads that end meanwhile.
     pub(crate) fn thread_statuses(&self) -> impl Iterator<Item = Vec<u8>> {
-        let tasks = fs::read_dir(self.0.join("task")).into_iter().flatten();
+        let tasks = fs::read_dir(self.path.join("task")).into_iter().flatten();
         let tasks = tasks.flatten();
         tasks.filter_map(|task| fs::read(task.path().join("status")).ok())
     }
@@ -134,4 +163,26 @@ impl ProcDir {
 /// Returns the errno of an error; `EIO` if it has none.
 fn errno_of(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_read_once_or_each_time() {
+        let rename = |name: &str| fs::write("/proc/self/comm", name).unwrap();
+        let (once, anew) = (
+            ProcDir::for_pid_once(std::process::id()),
+            ProcDir::current(),
+        );
+        let before = fs::read("/proc/self/comm").unwrap();
+        for name in ["first", "second"] {
+            rename(name);
+            assert_eq!(once.read("comm").unwrap(), b"first\n");
+            assert_eq!(anew.read("comm").unwrap(), format!("{name}\n").as_bytes());
+        }
+        rename(String::from_utf8_lossy(&before).trim_end());
+        assert_eq!(once.read("no such file"), Err(Refusal::NoSuchProcess));
+    }
 }

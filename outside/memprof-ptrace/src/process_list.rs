@@ -17,8 +17,12 @@ pub struct ListedProcess {
     pub command: String,
     /// Contents of /proc/PID/maps; empty if this user may not read it.
     pub maps: Vec<u8>,
+    /// Contents of /proc/PID/cgroup; empty if it cannot be read.
+    pub cgroups: Vec<u8>,
     /// Whether it can be attached to, as far as that is known without reading its memory.
     pub outcome: Result<ExaminedProcess, Refusal>,
+    /// Whether its memory can be read, as far as that is known.
+    pub is_readable: bool,
 }
 
 /// Processes that the user may see.
@@ -41,8 +45,8 @@ pub fn list_processes() -> Result<ProcessList, Refusal> {
         other_user_count: 0,
     };
     for pid in ProcDir::list_pids()? {
-        let proc_dir = ProcDir::for_pid(pid);
-        // Skip a process that has ended meanwhile.
+        let proc_dir = ProcDir::for_pid_once(pid);
+        // The process has ended meanwhile.
         let Ok(status) = proc_dir.parse("status", ProcStatus::parse) else {
             continue;
         };
@@ -55,13 +59,19 @@ pub fn list_processes() -> Result<ProcessList, Refusal> {
                 denial: Denial::OtherUser(_),
                 ..
             }) => list.other_user_count += 1,
-            outcome => list.processes.push(ListedProcess {
-                pid,
-                status,
-                command: proc_dir.command(),
-                maps: proc_dir.read("maps").unwrap_or_default(),
-                outcome,
-            }),
+            outcome => {
+                let examine_to_read =
+                    || caller.examine_with_status(Purpose::Read, &proc_dir, pid, status.clone());
+                list.processes.push(ListedProcess {
+                    pid,
+                    command: proc_dir.command(),
+                    maps: proc_dir.read("maps").unwrap_or_default(),
+                    cgroups: proc_dir.read("cgroup").unwrap_or_default(),
+                    is_readable: outcome.is_ok() || examine_to_read().is_ok(),
+                    status,
+                    outcome,
+                });
+            }
         }
     }
     list.processes

@@ -5,7 +5,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use memprof_ptrace::{ExaminedProcess, ListedProcess, Purpose, Refusal, examine_for};
+use memprof_ptrace::{ExaminedProcess, ListedProcess, Refusal};
 use memprof_report::{SampleType, format_amount};
 use nix::unistd::{Uid, User};
 use serde::Serialize;
@@ -146,9 +146,7 @@ fn process_row(
             AttachState::Loaded | AttachState::Attachable => {
                 &["record", "leaks", "holders", "ledger"]
             }
-            AttachState::Refused if examine_for(Purpose::Read, pid).is_ok() => {
-                &["leaks", "holders", "ledger"]
-            }
+            AttachState::Refused if process.is_readable => &["leaks", "holders", "ledger"],
             AttachState::Refused if !process.maps.is_empty() => &["ledger"],
             AttachState::Refused => &[],
         },
@@ -168,7 +166,8 @@ fn process_row(
         growth_bytes_per_s: None,
         language: kind.language,
         allocators: kind.allocators,
-        container: Container::for_pid(pid).map(|container| container.name()),
+        container: Container::parse(&String::from_utf8_lossy(&process.cgroups))
+            .map(|container| container.name()),
     }
 }
 
