@@ -153,10 +153,9 @@ fn describe_parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
         ArgumentType::OneOf(words) | ArgumentType::NamedOneOf(_, words) if !words.is_empty() => {
             json!({ "type": "string", "enum": words })
         }
-        ArgumentType::Integer { min, max, .. } => match max {
-            Some(max) => json!({ "type": "integer", "minimum": min, "maximum": max }),
-            None => json!({ "type": "integer", "minimum": min }),
-        },
+        ArgumentType::Integer { min, max, .. } => {
+            json!({ "type": "integer", "minimum": min, "maximum": max.unwrap_or(u32::MAX) })
+        }
         ArgumentType::OneOf(examples)
         | ArgumentType::NamedOneOf(_, examples)
         | ArgumentType::Examples(examples) => {

@@ -108,8 +108,8 @@ pub(crate) const FORMS: &[(&str, &str)] = &[
         "sample_interval",
         "^((1|2|4|8|16|32|64|128|256|512)KiB|(1|2|4|8|16)MiB)$",
     ),
-    // J is the same as format=json, and contradicts format=text.
-    ("opts", "^[gmdablxeh]{0,9}$"),
+    // No letter twice. J is the same as format=json, and contradicts format=text.
+    ("opts", r"^(?!.*(.).*\1)[gmdablxeh]{0,9}$"),
 ];
 const DURATION: &str = "^([1-9][0-9]{0,4}s|[1-9][0-9]{0,3}m|[1-9][0-9]?h|[1-7]d)$";
 
