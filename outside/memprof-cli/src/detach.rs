@@ -12,6 +12,7 @@ use memprof_ptrace::HaltWatch;
 use serde_json::json;
 
 pub(crate) use self::leftovers::Leftovers;
+use crate::busy_retry::retry_while_busy;
 use crate::exit::{FAILED, Outcome, UNREACHABLE, with_exit_code};
 use crate::reply::send_request;
 use crate::slow_step::SlowStep;
@@ -97,7 +98,7 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
         Err(error) => return Err(error),
     };
     let leftovers = Leftovers::for_process(pid, &mut client);
-    let detached = send_request(&mut client, "detach", "")?.into_success();
+    let detached = retry_while_busy(|| send_request(&mut client, "detach", ""))?.into_success();
     let was_patched = patched_functions::restore_functions(pid)?;
     if let Err(error) = detached {
         // A plugin that was loaded with the program refuses; then only the patches are removed.

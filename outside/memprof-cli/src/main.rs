@@ -8,6 +8,7 @@ mod analysis_summary;
 mod args;
 mod attach;
 mod browser;
+mod busy_retry;
 mod check;
 mod command_group;
 mod completion;

@@ -18,6 +18,7 @@ use memprof_messages::DumpReport;
 
 use crate::analysis_summary::describe_process;
 use crate::attach;
+use crate::busy_retry::retry_while_busy;
 use crate::detach::Leftovers;
 use crate::exit::{NO_DATA, Outcome, UNREACHABLE, USAGE, with_exit_code};
 use crate::export::export;
@@ -280,7 +281,7 @@ fn finish_recording(
     interrupts: &Interrupts,
     leftovers: Option<&Leftovers>,
 ) -> anyhow::Result<(ScratchFile, Vec<String>)> {
-    let dumped = message::take_dump_or_receive(client, arguments);
+    let dumped = retry_while_busy(|| message::take_dump_or_receive(client, arguments));
     activation.end(client, interrupts)?;
     let mut profile = ScratchFile::new()?;
     let warnings = match dumped? {

@@ -1,22 +1,17 @@
 //! Sampling for a while: activates it unless it is on, finds its interval, and ends it.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use memprof_host::client::{Client, ClientError};
-use memprof_messages::{ActivationResult, Profiling, SamplerChoice};
-use memprof_plugin_abi::raw::MEMPROF_BUSY;
+use memprof_host::client::Client;
+use memprof_messages::{Profiling, SamplerChoice};
 
 use super::sample_interval::SampleInterval;
+use crate::busy_retry::retry_while_busy;
 use crate::interrupts::Interrupts;
 use crate::{message, output, target};
 
 /// Time by which the activation outlasts the recording, so that it ends if this program is killed.
 pub(crate) const LEASE_GRACE: Duration = Duration::from_secs(60);
-
-/// Timeout for a dump of another client to end, and the time between two attempts.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
-const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Wanted sampling.
 #[derive(Clone, Debug, Default)]
@@ -70,7 +65,8 @@ impl Activation {
         let mut arguments = options.activate_arguments();
         arguments.extend(interval.first_argument());
         arguments.push(format!("for={}", lease.replace(' ', "")));
-        let activated = activate_when_free(client, &message::join_args(&arguments));
+        let arguments = message::join_args(&arguments);
+        let activated = retry_while_busy(|| client.activate(&arguments));
         let warnings = activated
             .inspect_err(|_| interrupts.remove_last_change())?
             .warnings;
@@ -105,28 +101,10 @@ impl Activation {
     /// The host does not reply, or refuses.
     pub(crate) fn end(&self, client: &mut Client, interrupts: &Interrupts) -> anyhow::Result<()> {
         if !self.was_active {
-            client.deactivate()?;
+            retry_while_busy(|| client.deactivate())?;
             interrupts.remove_last_change();
         }
         Ok(())
-    }
-}
-
-/// Activates sampling, and waits while a dump that another client requested runs.
-fn activate_when_free(
-    client: &mut Client,
-    arguments: &str,
-) -> Result<ActivationResult, ClientError> {
-    let start = Instant::now();
-    loop {
-        match client.activate(arguments) {
-            Err(ClientError::Plugin { status, .. })
-                if status == MEMPROF_BUSY && start.elapsed() < BUSY_TIMEOUT =>
-            {
-                thread::sleep(BUSY_POLL_INTERVAL);
-            }
-            activated => return activated,
-        }
     }
 }
 
