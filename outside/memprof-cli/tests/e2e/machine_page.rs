@@ -38,6 +38,9 @@ fn process_is_recorded_and_searched_in_five_clicks() {
     browser.click("#tab-table");
     browser.wait_for(row);
     browser.run_script("history.back()");
+    // The browser may fill in what was typed before.
+    browser.wait_for("document.querySelector('#process-rows tr')");
+    browser.run_script("document.querySelector('#filter').value = ''");
 
     browser.wait_for("document.querySelector('#process-rows tr')");
     browser.type_text("#filter", &process.pid.to_string());
