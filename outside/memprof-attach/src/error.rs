@@ -27,7 +27,7 @@ pub enum AttachError {
     Failed(String),
     /// A step failed, and no thread could give the memory back that the steps before had mapped.
     #[error("{0}; {LEFT_MAPPED}")]
-    LeftMapped(Box<AttachError>),
+    LeftMapped(Box<Self>),
     /// The functions of its allocator cannot be patched: the function, and the reason.
     #[error("its own malloc cannot be led to memprof: {0}")]
     NotPatched(String),

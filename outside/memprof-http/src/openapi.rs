@@ -121,7 +121,7 @@ impl Route {
 }
 
 impl Content {
-    /// Returns the OpenAPI object `content`: each media type with its schema, if it has one. Adds the types of the
+    /// Returns the `OpenAPI` object `content`: each media type with its schema, if it has one. Adds the types of the
     /// schema to `types`.
     fn describe(self, types: &mut SchemaGenerator) -> Value {
         let json = |schema: Schema| json!({ JSON: { "schema": schema } });

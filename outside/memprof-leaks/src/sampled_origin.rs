@@ -147,7 +147,7 @@ mod tests {
         // Two functions share them.
         let other = group(None, 512, Some("cache"), 8);
         check(
-            &[lost(9), other.clone(), rest(17_000)],
+            &[lost(9), other, rest(17_000)],
             interval,
             Some(("lose: 9, cache: 8", false)),
         );

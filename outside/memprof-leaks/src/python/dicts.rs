@@ -48,9 +48,9 @@ impl KeyTable {
         let (size, index_bytes, start, stride, used) = match minor {
             ..=10 => {
                 let width = match form {
-                    ..=0xff => 1,
-                    ..=0xffff => 2,
-                    ..=0xffff_ffff => 4,
+                    0..=0xff => 1,
+                    0x100..=0xffff => 2,
+                    0x1_0000..=0xffff_ffff => 4,
                     _ => 8,
                 };
                 (form, form.checked_mul(width)?, 40, 24, fourth)
