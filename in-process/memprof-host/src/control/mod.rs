@@ -5,13 +5,12 @@
 //! connection before it ends: otherwise the memory that an allocator keeps for each new thread would add up.
 
 mod connection;
+mod host_info;
 mod listener;
 mod service;
 mod worker_pool;
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -375,55 +374,5 @@ impl ControlConnection {
     }
 }
 
-impl HostInfo {
-    /// Creates the identity of this process, whose control socket is opened now.
-    fn for_this_process(name: String, version: String) -> Self {
-        let arguments = File::open("/proc/thread-self/cmdline");
-        let started = std::time::SystemTime::UNIX_EPOCH.elapsed();
-        Self {
-            pid: std::process::id(),
-            name,
-            command: arguments.map_or_else(|_| String::new(), read_command),
-            version,
-            started: started.map_or(0, |since| since.as_secs()),
-        }
-    }
-}
-
-/// Reads the arguments of a program, each with a zero byte behind it, up to [`MAX_COMMAND_BYTES`].
-fn read_command(arguments: impl Read) -> String {
-    let mut bytes = Vec::new();
-    // A part is shown as well as the whole.
-    let _read = arguments
-        .take(MAX_COMMAND_BYTES + 1)
-        .read_to_end(&mut bytes);
-    let is_cut = bytes.len() as u64 > MAX_COMMAND_BYTES;
-    bytes.truncate(MAX_COMMAND_BYTES as usize);
-    let command = String::from_utf8_lossy(&bytes).replace('\0', " ");
-    match is_cut {
-        true => format!("{command} …"),
-        false => command.trim_end().to_owned(),
-    }
-}
-
-/// Most bytes of a program's arguments in a reply. They may be of two megabytes, and a byte may take six in JSON: a
-/// client refuses such a line.
-const MAX_COMMAND_BYTES: u64 = 4 << 10;
-
 /// The `id` of a response to a line without a readable id.
 const NO_ID: Value = Value::Null;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_command_is_cut() {
-        assert_eq!(read_command(&b"sleep\0 5\0"[..]), "sleep  5");
-        assert_eq!(read_command(&b""[..]), "");
-        let long = vec![b'\x1b'; 2 << 20];
-        let command = read_command(long.as_slice());
-        let end = command.strip_prefix(&"\x1b".repeat(MAX_COMMAND_BYTES as usize));
-        assert_eq!(end, Some(" …"));
-    }
-}

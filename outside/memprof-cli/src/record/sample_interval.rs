@@ -227,7 +227,7 @@ mod tests {
         check(FIRST, 262_144.0, 30, Some(512 << 10));
         check(FINEST, 4_000_000.0, 30, Some(1 << 20));
         check(COARSEST, 4_000_000.0, 30, None);
-        // In a day, so many samples are too many.
+        // A day of samples at that interval would be too many.
         check(FIRST, 1_000.0, 86_400, Some(128 << 10));
     }
 }
