@@ -222,10 +222,23 @@ impl Fleet {
         Ok(self.machines.len())
     }
 
-    /// Waits until all spools are empty.
+    /// Waits until all spools are empty. An error has the last line of each agent whose spool is not.
     fn wait_until_drained(&self) -> Result<()> {
-        wait_until("a spool is not drained", || {
+        let drained = wait_until("a spool is not drained", || {
             self.machines.iter().all(Machine::is_drained)
+        });
+        drained.with_context(|| {
+            let waiting = self.machines.iter().filter(|machine| !machine.is_drained());
+            let lines = waiting.map(|machine| {
+                let log = machine.read_log_lines().unwrap_or_default();
+                let last = log.last().map_or("no line", String::as_str);
+                format!(
+                    "machine {}, store {}: {last}",
+                    machine.number,
+                    machine.number % STORES
+                )
+            });
+            lines.collect::<Vec<_>>().join("; ")
         })
     }
 
