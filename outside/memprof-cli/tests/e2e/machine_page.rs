@@ -37,11 +37,8 @@ fn process_is_recorded_and_searched_in_five_clicks() {
     screenshot(&browser, "machine_profile");
     browser.click("#tab-table");
     browser.wait_for(row);
-    browser.run_script("history.back()");
-    // The browser may fill in what was typed before.
-    browser.wait_for("document.querySelector('#process-rows tr')");
-    browser.run_script("document.querySelector('#filter').value = ''");
-
+    // As the browser's button does, but without the filter that it fills in.
+    browser.navigate(&address);
     browser.wait_for("document.querySelector('#process-rows tr')");
     browser.type_text("#filter", &process.pid.to_string());
     browser.wait_for("document.querySelectorAll('#process-rows tr').length === 1");
