@@ -59,7 +59,7 @@ pub(crate) struct HoldersArgs {
     #[arg(long, value_name = "0x...", value_parser = parse_address)]
     address: Option<u64>,
 
-    /// Count the objects of a Python process by type, as sys.getsizeof() does
+    /// Count the objects of a Python process by type, in bytes as Python's getsizeof has them
     #[arg(long)]
     census: bool,
 

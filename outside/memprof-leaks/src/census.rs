@@ -7,7 +7,8 @@ use memprof_ptrace::ProgramWatch;
 
 use crate::analysis::{AnalysisOptions, AnalysisReport, AnalyzedSnapshot, OnPhase, Phase};
 use crate::error::Error;
-use crate::python::size_of_object;
+use crate::objects::{Object, Objects};
+use crate::python::{ObjectSize, size_of_object};
 use crate::snapshot::CopyTarget;
 use crate::snapshot_memory::CachedReader;
 
@@ -88,7 +89,8 @@ fn count_objects(analyzed: &AnalyzedSnapshot<'_>) -> Result<Census, Error> {
             continue;
         };
         let start = object.range.start + prefix;
-        let bytes = size_of_object(view, &mut memory, interpreters, start, &found);
+        let size = size_of_object(view, &mut memory, interpreters, start, &found);
+        let bytes = size.map(|size| bytes_of(&size, prefix, &object, &analyzed.objects));
         let is_new = counts.len() >= MAX_TYPES && !counts.contains_key(&found.name);
         let name = if is_new {
             OTHER_TYPES.into()
@@ -112,4 +114,14 @@ fn count_objects(analyzed: &AnalyzedSnapshot<'_>) -> Result<Census, Error> {
         .types
         .sort_by(|one, other| (other.bytes, &one.name).cmp(&(one.bytes, &other.name)));
     Ok(census)
+}
+
+/// Bytes of an object with its tables; what is larger than its memory counts as that.
+fn bytes_of(size: &ObjectSize, prefix: u64, object: &Object, objects: &Objects) -> u64 {
+    let own = size.own.saturating_add(prefix).min(object.size());
+    let tables = size.tables.iter().flatten().map(|(table, size)| {
+        let memory = objects.object(*table);
+        memory.map_or(0, |memory| (memory.range.end - table).min(*size))
+    });
+    own + tables.sum::<u64>()
 }

@@ -11,6 +11,6 @@ mod types;
 mod variables;
 
 pub(crate) use self::interpreters::{FrameMemory, Interpreters};
-pub(crate) use self::sizes::{elements_of_object, size_of_object};
+pub(crate) use self::sizes::{ObjectSize, elements_of_object, size_of_object};
 pub(crate) use self::types::{DICT_TYPE, PythonTypes, reference_count};
 pub(crate) use self::variables::{VariableOwner, find_variables};

@@ -54,8 +54,9 @@ impl TrialMemory {
         // A kernel without huge pages refuses the advice.
         memory.advise(libc::MADV_NOHUGEPAGE).ok();
         for offset in (0..TRIAL_BYTES).step_by(PAGE_SIZE) {
-            // SAFETY: the byte is in the mapping, which is writable.
-            unsafe { start.cast::<u8>().add(offset).write_volatile(1) };
+            let byte = start.cast::<u8>().wrapping_add(offset);
+            // SAFETY: the byte is in the mapping, which is writable and used by nothing else.
+            unsafe { byte.write_volatile(1) };
         }
         Ok(memory)
     }

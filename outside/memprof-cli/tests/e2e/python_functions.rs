@@ -143,3 +143,46 @@ fn row_is_function_with_file_and_line_until_languages_are_off() {
         "{json}"
     );
 }
+
+/// A program with 1,000 small objects in an attribute of a class, beside others.
+const SESSIONS: &str = r#"
+import sys
+class Session:
+    __slots__ = ("number",)
+class Registry:
+    sessions = {number: Session() for number in range(1000)}
+    blob = bytearray(100)
+print("ready", flush=True)
+for line in sys.stdin: print("done", flush=True)
+"#;
+
+#[test]
+fn holders_name_attribute_of_class_and_census_counts_types() {
+    let mut python = Process::start(Command::new(PYTHON), &["-c", SESSIONS]);
+    let pid = python.pid.to_string();
+    let run = |args: &[&str]| {
+        let place = tempfile::tempdir().unwrap();
+        let slow = ["holders", &pid, "--max-pause", "5s"];
+        memprof(place.path(), &[&slow, args].concat()).exits(0)
+    };
+    let found = run(&["--json", "--class", "^Session$"]).json();
+    let row = &found["holders"][0];
+    assert_eq!(row["objects"], 1000, "{found}");
+    let path = row["path"].as_array().unwrap();
+    let outermost = &path[path.len() - 1];
+    assert_eq!(outermost["kind"], "python", "{found}");
+    let name = "__main__.Registry.sessions (dict)";
+    assert_eq!(outermost["name"], name, "{found}");
+    let counted = run(&["--json", "--census"]).json();
+    let types = counted["types"].as_array().unwrap();
+    let session = types.iter().find(|row| row["name"] == "Session").unwrap();
+    // sys.getsizeof(): reference count, type and number, behind the collector's two words.
+    let expected = [&Value::from(1000), &Value::from(1000 * 40)];
+    assert_eq!([&session["objects"], &session["bytes"]], expected);
+    let text = run(&["--census", "--top", "3"]).stdout;
+    let heading = format!("{pid} (python3): ");
+    assert!(text.starts_with(&heading), "{text}");
+    assert!(text.contains("pymalloc's pools have"), "{text}");
+    python.type_line("still there");
+    assert_eq!(python.line(), "done\n");
+}

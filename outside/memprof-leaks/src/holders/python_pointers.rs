@@ -17,6 +17,8 @@ use crate::snapshot_memory::CachedReader;
 const BITS: usize = u64::BITS as usize;
 /// Bytes of a pointer.
 const WORD: u64 = 8;
+/// Most tables whose ends are known; further ones are scanned whole.
+const MAX_ENDS: usize = 1 << 20;
 /// Bytes of which the sizes of blocks are multiples.
 const PADDING: u64 = 16;
 
@@ -102,9 +104,10 @@ impl PythonPointers {
             // Not the object's, if its fields are inconsistent.
             _ if end < start => {}
             WORD..PADDING => self.padded[number / BITS] |= bit,
-            _ => {
+            _ if self.ends.len() < MAX_ENDS => {
                 self.ends.insert(number as u32, end);
             }
+            _ => {}
         }
     }
 
@@ -125,7 +128,7 @@ impl PythonPointers {
         self.tables.contains_key(&object)
     }
 
-    /// Memory of the tables and the bitmap, in bytes; that of the variables is the holders'.
+    /// Memory of the tables and the bitmaps, in bytes; that of the variables is the holders'.
     pub(super) fn memory(&self) -> u64 {
         let values: usize = self.tables.values().map(Vec::capacity).sum();
         let ends = self.ends.capacity() * (size_of::<(u32, u64)>() + 1);

@@ -48,7 +48,7 @@ impl KeyTable {
         let (size, index_bytes, start, stride, used) = match minor {
             ..=10 => {
                 let width = match form {
-                    0..=0xff => 1,
+                    ..=0xff => 1,
                     0x100..=0xffff => 2,
                     0x1_0000..=0xffff_ffff => 4,
                     _ => 8,

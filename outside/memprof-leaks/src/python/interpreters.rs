@@ -13,9 +13,10 @@ use crate::snapshot_memory::SnapshotMemory;
 
 /// Most interpreters of a process that are read.
 const MAX_INTERPRETERS: usize = 256;
-/// Most threads of an interpreter whose local variables are found, and most chunks of one.
-const MAX_THREADS: usize = 1 << 14;
-const MAX_CHUNKS: usize = 1 << 10;
+/// Most entries of `sys.modules` among which the module `sys` is searched: it is the first one.
+const MAX_SEARCHED_MODULES: usize = 1000;
+/// Most chunks of local variables that are found, of all threads.
+const MAX_CHUNKS: usize = 1 << 12;
 /// Largest chunk of local variables, in bytes.
 const MAX_CHUNK_SIZE: u64 = 1 << 30;
 
@@ -92,7 +93,8 @@ impl Interpreters {
         let layout = self.layout;
         let modules = view.field(state, layout.modules).filter(|modules| {
             let dict = Dict::read(view, &layout, *modules, types);
-            let mut entries = dict.iter().flat_map(|dict| &dict.entries);
+            let entries = dict.iter().flat_map(|dict| &dict.entries);
+            let mut entries = entries.take(MAX_SEARCHED_MODULES);
             entries.any(|(key, value)| {
                 let is_sys = layout
                     .text(view, *key, types)
@@ -108,7 +110,7 @@ impl Interpreters {
             return;
         };
         let mut thread = view.field(state, layout.threads).unwrap_or_default();
-        for _ in 0..MAX_THREADS {
+        for _ in 0..MAX_CHUNKS {
             if thread == 0 {
                 break;
             }
@@ -122,7 +124,7 @@ impl Interpreters {
     fn add_frames(&mut self, view: &SnapshotMemory, thread: u64, own_id: u64, chunk: u64) {
         let id = view.field(thread, own_id).unwrap_or_default();
         let mut chunk = view.field(thread, chunk).unwrap_or_default();
-        for _ in 0..MAX_CHUNKS {
+        while self.frames.len() < MAX_CHUNKS {
             let size = view.field(chunk, 8).unwrap_or_default();
             if chunk == 0 || !(1..=MAX_CHUNK_SIZE).contains(&size) {
                 return;

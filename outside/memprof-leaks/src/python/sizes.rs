@@ -7,71 +7,101 @@ use super::interpreters::Interpreters;
 use super::types::{FLAGS_OFFSET, PythonType, TypeFlag};
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
-/// Largest size of an object's elements, in bytes.
-const MAX_ELEMENTS_SIZE: u64 = 1 << 47;
 /// Bytes of an entry of a set.
 const SET_ENTRY: u64 = 16;
 
-/// Size of the object at an address, in bytes. `None` if its fields are inconsistent.
+/// Sizes of an object and of its tables. Fields that are inconsistent may give any size.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ObjectSize {
+    /// Bytes of the object, without what precedes it.
+    pub(crate) own: u64,
+    /// Address and bytes of each table that it owns.
+    pub(crate) tables: [Option<(u64, u64)>; 2],
+}
+
+/// Size of the object at an address. `None` if its fields are inconsistent.
 pub(crate) fn size_of_object(
     view: &SnapshotMemory,
     memory: &mut CachedReader<'_>,
     interpreters: &Interpreters,
     object: u64,
     class: &PythonType,
-) -> Option<u64> {
+) -> Option<ObjectSize> {
     let layout = &interpreters.layout;
     let mut word = |offset: u64| memory.word(object.checked_add(offset)?);
-    let elements = |count: u64, size: u64| {
-        let bytes = count.checked_mul(size)?;
-        (bytes <= MAX_ELEMENTS_SIZE).then_some(bytes)
-    };
     let own = class.basic_size;
-    let size = if class.has(TypeFlag::Long) {
+    let whole = |elements: Option<u64>| {
+        let own = own.checked_add(elements?)?;
+        let tables = [None, None];
+        Some(ObjectSize { own, tables })
+    };
+    let with_table = |table: u64, size: Option<u64>| {
+        let tables = [Some((table, size?)), None];
+        Some(ObjectSize { own, tables })
+    };
+    if class.has(TypeFlag::Long) {
         let digits = match layout.minor {
             // The sign is that of the number of digits.
             ..=11 => word(16)?.cast_signed().unsigned_abs(),
             _ => (word(16)? >> 3).max(1),
         };
-        own + elements(digits, class.item_size)?
-    } else if class.has(TypeFlag::Text) {
+        return whole(digits.checked_mul(class.item_size));
+    }
+    if class.has(TypeFlag::Text) {
         let text = TextForm::parse(word(16)?, word(32)?)?;
         let head = match (text.is_compact, text.is_ascii) {
             (true, true) => layout.text_ascii,
             (true, false) => layout.text_compact,
-            (false, _) => own,
+            (false, _) => return whole(Some(0)),
         };
-        head + elements(text.len.checked_add(1)?, text.width)?
-    } else if class.has(TypeFlag::List) {
-        own + elements(word(32)?, 8)?
-    } else if class.has(TypeFlag::Dict) {
-        own + dict_tables(view, interpreters, object)?
-    } else if class.has(TypeFlag::Class) {
-        let keys = word(layout.cached_keys)?;
-        let is_made_by_program = word(FLAGS_OFFSET)? >> TypeFlag::Heap as u32 & 1 != 0;
-        let keys = match is_made_by_program && keys != 0 {
-            true => elements(KeyTable::read(view, layout, keys)?.size()?, 1)?,
-            false => 0,
-        };
-        own + keys
-    } else if class.is_set {
-        let (mask, table) = (word(32)?, word(40)?);
-        // `PySetObject.smalltable` is in the object.
-        let is_own = table != object + 64;
-        own + if is_own {
-            elements(mask.checked_add(1)?, SET_ENTRY)?
+        let chars = text.len.checked_add(1)?.checked_mul(text.width)?;
+        let tables = [None, None];
+        let own = head.checked_add(chars)?;
+        return Some(ObjectSize { own, tables });
+    }
+    if class.has(TypeFlag::List) {
+        return with_table(word(24)?, word(32)?.checked_mul(8));
+    }
+    if class.has(TypeFlag::Dict) {
+        let (table, values) = (word(32)?, word(40)?);
+        let keys = KeyTable::read(view, layout, table)?;
+        // A table of keys that several dicts share belongs to the class.
+        let keys_size = if keys.references == 1 {
+            keys.size()?
         } else {
             0
-        }
-    } else if class.is_bytearray {
-        own + elements(word(24)?, 1)?
-    } else if class.item_size > 0 {
-        let count = word(16)?.cast_signed().unsigned_abs();
-        own + elements(count, class.item_size)?
-    } else {
-        own
-    };
-    Some(size + class.prefix(Some(layout.minor)))
+        };
+        let values_size = if values == 0 {
+            0
+        } else {
+            keys.room.checked_mul(8)?
+        };
+        let tables = [Some((table, keys_size)), Some((values, values_size))];
+        return Some(ObjectSize { own, tables });
+    }
+    if class.has(TypeFlag::Class) {
+        let keys = word(layout.cached_keys)?;
+        let is_made_by_program = word(FLAGS_OFFSET)? >> TypeFlag::Heap as u32 & 1 != 0;
+        return match is_made_by_program && keys != 0 {
+            true => with_table(keys, KeyTable::read(view, layout, keys)?.size()),
+            false => whole(Some(0)),
+        };
+    }
+    if class.is_set {
+        let (mask, table) = (word(32)?, word(40)?);
+        // `PySetObject.smalltable` is in the object.
+        return match table == object.checked_add(64)? {
+            true => whole(Some(0)),
+            false => with_table(table, mask.checked_add(1)?.checked_mul(SET_ENTRY)),
+        };
+    }
+    if class.is_bytearray {
+        return with_table(word(32)?, Some(word(24)?));
+    }
+    match class.item_size {
+        0 => whole(Some(0)),
+        size => whole(word(16)?.cast_signed().unsigned_abs().checked_mul(size)),
+    }
 }
 
 /// Parts of an object's tables that have its elements: a list's, a dict's, a class's, or the values of its attributes.
@@ -120,20 +150,4 @@ pub(crate) fn elements_of_object(
     let values = values.and_then(|values| values.checked_add(values & 1));
     let size = keys(class.cached_keys).and_then(|form| form.room.checked_mul(8));
     [elements(values, size), None]
-}
-
-/// Bytes of a dict's tables; a table of keys that it shares belongs to the class.
-fn dict_tables(view: &SnapshotMemory, interpreters: &Interpreters, dict: u64) -> Option<u64> {
-    let keys = KeyTable::read(view, &interpreters.layout, view.field(dict, 32)?)?;
-    let values = match view.field(dict, 40)? {
-        0 => 0,
-        _ => keys.room.checked_mul(8)?,
-    };
-    let own = if keys.references == 1 {
-        keys.size()?
-    } else {
-        0
-    };
-    let size = values.checked_add(own)?;
-    (size <= MAX_ELEMENTS_SIZE).then_some(size)
 }

@@ -10,6 +10,8 @@ use crate::snapshot_memory::SnapshotMemory;
 
 /// Most variables of a process that are found; the others are reached from their modules.
 const MAX_VARIABLES: usize = 1 << 17;
+/// Most entries of all dicts that are read: many modules may have one dict.
+const MAX_READ_ENTRIES: usize = 1 << 22;
 /// Most classes whose attributes are found.
 const MAX_CLASSES: usize = 1 << 16;
 /// Depth of classes in classes whose attributes are found.
@@ -69,6 +71,8 @@ struct VariableSearch<'a, 't> {
     interpreters: &'a Interpreters,
     types: &'t mut PythonTypes<'a>,
     seen: HashSet<u64>,
+    /// Number of entries that were read.
+    read: usize,
     found: Vec<PythonVariable>,
 }
 
@@ -83,6 +87,7 @@ pub(crate) fn find_variables<'a>(
         interpreters,
         types,
         seen: HashSet::new(),
+        read: 0,
         found: Vec::new(),
     };
     for modules in &interpreters.modules {
@@ -97,8 +102,14 @@ pub(crate) fn find_variables<'a>(
 }
 
 impl VariableSearch<'_, '_> {
+    /// Reads a dict, unless too much was read already.
     fn dict(&mut self, address: u64) -> Option<Dict> {
-        Dict::read(self.view, &self.interpreters.layout, address, self.types)
+        if self.read > MAX_READ_ENTRIES {
+            return None;
+        }
+        let dict = Dict::read(self.view, &self.interpreters.layout, address, self.types)?;
+        self.read += 1 + dict.entries.len();
+        Some(dict)
     }
 
     fn text(&mut self, address: u64) -> Option<String> {
