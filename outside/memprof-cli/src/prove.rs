@@ -1,31 +1,31 @@
 //! `memprof leaks --prove`: lists the objects of a running process that nothing points to.
 
+mod arguments;
 mod at_exit_sampler;
 mod forwarder;
+mod origin_output;
 mod page;
 mod sampled_search;
 
-use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, ExitStatus};
-use std::time::Duration;
 
 use anyhow::Context;
 use memprof_leaks::exit_stop::{self, RunOutcome};
 use memprof_leaks::{
-    AnalysisOptions, AnalysisReport, LeakGroup, Proof, SampledOrigin, UnsearchedRole, prove,
-    prove_at_exit,
+    AnalysisOptions, AnalysisReport, LeakGroup, Proof, UnsearchedRole, prove, prove_at_exit,
 };
 use memprof_ptrace::pidfd::PidFd;
 use serde::Serialize;
 
+pub(crate) use self::arguments::ProveArgs;
 use self::at_exit_sampler::preload_sampler;
 use self::forwarder::{Recipient, SignalForwarder};
+use self::origin_output::OriginOutput;
 use self::page::build_page;
 use self::sampled_search::sample_and_prove;
 use crate::analysis_summary::{
-    AnalysisSummary, analyze, describe_process, finish_analysis, format_size, parse_amount,
-    show_phase,
+    AnalysisSummary, analyze, describe_process, finish_analysis, format_size, show_phase,
 };
 use crate::command_group::CommandGroup;
 use crate::exit::{FAILED, Outcome, UNAVAILABLE, USAGE, with_exit_code};
@@ -40,69 +40,6 @@ const NEGLIGIBLE_BYTES: u64 = 64 << 10;
 
 /// log2 of the default sample interval of `--at-exit`, in bytes.
 const EVERY_ALLOCATION: u8 = 0;
-
-/// Options of `memprof leaks --prove`.
-#[derive(clap::Args, Debug)]
-#[command(group = clap::ArgGroup::new("subject").args(["pid", "at_exit"]))]
-pub(crate) struct ProveArgs {
-    /// List the objects of a process that nothing points to any more; the process needs no plugin
-    ///
-    /// The process is copied twice, at least a second apart, and is stopped while the kernel copies its page tables:
-    /// some 60 ms for 1 GiB. An object is reported if nothing points to it in either copy: no register, stack, variable
-    /// or other memory, no object that is itself pointed to, nor the kernel (epoll, timers, queues). Nothing is loaded into the
-    /// process, and what it allocated before counts too. memprof reads the heaps of glibc's malloc and jemalloc 5.3; a
-    /// pool that a program makes in them counts as one object. If a profiler runs in the process, jemalloc's or
-    /// memprof's, the objects that it sampled are shown with their stacks.
-    #[arg(long, requires = "subject", conflicts_with_all = ["target", "timeout", "last"])]
-    pub(crate) prove: bool,
-
-    /// The process: a pid, a name or container:NAME; without --prove, one with the plugin
-    #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse_process)]
-    pub(crate) pid: Option<u32>,
-
-    /// With --prove: sample the process for this time first, so that objects which leak meanwhile have stacks
-    ///
-    /// A process without the plugin is attached to, and detached from afterwards, as `memprof record` does. Objects without
-    /// a sample show who probably allocated them, if enough of their class and size were sampled.
-    #[arg(long = "for", value_name = "DURATION", requires = "prove", conflicts_with = "at_exit", value_parser = crate::process_arg::parse_duration)]
-    duration: Option<Duration>,
-
-    /// With --for or --at-exit: one sample per this many allocated bytes, a power of two [default: with --for, found by
-    /// the rate at which the process allocates; with --at-exit 1, every allocation]
-    #[arg(long, visible_alias = "interval", value_name = "SIZE", requires = "prove", value_parser = crate::run::parse_fine_interval)]
-    sample_interval: Option<u8>,
-
-    /// With --prove: run a command, and search it once, when it exits
-    ///
-    /// memprof's sampler is preloaded into it, so that its objects have stacks; what it executes is not sampled.
-    /// Prints the leaks to stderr, with --json or another --format to stdout. The exit code is the command's; with
-    /// --fail, instead of 0, 1 if there are leaks, and 4 if the command was not searched. Only the process itself is
-    /// searched, not its children, and not a command that is ended by a signal. SIGINT, SIGTERM and SIGHUP are passed
-    /// on to it.
-    #[arg(long, requires_all = ["prove", "command"], conflicts_with_all = ["pid", "max_pause"])]
-    at_exit: bool,
-
-    /// With --at-exit: preload nothing into the command; its objects have no stacks
-    #[arg(long, requires = "at_exit", conflicts_with = "sample_interval")]
-    no_stacks: bool,
-
-    /// The command that --at-exit runs
-    #[arg(last = true, requires = "at_exit", value_name = "COMMAND")]
-    command: Vec<OsString>,
-
-    /// Let --prove stop the process for this time at most, each time; memprof estimates it first, and refuses if it
-    /// is longer
-    #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = crate::process_arg::parse_duration, requires = "prove")]
-    max_pause: Duration,
-
-    /// Let --prove use this much memory; default: 12 % of the process's memory, at least 128 MiB
-    #[arg(long, value_name = "SIZE", value_parser = parse_amount, requires = "prove")]
-    max_memory: Option<u64>,
-
-    /// Exit with 1 if --prove finds leaks, with 4 if it finds none but could not search all heaps
-    #[arg(long, requires = "prove")]
-    fail: bool,
-}
 
 /// Output of `memprof leaks --prove --json`.
 #[derive(Serialize)]
@@ -153,22 +90,6 @@ struct LeakedGroup<'a> {
     objects: u64,
     bytes: u64,
     example: String,
-}
-
-/// Who allocated the sampled objects of a class and size.
-#[derive(Serialize)]
-struct OriginOutput<'a> {
-    /// Whether the first function probably allocated most of the others too.
-    is_probable: bool,
-    sampled: u64,
-    functions: Vec<ShareOutput<'a>>,
-}
-
-/// A function with its number of samples.
-#[derive(Serialize)]
-struct ShareOutput<'a> {
-    function: &'a str,
-    sampled: u64,
 }
 
 /// Runs `memprof leaks --prove`.
@@ -359,44 +280,6 @@ fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
     };
     reply.text = format_text(&reply, top);
     reply
-}
-
-impl<'a> OriginOutput<'a> {
-    fn new(origin: &'a SampledOrigin) -> Self {
-        let functions = origin.functions.iter().map(|share| ShareOutput {
-            function: &share.function,
-            sampled: share.sampled,
-        });
-        Self {
-            is_probable: origin.is_probable,
-            sampled: origin.sampled,
-            functions: functions.collect(),
-        }
-    }
-
-    /// One line: `probably by lose_report (16 of 16 sampled)`, or the shares of the samples if they do not stand for most
-    /// of the objects.
-    fn text(&self) -> String {
-        match self.functions.as_slice() {
-            [first, ..] if self.is_probable => format!(
-                "probably by {} ({} of {} sampled)",
-                first.function, first.sampled, self.sampled
-            ),
-            functions => {
-                let shares = functions.iter().map(|share| {
-                    format!(
-                        "{} of {} by {}",
-                        share.sampled, self.sampled, share.function
-                    )
-                });
-                let shares: Vec<_> = shares.collect();
-                format!(
-                    "sampled ones of that size: {}; these may be older than the samples, or another's",
-                    shares.join(", ")
-                )
-            }
-        }
-    }
 }
 
 impl Certainty {

@@ -6,6 +6,7 @@ mod early_profile;
 mod exit_dump;
 mod sample_interval;
 mod sampling;
+mod sampling_options;
 
 use std::fs::File;
 use std::path::Path;
@@ -29,12 +30,13 @@ use crate::scratch::ScratchFile;
 use crate::temporary_attachment::{AttachOptions, TemporaryAttachment};
 use crate::{browser, exit, ledger, output, target};
 
-pub(crate) use activation::{Activation, LEASE_GRACE, SamplingOptions};
+pub(crate) use activation::{Activation, LEASE_GRACE};
 pub(crate) use arguments::RecordArgs;
 use arguments::Subject;
 use early_profile::EarlyProfile;
 use exit_dump::ExitDumpDir;
 pub(crate) use sampling::{HostProcess, SamplingEnd, wait_for_end};
+pub(crate) use sampling_options::SamplingOptions;
 
 /// Rows of the table.
 const TABLE_ROWS: usize = 20;

@@ -3,34 +3,14 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use memprof_report::{Mapping, NamedStack};
+use memprof_report::Mapping;
 
 use crate::analysis::{AnalysisReport, AnalyzedSnapshot};
+use crate::leak_group::LeakGroup;
 use crate::names::NameResolver;
 use crate::objects::Object;
-use crate::sampled_origin::{SampledOrigin, add_origins};
+use crate::sampled_origin::add_origins;
 use crate::stacks::{Stack, Stacks, executable_mappings, symbolize};
-
-/// Leaked objects of one class and size that one stack allocated.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeakGroup {
-    /// Class in C++ or type in Python. `None` if the first words of the objects identify neither.
-    pub class: Option<String>,
-    /// Usable bytes of each object.
-    pub size: u64,
-    /// Functions that allocated them, leaf first, if a profiler in the process has samples of them. `None` if
-    /// it has none: such objects may have the stack of another group.
-    pub stack: Option<NamedStack>,
-    /// Functions that allocated sampled objects of the same class and size. `None` if the group has a stack, or there are
-    /// no such objects.
-    pub origin: Option<SampledOrigin>,
-    /// Number of objects.
-    pub objects: u64,
-    /// Bytes of all objects.
-    pub bytes: u64,
-    /// Address of one of the objects.
-    pub example: u64,
-}
 
 /// Class, size and stack of a group.
 type GroupKey = (Option<Rc<str>>, u64, Option<Stack>);

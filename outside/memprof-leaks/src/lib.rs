@@ -14,6 +14,7 @@ mod error;
 mod groups;
 mod heap;
 mod holders;
+mod leak_group;
 mod mapped_parts;
 mod mark;
 mod names;
@@ -35,15 +36,14 @@ mod unsearched;
 pub use analysis::{AnalysisOptions, AnalysisReport, OnPhase, Phase};
 pub use census::{Census, TypeTotals, census};
 pub use error::Error;
-pub use groups::LeakGroup;
 pub use holders::{
     Detail, GroupKind, HeapObjectKind, HeldSamples, Holder, HolderGroup, HolderPath, Holding,
     Method, ObjectTotals, SampledGroup, holders,
 };
+pub use leak_group::{LeakGroup, OriginShare, SampledOrigin};
 pub use mapped_parts::{MappedPart, MappedPartKind, mapped_parts};
 pub use memprof_ptrace::exit_stop;
 pub use prove::{Proof, prove, prove_at_exit};
 pub use residency::{HeapResidency, heap_residency};
-pub use sampled_origin::{OriginShare, SampledOrigin};
 pub use snapshot::{SearchEnd, reap_copies};
 pub use unsearched::{Unsearched, UnsearchedAmount, UnsearchedRole};

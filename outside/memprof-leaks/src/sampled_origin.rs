@@ -3,33 +3,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::groups::LeakGroup;
+use crate::leak_group::{LeakGroup, OriginShare, SampledOrigin};
 
 /// Most functions that are named for a group.
 const MAX_FUNCTIONS: usize = 3;
 /// Standard normal quantile of 95 %, one-sided.
 const CONFIDENCE_QUANTILE: f64 = 1.645;
-
-/// Functions that allocated the sampled objects of a class and size.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SampledOrigin {
-    /// Functions with most samples first, at most three.
-    pub functions: Vec<OriginShare>,
-    /// Sampled objects of that class and size which are leaked.
-    pub sampled: u64,
-    /// Whether the first function allocated more than half of the objects without a sample too, with 95 % confidence.
-    /// Otherwise they may be older than the samples, or the samples are too few.
-    pub is_probable: bool,
-}
-
-/// A function's share of the samples.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OriginShare {
-    /// Function to which a report attributes its samples.
-    pub function: String,
-    /// Number of samples.
-    pub sampled: u64,
-}
 
 /// Adds their origin to the groups without a stack, where others of their class and size have one. `interval` is the
 /// least mean of bytes between the samples.

@@ -49,8 +49,8 @@ pub enum StartupSampling {
     },
 }
 
-/// Returns the sampling with which the program starts. `None` if it is not sampled. Call it while the library is loaded,
-/// before the environment may change.
+/// Sampling of the program from its start on. `None` if it is not sampled. Call it while the library is loaded, before
+/// the environment may change.
 #[doc(hidden)]
 pub fn startup_sampling() -> Option<StartupSampling> {
     match (has_value(RUN, "1"), has_value(ACTIVE, "on")) {

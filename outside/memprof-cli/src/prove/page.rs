@@ -2,7 +2,8 @@
 
 use memprof_report::{Cells, Column, Outline, OutlinePage};
 
-use super::{LeakedGroup, OriginOutput, ProveOutput, heading};
+use super::origin_output::OriginOutput;
+use super::{LeakedGroup, ProveOutput, heading};
 use crate::result_output::{MAX_ROWS, POOLS_NOTE};
 
 const LIMITS: [&str; 5] = [

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use memprof_messages::SamplerChoice;
 
-use super::activation::SamplingOptions;
+use super::sampling_options::SamplingOptions;
 use crate::exit::{USAGE, with_exit_code};
 use crate::report_form::FormArgs;
 use crate::report_view::ViewArgs;

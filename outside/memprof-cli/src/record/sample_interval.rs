@@ -8,7 +8,7 @@ use memprof_host::client::Client;
 use memprof_messages::{ProfilerStatus, Provider, SamplerChoice};
 use memprof_report::{SampleType, format_amount};
 
-use super::activation::SamplingOptions;
+use super::sampling_options::SamplingOptions;
 use crate::output;
 use crate::reply::send_request;
 
@@ -227,7 +227,7 @@ mod tests {
         check(FIRST, 262_144.0, 30, Some(512 << 10));
         check(FINEST, 4_000_000.0, 30, Some(1 << 20));
         check(COARSEST, 4_000_000.0, 30, None);
-        // A day of samples at that interval would be too many.
+        // A day of them would not fit into the sampler's tables.
         check(FIRST, 1_000.0, 86_400, Some(128 << 10));
     }
 }
