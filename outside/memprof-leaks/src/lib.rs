@@ -9,6 +9,7 @@ mod address_ranges;
 mod analysis;
 mod budget;
 mod census;
+mod disguised_pointers;
 mod encoded_pointers;
 mod error;
 mod groups;
@@ -32,6 +33,7 @@ pub mod snapshot;
 mod snapshot_memory;
 mod stacks;
 mod unsearched;
+mod xor_lists;
 
 pub use analysis::{AnalysisOptions, AnalysisReport, OnPhase, Phase};
 pub use census::{Census, TypeTotals, census};

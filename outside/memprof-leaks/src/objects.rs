@@ -326,6 +326,19 @@ impl Objects {
         unmarked.map(|word| u64::from(word.count_ones())).sum()
     }
 
+    /// Used objects that are marked, by address.
+    pub(crate) fn reached(&self) -> impl Iterator<Item = Object> {
+        self.spans.iter().flat_map(|span| {
+            span.select(|index| span.used[index] & span.mark_word(Mark::Reached, index))
+        })
+    }
+
+    /// Start of the used object that contains an address and is not marked. `None` if there is none.
+    pub(crate) fn unmarked_start(&self, address: u64) -> Option<u64> {
+        let (span, bit) = self.used_object(address)?;
+        (!span.has_mark(Mark::Reached, bit)).then(|| span.address(bit))
+    }
+
     /// Used objects that are not marked, by address.
     pub(crate) fn unreachable(&self) -> impl Iterator<Item = Object> {
         self.spans.iter().flat_map(|span| {

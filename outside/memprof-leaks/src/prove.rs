@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 use memprof_ptrace::exit_stop::ExitingProgram;
 use memprof_ptrace::process::ProcStatus;
 use memprof_ptrace::{ProgramWatch, Refusal};
+use memprof_report::{SampleType, format_amount};
 
 use crate::analysis::{AnalysisOptions, AnalysisReport, AnalyzedSnapshot, OnPhase, Phase};
+use crate::disguised_pointers::mark_disguised;
 use crate::encoded_pointers::encoded_pointer_notes;
 use crate::error::Error;
 use crate::groups::UnsymbolizedGroups;
@@ -78,6 +80,7 @@ fn prove_twice(
     let leaked = report.with_snapshot(&target, options, progress, |report, analyzed| {
         mark_all(&analyzed, report, progress)?;
         mark_signal_stacks(&target, &analyzed, report)?;
+        excuse_disguised(&analyzed, report)?;
         Ok(UnsymbolizedGroups::new(
             &analyzed,
             first.still_unreachable(&analyzed),
@@ -114,6 +117,7 @@ pub fn prove_at_exit(
             "it cannot be read at the exit",
         ));
     }
+    excuse_disguised(&analyzed, &mut report)?;
     let leaked = UnsymbolizedGroups::new(&analyzed, analyzed.objects.unreachable());
     progress(Phase::Symbolize);
     let leaked = leaked.symbolize(exiting.last_thread(), &mut report);
@@ -212,6 +216,23 @@ fn mark_signal_stacks(
         &roots,
         analyzed.budget.remaining(),
     )?;
+    Ok(())
+}
+
+/// Marks the objects that only disguised pointers hold, and notes how many there are.
+fn excuse_disguised(
+    analyzed: &AnalyzedSnapshot<'_>,
+    report: &mut AnalysisReport,
+) -> Result<(), Error> {
+    let held = mark_disguised(analyzed)?;
+    if held.objects > 0 {
+        let size = format_amount(held.bytes.cast_signed(), SampleType::InuseSpace);
+        report.add_warning(format!(
+            "{} objects, {size}, are not reported: only disguised pointers hold them (with a tag in the upper bits, \
+             shifted, mangled by glibc, or XORed in a list)",
+            held.objects
+        ));
+    }
     Ok(())
 }
 

@@ -194,6 +194,25 @@ static void in_packed_events_on_heap(void) { struct epoll_event *events = malloc
 static void by_end(void) { for (int i = 0; i < HELD; i++) table[i] = (uintptr_t)make(HELD_SIZE) + HELD_SIZE; }
 static void by_low_bits(void) { for (int i = 0; i < HELD; i++) table[i] = (uintptr_t)make(HELD_SIZE) | (i & 7); }
 
+/* Disguised pointers: a counter or a type in the upper bits, behind the address, and as glibc mangles. */
+static void by_high_bits(void) { for (int i = 0; i < HELD; i++) table[i] = (uintptr_t)make(HELD_SIZE) | (uintptr_t)(0xA00 + i) << 48; }
+static void by_nan_box(void) { for (int i = 0; i < HELD; i++) table[i] = (uintptr_t)make(HELD_SIZE) | (uintptr_t)0x1FFF5 << 47; }
+static void by_shift(void) { for (int i = 0; i < HELD; i++) table[i] = (uintptr_t)make(HELD_SIZE) << 16 | (i + 1); }
+static void by_mangled(void) {
+    uintptr_t guard; __asm__("mov %%fs:0x30, %0" : "=r"(guard));
+    for (int i = 0; i < HELD; i++) { uintptr_t value = (uintptr_t)make(HELD_SIZE) ^ guard; table[i] = value << 17 | value >> 47; }
+}
+static void by_tagged_list(void) {
+    uintptr_t head = 0; for (int i = 0; i < HELD; i++) { uintptr_t *node = make(HELD_SIZE); node[0] = head; head = (uintptr_t)node | (uintptr_t)(i + 1) << 48; }
+    table[0] = head;
+}
+/* The list's nodes have their neighbours' addresses, XORed. */
+static void by_xor_list(void) {
+    uintptr_t *nodes[HELD + 2] = {0}; for (int i = 1; i <= HELD; i++) nodes[i] = make(HELD_SIZE);
+    for (int i = 1; i <= HELD; i++) nodes[i][1] = (uintptr_t)nodes[i - 1] ^ (uintptr_t)nodes[i + 1];
+    table[0] = (uintptr_t)nodes[1]; memset(nodes, 0, sizeof nodes);
+}
+
 static const struct { const char *name; void (*hold)(void); } modes[] = {
 #define MODE(name) {#name, name},
     MODE(in_shared) MODE(in_shared_read_only) MODE(in_shared_without_access) MODE(in_file) MODE(in_second_view)
@@ -203,6 +222,7 @@ static const struct { const char *name; void (*hold)(void); } modes[] = {
     MODE(below_stack) MODE(between_stacks) MODE(below_unguarded_stack) MODE(below_signal_stack) MODE(in_variables_below_stack) MODE(in_sharing_process)
     MODE(in_code) MODE(in_code_read_only) MODE(in_code_at_a_block_end) MODE(in_shared_code)
     MODE(in_packed_events) MODE(in_packed_events_on_heap) MODE(by_end) MODE(by_low_bits)
+    MODE(by_high_bits) MODE(by_nan_box) MODE(by_shift) MODE(by_mangled) MODE(by_tagged_list) MODE(by_xor_list)
 };
 
 int main(int count, char **arguments) {

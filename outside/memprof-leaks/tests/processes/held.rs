@@ -110,6 +110,42 @@ fn objects_held_by_packed_or_end_pointers_are_not_leaked() {
     }
 }
 
+#[test]
+fn objects_held_by_disguised_pointers_are_not_leaked() {
+    for mode in [
+        "by_high_bits",
+        "by_nan_box",
+        "by_shift",
+        "by_mangled",
+        "by_tagged_list",
+    ] {
+        let proof = proof(mode);
+        assert_eq!(leaked(&proof), LOST, "{mode}: {proof:?}");
+        let warnings = &proof.report.warnings;
+        let expected = format!("{HELD} objects, 48.83KiB, are not reported: only disguised");
+        assert!(
+            warnings
+                .iter()
+                .any(|warning| warning.starts_with(&expected)),
+            "{mode}: {warnings:?}"
+        );
+    }
+}
+
+/// The first node has the second one's plain address.
+#[test]
+fn objects_held_by_xored_addresses_are_not_leaked() {
+    let proof = proof("by_xor_list");
+    assert_eq!(leaked(&proof), LOST, "{proof:?}");
+    let warnings = &proof.report.warnings;
+    assert!(
+        warnings
+            .iter()
+            .any(|warning| warning.starts_with("48 objects")),
+        "{warnings:?}"
+    );
+}
+
 /// Arrays without elements of a type with a destructor: each pointer is to the end of an object of jemalloc's.
 #[test]
 fn empty_arrays_in_jemalloc_are_not_leaked() {

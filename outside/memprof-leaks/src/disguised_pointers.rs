@@ -1,0 +1,334 @@
+//! Pointers that a program disguises: with a tag in their upper bits, shifted, in 32 bits, or mangled by glibc; also the
+//! XORed neighbours of a list's node. An object that only such a word holds is no proven leak. Complements (`~p`) hold
+//! nothing: programs store them so that a search does not count them, as weak references.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use crate::analysis::AnalyzedSnapshot;
+use crate::error::Error;
+use crate::objects::Objects;
+use crate::resident_pages::PAGE_SIZE;
+use crate::snapshot_memory::{BLOCK_SIZE, CachedReader, SnapshotMemory};
+use crate::xor_lists::mark_xor_lists;
+
+/// Bits of an address in user space.
+const ADDRESS_BITS: u32 = 47;
+/// Bits below an address that a tag shifted in: those of `PackedSyncPtr` in Folly, and of lists without locks.
+const SHIFT: u32 = 16;
+/// End of the addresses that a word of 32 bits can have.
+const LOW_END: u64 = 1 << 32;
+/// Distance of the pointer guard from the thread's control block (`tcbhead_t` of glibc).
+const POINTER_GUARD_OFFSET: u64 = 0x30;
+/// Rotation of `PTR_MANGLE` in glibc, to the left.
+const MANGLE_ROTATION: u32 = 17;
+/// Bytes at an object's start to which a disguised pointer may point: a header of the program's own. More would make
+/// large objects appear held by any number.
+const MAX_HEADER_SIZE: u64 = 64;
+/// Largest gap between objects that are read at once, in bytes.
+const MAX_GAP: u64 = PAGE_SIZE;
+/// Most objects in the queue of unscanned ones.
+const MAX_QUEUED: usize = 1 << 18;
+/// Bytes that are read between two checks of the machine's available memory.
+const HEADROOM_CHECK_BYTES: u64 = 64 << 20;
+
+/// Count of objects and their usable bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HeldObjects {
+    pub(crate) objects: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Addresses that words may stand for.
+struct Decoder<'a> {
+    objects: &'a Objects,
+    /// Pointer guards of the threads: one for all, unless a process has two C libraries.
+    guards: BTreeSet<u64>,
+    /// Whether objects are below 4 GiB, as in a program that is not position independent.
+    has_low_objects: bool,
+}
+
+impl<'a> Decoder<'a> {
+    fn new(guards: BTreeSet<u64>, objects: &'a Objects) -> Self {
+        Self {
+            objects,
+            guards,
+            has_low_objects: objects
+                .all()
+                .next()
+                .is_some_and(|first| first.range.start < LOW_END),
+        }
+    }
+
+    /// Marks the unreachable object to which a word points in one of the encodings. Returns its start, `None` if there
+    /// is none.
+    fn mark(&self, word: u64) -> Option<u64> {
+        self.mark_half(word).or_else(|| self.mark_encoded(word))
+    }
+
+    /// Marks the object whose start is a half of a word.
+    fn mark_half(&self, word: u64) -> Option<u64> {
+        if !self.has_low_objects || word < LOW_END {
+            return None;
+        }
+        [word % LOW_END, word / LOW_END]
+            .into_iter()
+            .filter(|address| self.objects.may_contain(*address))
+            // Among numbers of 32 bits, many are addresses in an object.
+            .filter(|address| self.objects.unmarked_start(*address) == Some(*address))
+            .find_map(|start| self.objects.mark(start))
+    }
+
+    /// Marks the object whose address a word is in an encoding of 64 bits.
+    fn mark_encoded(&self, word: u64) -> Option<u64> {
+        // A plain pointer or a small number.
+        if word >> ADDRESS_BITS == 0 {
+            return None;
+        }
+        let mangled = word.rotate_right(MANGLE_ROTATION);
+        let mangled = self.guards.iter().map(|guard| mangled ^ guard);
+        [word & ((1 << ADDRESS_BITS) - 1), word >> SHIFT]
+            .into_iter()
+            .chain(mangled)
+            .filter(|address| self.objects.may_contain(*address))
+            .find_map(|address| {
+                let start = self.objects.unmarked_start(address)?;
+                let is_near = address - start < MAX_HEADER_SIZE;
+                is_near.then(|| self.objects.mark(start)).flatten()
+            })
+    }
+}
+
+/// Marks the unreachable objects that disguised pointers in the roots and in reachable objects hold, and all that
+/// these reach. Returns their number and size. Reads all of this once more, unless every object is reachable.
+///
+/// # Errors
+/// `Headroom`: the process writes so much that its copy takes too much memory.
+pub(crate) fn mark_disguised(analyzed: &AnalyzedSnapshot<'_>) -> Result<HeldObjects, Error> {
+    let (view, objects) = (&analyzed.view, &analyzed.objects);
+    let before = unreachable_total(objects);
+    if before.objects == 0 {
+        return Ok(before);
+    }
+    let threads = &analyzed.snapshot.threads;
+    let guards = threads
+        .iter()
+        .filter_map(|thread| view.word(thread.control_block.checked_add(POINTER_GUARD_OFFSET)?));
+    let decoder = Decoder::new(guards.collect(), objects);
+    let mut reader = RangeReader::new(view);
+    let mut found = Vec::new();
+    let mut visit = |word| queue(&mut found, decoder.mark(word));
+    let words = threads.iter().flat_map(|thread| &thread.words);
+    words
+        .chain(&analyzed.roots.kernel)
+        .for_each(|word| visit(*word));
+    let mut unchecked = 0;
+    let mut check_headroom = |range: &Range<u64>| {
+        unchecked += range.end - range.start;
+        match unchecked > HEADROOM_CHECK_BYTES {
+            true => {
+                unchecked = 0;
+                analyzed.snapshot.require_headroom()
+            }
+            false => Ok(()),
+        }
+    };
+    for range in &analyzed.roots.ranges {
+        check_headroom(range)?;
+        reader.read_blocks(range.clone(), &mut visit);
+    }
+    for object in objects.reached() {
+        check_headroom(&object.range)?;
+        reader.add_object(object.range, &mut visit);
+    }
+    reader.flush(&mut visit);
+    let mut memory = CachedReader::new(view);
+    let nodes = mark_xor_lists(objects, &mut |address| memory.word(address));
+    nodes
+        .into_iter()
+        .for_each(|node| queue(&mut found, Some(node)));
+    while !found.is_empty() {
+        while let Some(start) = found.pop() {
+            let mut visit = |word| {
+                let start = match objects.may_contain(word) {
+                    true => objects.mark(word),
+                    false => decoder.mark(word),
+                };
+                queue(&mut found, start);
+            };
+            if let Some(range) = objects.mark_scanned(start) {
+                reader.add_object(range, &mut visit);
+                reader.flush(&mut visit);
+            }
+        }
+        found.extend(objects.marked_unscanned().take(MAX_QUEUED));
+    }
+    let after = unreachable_total(objects);
+    Ok(HeldObjects {
+        objects: before.objects - after.objects,
+        bytes: before.bytes - after.bytes,
+    })
+}
+
+/// Number and size of the unreachable objects.
+fn unreachable_total(objects: &Objects) -> HeldObjects {
+    let mut total = HeldObjects::default();
+    for object in objects.unreachable() {
+        total.objects += 1;
+        total.bytes += object.size();
+    }
+    total
+}
+
+/// Queues an object that was marked. Beyond [`MAX_QUEUED`], objects are found later by their marks.
+fn queue(found: &mut Vec<u64>, start: Option<u64>) {
+    if found.len() < MAX_QUEUED {
+        found.extend(start);
+    }
+}
+
+/// Reads the words of objects and other ranges; objects that are near each other at once.
+struct RangeReader<'a> {
+    view: &'a SnapshotMemory,
+    block: Vec<u8>,
+    /// Objects that are not read yet, near each other.
+    pending: Vec<Range<u64>>,
+}
+
+impl<'a> RangeReader<'a> {
+    fn new(view: &'a SnapshotMemory) -> Self {
+        Self {
+            view,
+            block: vec![0; BLOCK_SIZE],
+            pending: Vec::new(),
+        }
+    }
+
+    /// Adds an object, behind the last one. Calls `visit` with each word of those before,
+    /// unless they are near. Of a large object, only resident pages are read.
+    fn add_object(&mut self, object: Range<u64>, visit: &mut impl FnMut(u64)) {
+        let is_near = self.pending.last().is_some_and(|last| {
+            object.start.saturating_sub(last.end) <= MAX_GAP
+                && object.end - self.pending[0].start <= BLOCK_SIZE as u64
+        });
+        if !is_near {
+            self.flush(visit);
+        }
+        if object.end - object.start <= BLOCK_SIZE as u64 {
+            self.pending.push(object);
+            return;
+        }
+        let region = self.view.region(object.start);
+        let pages = region.map_or(&[][..], |region| &region.pages);
+        let first = pages.partition_point(|pages| pages.end <= object.start);
+        for pages in pages[first..]
+            .iter()
+            .take_while(|pages| pages.start < object.end)
+        {
+            let part = pages.start.max(object.start)..pages.end.min(object.end);
+            self.read_blocks(part, visit);
+        }
+    }
+
+    /// Calls `visit` with the words of the pending objects.
+    fn flush(&mut self, visit: &mut impl FnMut(u64)) {
+        let (Some(first), Some(last)) = (self.pending.first(), self.pending.last()) else {
+            return;
+        };
+        let base = first.start;
+        let length = (last.end - base) as usize;
+        let read = self.view.read(base, &mut self.block[..length]);
+        for object in std::mem::take(&mut self.pending) {
+            let (start, end) = ((object.start - base) as usize, (object.end - base) as usize);
+            match self.block[..read].get(start..end) {
+                Some(bytes) => visit_words(bytes, visit),
+                // What lies between objects may be unreadable.
+                None => {
+                    let read = self.view.read(object.start, &mut self.block[start..end]);
+                    visit_words(&self.block[start..start + read], visit);
+                }
+            }
+        }
+    }
+
+    /// Calls `visit` with the words of a range of any length.
+    fn read_blocks(&mut self, range: Range<u64>, visit: &mut impl FnMut(u64)) {
+        let end = range.end;
+        for start in range.step_by(BLOCK_SIZE) {
+            let length = BLOCK_SIZE.min((end - start) as usize);
+            let read = self.view.read(start, &mut self.block[..length]);
+            visit_words(&self.block[..read], visit);
+        }
+    }
+}
+
+/// Calls `visit` with each whole word.
+fn visit_words(bytes: &[u8], visit: &mut impl FnMut(u64)) {
+    for word in bytes.chunks_exact(8) {
+        visit(u64::from_le_bytes(word.try_into().expect("eight bytes")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::Span;
+
+    const START: u64 = 0x5555_5000_1000;
+    const LOW_START: u64 = 0x0200_1000;
+    const GUARD: u64 = 0x1234_5678_9abc_def0;
+
+    #[track_caller]
+    fn check_in(start: u64, word: u64, expected: Option<u64>) {
+        let mut span = Span::new(start..start + 0x1000, 16, 0);
+        span.add_object(start, true);
+        let objects = Objects::new(vec![span]);
+        let decoder = Decoder::new([1, GUARD].into(), &objects);
+        assert_eq!(decoder.mark(word), expected, "{word:#x}");
+    }
+
+    #[track_caller]
+    fn check(word: u64, expected: Option<u64>) {
+        check_in(START, word, expected);
+    }
+
+    #[test]
+    fn disguised_pointers_are_decoded() {
+        for word in [
+            START | 0xa001 << 48,
+            // NaN boxes of SpiderMonkey, and of LuaJIT.
+            START | 0x1_fff5 << 47,
+            START | 0xfff8 << 48 | 5,
+            START << 16 | 7,
+            (START ^ GUARD).rotate_left(17),
+            // Behind a header.
+            (START + 16) | 1 << 63,
+        ] {
+            check(word, Some(START));
+        }
+    }
+
+    #[test]
+    fn halves_of_words_are_addresses_below_four_gib() {
+        let check = |word, expected| check_in(LOW_START, word, expected);
+        check(5 << 32 | LOW_START, Some(LOW_START));
+        check(LOW_START << 32 | 0x11, Some(LOW_START));
+        check(5 << 32 | (LOW_START + 8), None);
+        check(LOW_START, None);
+    }
+
+    #[test]
+    fn other_words_are_no_disguised_pointers() {
+        for word in [
+            0,
+            START,
+            1.0_f64.to_bits(),
+            u64::MAX,
+            (START + 0x40) | 1 << 63,
+            (START - 8) | 1 << 63,
+            !START,
+        ] {
+            check(word, None);
+        }
+    }
+}
