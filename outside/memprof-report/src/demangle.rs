@@ -41,27 +41,37 @@ impl Language {
 /// Demangles the name of a symbol, without parameters, clone suffix and symbol version. A name that is not mangled, or
 /// whose demangled form is longer than `MAX_BYTES`, is returned mangled but without suffix and version.
 pub fn demangle(symbol: &str) -> Cow<'_, str> {
-    let (plain, _) = split_clone_suffix(without_version(symbol));
+    let (plain, _) = split_symbol(symbol);
     let options = DemangleOptions::new().no_params().no_return_type();
     demangle_plain(plain, &options).map_or(Cow::Borrowed(plain), Cow::Owned)
 }
 
 /// Like [`demangle`], but with the parameters of C++ functions, which distinguish overloads: `shop::open(int)`.
 pub(crate) fn demangle_with_parameters(symbol: &str) -> Cow<'_, str> {
-    let (plain, _) = split_clone_suffix(without_version(symbol));
+    let (plain, _) = split_symbol(symbol);
     let options = DemangleOptions::new().no_return_type();
     demangle_plain(plain, &options).map_or(Cow::Borrowed(plain), Cow::Owned)
 }
 
 /// Like [`demangle_with_parameters`], but with the clone suffix: `shop::open(int) [clone .part.0]`.
 pub(crate) fn demangle_clone(symbol: &str) -> String {
-    let (plain, suffix) = split_clone_suffix(without_version(symbol));
+    let (plain, suffix) = split_symbol(symbol);
     let name = demangle_with_parameters(plain);
     match suffix {
         "" => name.into_owned(),
         _ if name == plain => format!("{plain}{suffix}"),
         _ => format!("{name} [clone {suffix}]"),
     }
+}
+
+/// Splits a symbol into its function's name and clone suffix, without the symbol version. GCC names the cold part of a
+/// function `__second_sect_of_NAME` in DWARF 2, which has no ranges.
+fn split_symbol(symbol: &str) -> (&str, &str) {
+    let symbol = match symbol.strip_prefix("__second_sect_of_") {
+        Some(name) if !name.is_empty() => name,
+        _ => symbol,
+    };
+    split_clone_suffix(without_version(symbol))
 }
 
 /// Demangles a name without a suffix. `None` if it is not mangled, its demangled form is empty or longer than
@@ -188,6 +198,12 @@ mod tests {
             assert_eq!(demangle_clone(symbol), whole);
         };
         check("xmalloc.constprop.0", "xmalloc", "xmalloc.constprop.0");
+        check("__second_sect_of_load", "load", "load");
+        check(
+            "__second_sect_of_",
+            "__second_sect_of_",
+            "__second_sect_of_",
+        );
         check(
             "_ZN4shop2Db4openEi.part.0.cold",
             "shop::Db::open",

@@ -22,6 +22,7 @@ use crate::limits::{Limits, ParseBudget, ProfileItem};
 use crate::names::{Frame, Names, StringId};
 use crate::profile::sample_types::{Column, Unit};
 use crate::profile::{Address, Mapping, PprofHeader, Profile};
+use crate::render::pluralize;
 use crate::stacks::AddressId;
 
 /// Field numbers of the top-level message.
@@ -84,8 +85,14 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
             _ => {}
         }
     }
-    // If several functions have the same id, the last one counts: `convert_line` finds it first.
-    reader.functions.sort_by_key(|function| function.id);
+    reader
+        .functions
+        .sort_unstable_by_key(|function| function.id);
+    let mut neighbours = reader.functions.windows(2);
+    if let Some(pair) = neighbours.find(|pair| pair[0].id == pair[1].id) {
+        let id = pair[0].id;
+        return Err(Error::pprof(format!("there are two functions {id}")));
+    }
     let (types, columns) = reader.arrange_value_types(&sample_types)?;
     for index in comments {
         let comment = reader.printable_string(index.cast_signed())?;
@@ -229,6 +236,7 @@ impl<'a> Reader<'a> {
         };
         let mut ids: Vec<(u64, AddressId)> = Vec::new();
         let mut frames = Vec::new();
+        let mut nameless = 0;
         for field in Fields(self.bytes) {
             let (tag::LOCATION, value) = field? else {
                 continue;
@@ -244,11 +252,11 @@ impl<'a> Reader<'a> {
                     (3, value) => address = value.number()?,
                     (4, value) => {
                         self.spend(ProfileItem::Inlined)?;
-                        frames.push(self.convert_line(
-                            decode_message(value)?,
-                            &mut names,
-                            &mut known,
-                        )?);
+                        let line = decode_message(value)?;
+                        match self.convert_line(line, &mut names, &mut known)? {
+                            Some(frame) => frames.push(frame),
+                            None => nameless += 1,
+                        }
                     }
                     _ => {}
                 }
@@ -267,18 +275,23 @@ impl<'a> Reader<'a> {
                 pair[0].0
             )));
         }
+        if nameless > 0 {
+            let frames = pluralize(nameless, "frame");
+            let note = format!("{frames} without a function's name are left out");
+            profile.warnings.push(note);
+        }
         profile.names = Some(names);
         Ok(ids)
     }
 
-    /// Converts a line of a location to a frame. Fails if the profile has no such function, or lacks one of its
-    /// strings.
+    /// Converts a line of a location to a frame. `None` if its function has no name. Fails if the profile has no such
+    /// function, or lacks one of its strings.
     fn convert_line(
         &mut self,
         line: proto::Line,
         names: &mut Names,
         known: &mut InternedStrings,
-    ) -> Result<Frame> {
+    ) -> Result<Option<Frame>> {
         let after = self.functions.partition_point(|f| f.id <= line.function_id);
         let function = after.checked_sub(1).map(|index| self.functions[index]);
         let function = function.filter(|function| function.id == line.function_id);
@@ -289,6 +302,9 @@ impl<'a> Reader<'a> {
             true => function.name,
             false => function.system_name,
         };
+        if self.string_at(name)?.is_empty() {
+            return Ok(None);
+        }
         let file = self.string_at(function.filename)?;
         let file = match &*file {
             "" => None,
@@ -304,13 +320,13 @@ impl<'a> Reader<'a> {
             Some(function) => function,
             None => self.intern_cached(&mut known.functions, name, &text, names)?,
         };
-        Ok(Frame {
+        Ok(Some(Frame {
             function,
             linkage: None,
             file,
             line: u32::try_from(line.line).unwrap_or(0),
             named: true,
-        })
+        }))
     }
 
     /// Returns the id of `text`, the displayed form of the string with that index. `known` caches the ids by index.

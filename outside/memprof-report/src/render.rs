@@ -20,7 +20,7 @@ pub(crate) use negative::left_out_note;
 pub use html::{Cells, Column, Outline, OutlinePage, POLICY, VIEWER};
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::Write;
 
 use crate::code_origin::explain_origin;
@@ -32,6 +32,7 @@ use crate::options::{Format, Options};
 use crate::profile::sample_types::{Unit, ValueType};
 use crate::profile::{Sample, SampleType, SampleValues};
 use crate::short_names::{cut_name, short_name};
+use crate::stacks::StackId;
 use crate::symbolized_profile::SymbolizedProfile;
 
 /// Profile to render, with its base for a comparison.
@@ -70,12 +71,23 @@ impl RenderInput<'_> {
         totals
     }
 
-    /// Amount of which shares are parts: the sum of absolute values, which is the total unless some values are
-    /// negative, as in a difference. In a comparison, the larger one of the two sums.
+    /// Amount of which shares are parts: the sum of the stacks' absolute values, which is the total unless some values
+    /// are negative, as in a difference. In a comparison, the larger one of the two sums.
     fn whole(&self, sample_type: SampleType) -> i64 {
         let sum = |named: &SymbolizedProfile| {
-            let samples = named.profile.samples.iter();
-            let sizes = samples.map(|sample| sample.values[sample_type].unsigned_abs());
+            let samples = &named.profile.samples;
+            let value = |sample: &Sample| sample.values[sample_type];
+            let sizes = samples.iter().map(|sample| value(sample).unsigned_abs());
+            if samples.iter().all(|sample| value(sample) >= 0) {
+                return sizes.fold(0, u64::saturating_add);
+            }
+            // Differences have both values of a stack, apart by a label: `pprof::base` of `go tool pprof -diff_base`.
+            let mut stacks: HashMap<StackId, i64> = HashMap::new();
+            for sample in samples {
+                let sum = stacks.entry(sample.stack).or_default();
+                *sum = sum.saturating_add(value(sample));
+            }
+            let sizes = stacks.into_values().map(i64::unsigned_abs);
             sizes.fold(0, u64::saturating_add)
         };
         let whole = sum(self.profile).max(self.base.map_or(0, sum));
@@ -168,6 +180,9 @@ impl RenderInput<'_> {
                 "pinned",
                 "free beside live objects as the allocator counts it, shared out by samples".into(),
             ),
+            Some(1) if self.profile.profile.value_types.is_some() => {
+                (value_type.name.as_str(), "not sampled".into())
+            }
             Some(interval) => (
                 value_type.name.as_str(),
                 format!("estimated, 1 sample per {interval} bytes"),

@@ -235,6 +235,37 @@ fn mapping_with_the_id_of_another_is_refused() {
 }
 
 #[test]
+fn function_with_the_id_of_another_is_refused() {
+    let sample = |profile: Builder, name| profile.sample((0, 0, name), &[1], &[]);
+    let mut profile = sample(sample(Builder::new(SPACE), "f"), "g").profile;
+    profile.function[1].id = 1;
+    let problem = "x.pb: failed to parse pprof profile: there are two functions 1";
+    let options = flat(Format::Text);
+    check_error(
+        &profile.encode_to_vec(),
+        &options,
+        ErrorKind::Failed,
+        problem,
+    );
+}
+
+#[test]
+fn function_without_a_name_is_shown_by_its_address() {
+    let mut builder = Builder::new(SPACE)
+        .mapping(0x1000, 0x2000, "/srv/a", "")
+        .sample((0x1010, 1, "f"), &[1], &[])
+        .sample((0x1020, 1, "g"), &[2], &[])
+        .sample((0x1030, 1, "h"), &[4], &[]);
+    builder.profile.function[0].name = 0;
+    builder.profile.function[1].name = 0;
+    // The function at 0x1030 has one without a name inlined.
+    let inlined = builder.profile.location[0].line[0];
+    builder.profile.location[2].line.insert(0, inlined);
+    let note = "note: 3 frames without a function's name are left out";
+    check_stacks(&builder, &["a+0x10 1", "a+0x20 2", "h 4", note]);
+}
+
+#[test]
 fn unnamed_places_of_two_builds_are_apart() {
     let two = Builder::new(SPACE)
         .mapping(0x1000, 0x2000, "/a/Release/x.node", "aabbccddee")

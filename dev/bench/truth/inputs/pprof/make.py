@@ -169,6 +169,31 @@ def difference():
     return p
 
 
+def with_base():
+    p = Profile(SPACE)
+    for name, value, base in (('main.grew', 3000, 1000), ('main.shrank', 1000, 3000)):
+        place = p.location(0, 0, name)
+        p.sample([place], [value])
+        p.sample([place], [-base], **{'pprof::base': 'true'})
+    return p
+
+
+def nameless():
+    p = Profile(SPACE)
+    mapping = p.mapping(0x1000, 0x2000, '/srv/app')
+    p.sample([p.location(0x1010, mapping, '')], [1000])
+    p.sample([p.location(0x1020, mapping, '', 'main.outer')], [2000])
+    return p
+
+
+def two_functions():
+    p = Profile(SPACE)
+    p.sample([p.location(0, 0, 'main.first')], [1000])
+    p.count = {'location': 1}
+    p.sample([p.location(0, 0, 'main.second')], [2000])
+    return p
+
+
 def all_shrank():
     p = Profile(SPACE)
     p.sample([p.location(0, 0, 'main.shrank')], [-3000])
@@ -199,7 +224,7 @@ def long_names():
 
 if __name__ == '__main__':
     kinds = [two_programs, two_builds, sparse_ids, no_ids, outside, native_modules, jit_regions, labels, alloc_only,
-             other_types, difference, all_shrank, one_address, not_utf8, long_names]
+             other_types, difference, with_base, all_shrank, nameless, two_functions, one_address, not_utf8, long_names]
     made = {kind.__name__: kind for kind in kinds}
     made |= {f'unit_{name or "none"}': unit(name) for name in ('kilobytes', 'MiB', 'megabytes', 'pages', '')}
     for name, kind in made.items():
