@@ -134,7 +134,10 @@ fn loader_list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Option<u64
         }
         // The loader itself would follow it for ever: in dlopen(3), and so would what is loaded there.
         if !visited.insert(entry) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it has no end"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "its loader's list of libraries has no end",
+            ));
         }
         bases.push(memory.read_u64(entry)?);
         entry = memory.read_u64(entry.wrapping_add(24))?;

@@ -97,7 +97,6 @@ const ATTACKERS: &[Attacker] = &[
     library_attacker(Forgery::Functions),
     library_attacker(Forgery::InlinedFunctions),
     attacker("library", Forgery::Name, ALL_COMMANDS),
-    library_attacker(Forgery::Reserved(".symtab")),
     library_attacker(Forgery::Reserved(".debug_info")),
     attacker("library-swaps", Forgery::Whole, ALL_COMMANDS),
     attacker("perf-map", Forgery::Whole, &[RECORD]),
