@@ -1,5 +1,5 @@
 //! Pointers that a program disguises: with a tag in their upper bits, shifted, in 32 bits, or mangled by glibc; also the
-//! XORed neighbours of a list's node. An object that only such a word holds is no proven leak. Complements (`~p`) hold
+//! `XOR`ed neighbours of a list's node. An object that only such a word holds is no proven leak. Complements (`~p`) hold
 //! nothing: programs store them so that a search does not count them, as weak references.
 
 use std::collections::BTreeSet;

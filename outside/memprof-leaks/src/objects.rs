@@ -3,11 +3,13 @@
 //! are.
 
 mod atomic_bitmap;
+mod object;
 mod object_index;
 mod span;
 
 use std::ops::Range;
 
+pub(crate) use object::{Object, ObjectPosition};
 pub(crate) use object_index::ObjectIndex;
 pub(crate) use span::{GC_HEAD_SIZE, Span};
 use span::{Mark, ones};
@@ -17,37 +19,6 @@ use crate::snapshot_memory::CachedReader;
 
 /// Largest size of an array without elements, in bytes: its element count, padded to the alignment of the elements.
 const MAX_COOKIE_SIZE: u64 = 64;
-
-/// Object of the heap.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Object {
-    /// Addresses that its user may use.
-    pub(crate) range: Range<u64>,
-}
-
-impl Object {
-    /// Usable bytes.
-    pub(crate) fn size(&self) -> u64 {
-        self.range.end - self.range.start
-    }
-}
-
-/// Position of a used object in the bitmaps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ObjectPosition {
-    pub(crate) span: usize,
-    /// Its bit in the span's bitmaps.
-    pub(crate) bit: u64,
-    /// Number of used objects that begin before it in its word of the bitmaps.
-    pub(crate) index_in_word: u32,
-}
-
-impl ObjectPosition {
-    /// Word of the span's bitmaps in which the object begins.
-    pub(crate) fn word(self) -> usize {
-        (self.bit / 64) as usize
-    }
-}
 
 /// All objects of a process.
 #[derive(Debug, Default)]
@@ -329,7 +300,7 @@ impl Objects {
     /// Used objects that are marked, by address.
     pub(crate) fn reached(&self) -> impl Iterator<Item = Object> {
         self.spans.iter().flat_map(|span| {
-            span.select(|index| span.used[index] & span.mark_word(Mark::Reached, index))
+            span.select(|index| span.words[index].used & span.mark_word(Mark::Reached, index))
         })
     }
 

@@ -6,6 +6,7 @@
 mod dicts;
 mod interpreters;
 mod layout;
+mod python_type;
 mod sizes;
 mod types;
 mod variables;

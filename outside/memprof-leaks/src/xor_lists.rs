@@ -1,4 +1,4 @@
-//! Lists whose nodes have one link: the addresses of both neighbours, XORed. Only the last node's link is a plain
+//! Lists whose nodes have one link: the addresses of both neighbours, combined by XOR. Only the last node's link is a plain
 //! address, that of the node before.
 
 use crate::objects::{Object, Objects};
@@ -77,8 +77,9 @@ impl ListWalk<'_, '_> {
         object.is_some_and(|object| object.range.start == address && object.size() == self.size)
     }
 
+    /// Whether a node is marked.
     fn is_reached(&self, node: u64) -> bool {
-        self.objects.marks(node).0
+        self.objects.unmarked_start(node).is_none()
     }
 }
 

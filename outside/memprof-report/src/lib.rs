@@ -22,6 +22,7 @@
 //! ```
 
 mod options;
+mod plural;
 mod report;
 
 mod file_magic;

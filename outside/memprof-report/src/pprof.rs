@@ -20,9 +20,9 @@ use crate::demangle::demangle;
 use crate::error::{Error, Result};
 use crate::limits::{Limits, ParseBudget, ProfileItem};
 use crate::names::{Frame, Names, StringId};
+use crate::plural::pluralize;
 use crate::profile::sample_types::{Column, Unit};
 use crate::profile::{Address, Mapping, PprofHeader, Profile};
-use crate::render::pluralize;
 use crate::stacks::AddressId;
 
 /// Field numbers of the top-level message.

@@ -29,6 +29,7 @@ use crate::fold::Folded;
 use crate::limits::MemoryLeft;
 use crate::names::StringId;
 use crate::options::{Format, Options};
+use crate::plural::pluralize;
 use crate::profile::sample_types::{Unit, ValueType};
 use crate::profile::{Sample, SampleType, SampleValues};
 use crate::short_names::{cut_name, short_name};
@@ -203,14 +204,6 @@ impl RenderInput<'_> {
                 "{what}: changed by {amount} from base {base}, {sampling}, {samples}{since}"
             ),
         }
-    }
-}
-
-/// Text `1 sample`, `2 samples`.
-pub(crate) fn pluralize(count: u64, what: &str) -> String {
-    match count {
-        1 => format!("1 {what}"),
-        _ => format!("{count} {what}s"),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Dicts and strings of `CPython`, read in place.
 
 use super::layout::Layout;
-use super::types::{PythonTypes, TypeFlag};
+use super::python_type::TypeFlag;
+use super::types::PythonTypes;
 use crate::snapshot_memory::SnapshotMemory;
 
 /// Most entries of a dict that are read: a module has thousands.

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::dicts::{KeyTable, TextForm};
 use super::interpreters::Interpreters;
-use super::types::{FLAGS_OFFSET, PythonType, TypeFlag};
+use super::python_type::{PythonType, TypeFlag};
+use super::types::FLAGS_OFFSET;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
 /// Bytes of an entry of a set.

@@ -8,12 +8,13 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::layout::Layout;
+use super::python_type::{PythonType, TypeFlag};
 use crate::objects::{GC_HEAD_SIZE, Object, Objects};
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
 /// Possible sizes of what precedes an object: nothing, the collector's `PyGC_Head` (next and previous object
 /// in its list), or since 3.11 also two pointers before that.
-const PREFIX_SIZES: [u64; 3] = [0, GC_HEAD_SIZE, GC_HEAD_SIZE + 16];
+pub(super) const PREFIX_SIZES: [u64; 3] = [0, GC_HEAD_SIZE, GC_HEAD_SIZE + 16];
 /// Offset of the previous object in a `PyGC_Head`.
 const PREVIOUS_OFFSET: u64 = 8;
 /// Flags of the collector in the lowest bits of these pointers.
@@ -67,28 +68,6 @@ const WEAK_REFERENCES: [&str; 6] = [
     "weakref.CallableProxyType",
 ];
 
-/// A bit of `tp_flags`, by its number.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum TypeFlag {
-    /// `Py_TPFLAGS_INLINE_VALUES`, since 3.13: the values of its attributes follow an object.
-    InlineValues = 2,
-    /// `Py_TPFLAGS_MANAGED_WEAKREF`, since 3.12.
-    ManagedWeakReference = 3,
-    /// `Py_TPFLAGS_MANAGED_DICT`, since 3.11: the pointer to the dict precedes the object.
-    ManagedDict = 4,
-    /// `Py_TPFLAGS_HEAPTYPE`: the program has made the type.
-    Heap = 9,
-    /// `Py_TPFLAGS_HAVE_GC`: the collector may have the objects in its list.
-    Collected = 14,
-    Long = 24,
-    List = 25,
-    Tuple = 26,
-    Bytes = 27,
-    Text = 28,
-    Dict = 29,
-    Class = 31,
-}
-
 /// Types of the Python objects in a snapshot, with a cache.
 #[derive(Debug)]
 pub(crate) struct PythonTypes<'a> {
@@ -98,49 +77,6 @@ pub(crate) struct PythonTypes<'a> {
     /// Memory of pymalloc's pools, by address.
     pools: Vec<Range<u64>>,
     types: HashMap<u64, Option<PythonType>>,
-}
-
-/// Type of Python objects.
-#[derive(Clone, Debug)]
-pub(crate) struct PythonType {
-    pub(crate) name: Rc<str>,
-    flags: u64,
-    /// Bytes of the fixed part of an object.
-    pub(crate) basic_size: u64,
-    /// Bytes of an element; 0 if the objects have one size.
-    pub(crate) item_size: u64,
-    /// Offset from an object's start of the pointer to the dict of its attributes.
-    dict: Option<i64>,
-    /// Address of the table of keys that its objects share, if the program has made the type.
-    pub(super) cached_keys: Option<u64>,
-    pub(crate) is_set: bool,
-    pub(crate) is_bytearray: bool,
-    is_weak_reference: bool,
-    is_number: bool,
-}
-
-impl PythonType {
-    pub(crate) fn has(&self, flag: TypeFlag) -> bool {
-        self.flags >> flag as u32 & 1 != 0
-    }
-
-    /// Bytes in front of an object: see [`PREFIX_SIZES`]. Without a known version, what precedes the `PyGC_Head` does
-    /// not count.
-    pub(crate) fn prefix(&self, minor: Option<u32>) -> u64 {
-        let has_pointers = match minor {
-            Some(12..) => {
-                self.has(TypeFlag::ManagedDict) || self.has(TypeFlag::ManagedWeakReference)
-            }
-            Some(11) => self.has(TypeFlag::ManagedDict),
-            _ => false,
-        };
-        let head = if self.has(TypeFlag::Collected) {
-            GC_HEAD_SIZE
-        } else {
-            0
-        };
-        head + if has_pointers { 16 } else { 0 }
-    }
 }
 
 impl<'a> PythonTypes<'a> {

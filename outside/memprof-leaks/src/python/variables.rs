@@ -5,7 +5,8 @@ use std::rc::Rc;
 
 use super::dicts::Dict;
 use super::interpreters::Interpreters;
-use super::types::{PythonTypes, TypeFlag};
+use super::python_type::TypeFlag;
+use super::types::PythonTypes;
 use crate::snapshot_memory::SnapshotMemory;
 
 /// Most variables of a process that are found; the others are reached from their modules.

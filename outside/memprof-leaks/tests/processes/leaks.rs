@@ -160,7 +160,7 @@ fn check_stacks(proof: &Proof) {
             320 => "gives",
             _ => "leak",
         };
-        assert_eq!(stack[..2], ["make", from], "{group:?}");
+        assert_eq!(stack.functions[..2], ["make", from], "{group:?}");
     }
     assert!((30..1000).contains(&sampled), "{proof:?}");
     let objects = proof.leaked.iter().map(|group| group.objects);

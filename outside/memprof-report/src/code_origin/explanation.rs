@@ -7,6 +7,7 @@ use std::io::Write;
 use super::reason::{BlockUse, OriginReason, Verdict, WrapperShape};
 use super::{CodeOrigin, CodeOrigins, OriginRules};
 use crate::error::{Error, Result};
+use crate::plural::pluralize;
 use crate::stacks::AddressId;
 use crate::symbolized_profile::SymbolizedProfile;
 
@@ -136,8 +137,8 @@ impl fmt::Display for WrapperShape {
         write!(
             f,
             "it has the shape of a wrapper of malloc: in front of the allocator in {}, from {}",
-            pluralize(self.stacks, "stack"),
-            pluralize(self.callers, "caller")
+            pluralize(self.stacks.into(), "stack"),
+            pluralize(self.callers.into(), "caller")
         )?;
         f.write_str(match self.block_use {
             Some(BlockUse::PassedOn) => ", it returns the block, of a size that they chose",
@@ -150,9 +151,4 @@ impl fmt::Display for WrapperShape {
             false => Ok(()),
         }
     }
-}
-
-/// Text `1 stack`, `2 stacks`.
-fn pluralize(count: u32, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }

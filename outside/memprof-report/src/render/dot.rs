@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::io::Write;
 
 use super::graph::call_edges;
-use super::{RenderInput, format_amount, function_label, percent, pluralize};
+use super::{RenderInput, format_amount, function_label, percent};
 use crate::error::Result;
 use crate::names::StringId;
 use crate::options::Options;
+use crate::plural::pluralize;
 use crate::table::{Row, function_rows};
 
 /// Default number of functions; graphviz needs minutes for thousands.

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::{format_amount, pluralize};
+use super::format_amount;
 use crate::fold::Folded;
 use crate::options::{Format, Options};
+use crate::plural::pluralize;
 use crate::profile::{Profile, SampleType, SampleValues};
 use crate::stacks::StackId;
 use crate::symbolized_profile::SymbolizedProfile;

@@ -3,13 +3,14 @@
 
 use std::io::Write;
 
-use super::{RenderInput, format_amount, function_label, percent, pluralize};
+use super::{RenderInput, format_amount, function_label, percent};
 use crate::ages::{Cohorts, MAX_COLUMNS, format_span};
 use crate::comparison::Change;
 use crate::error::Result;
 use crate::fold::Folded;
 use crate::label_shares::shares_by_label;
 use crate::options::Options;
+use crate::plural::pluralize;
 use crate::table::{Row, function_rows};
 
 /// Writes the table that the options select: shares by the values of a label, changes from a base, or values of

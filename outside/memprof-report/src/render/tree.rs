@@ -2,9 +2,10 @@
 
 use std::io::Write;
 
-use super::{RenderInput, format_amount, function_label, percent, pluralize};
+use super::{RenderInput, format_amount, function_label, percent};
 use crate::error::Result;
 use crate::options::Options;
+use crate::plural::pluralize;
 use crate::tree::{Node, call_tree, children_by_node};
 
 /// Smallest subtree that is shown without `top`, in percent of the total; smaller ones are counted.
