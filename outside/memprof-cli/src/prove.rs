@@ -305,8 +305,12 @@ fn heading(reply: &ProveOutput<'_>) -> String {
         ),
         (0, _) => format!("{name}: nothing is leaked: all {all} objects are held"),
         (objects, certainty) => {
+            let (counted, them) = match objects {
+                1 => ("1 object is".to_owned(), "it"),
+                _ => (format!("{objects} objects are"), "them"),
+            };
             format!(
-                "{name}: {objects} objects are {}, {}: nothing{} pointed to them{}",
+                "{name}: {counted} {}, {}: nothing{} pointed to {them}{}",
                 if certainty == Certainty::Probable {
                     "probably leaked"
                 } else {

@@ -30,10 +30,20 @@ impl Log for ProgramLog {
     }
 
     fn log(&self, record: &Record<'_>) {
-        self.write_line(record.level(), &record.args().to_string());
+        self.write_line(record.level(), &line_of(record));
     }
 
     fn flush(&self) {}
+}
+
+/// Returns the text of a record, after the id of the plugin that logs unless it is memprof's own: the sink begins each
+/// line with `memprof: `.
+fn line_of(record: &Record<'_>) -> String {
+    let (target, text) = (record.target(), record.args());
+    match target.starts_with("memprof") || target.starts_with("memory_profile") {
+        true => text.to_string(),
+        false => format!("{target}: {text}"),
+    }
 }
 
 /// Returns the first `limit` bytes of a text as a C string, with NUL bytes replaced by blanks. A longer text is cut
@@ -50,6 +60,21 @@ pub(super) fn c_text(text: &str, limit: usize) -> CString {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn line_names_the_plugin_unless_it_is_the_profiler() {
+        let check = |target: &str, expected: &str| {
+            let mut record = Record::builder();
+            record.target(target);
+            assert_eq!(
+                line_of(&record.args(format_args!("sampling")).build()),
+                expected
+            );
+        };
+        check("memory_profile", "sampling");
+        check("memprof_host::router", "sampling");
+        check("hello", "hello: sampling");
+    }
 
     #[test]
     fn c_text_is_truncated_between_characters() {

@@ -87,7 +87,7 @@ impl Measurement {
             more => format!(", nor were {more} more"),
         };
         let message = format!(
-            "no budget is written: {first} was not counted{more}, because its allocator cannot report the format_size of a \
+            "no budget is written: {first} was not counted{more}, because its allocator cannot report the size of a \
              block; test a command that does not run it, or link it with the allocator of the system"
         );
         Err(with_exit_code(UNAVAILABLE, message))
