@@ -96,7 +96,8 @@ const RTLD_NOLOAD: i32 = 4;
 /// Device, inode, and time of the last change (write, rename or link) in seconds and nanoseconds.
 type FileIdentity = (u64, u64, i64, i64);
 
-/// Returns the identity of a file.
+/// Returns the device, inode and change time of a file: a file that was replaced may get the inode of the old one, and
+/// one that was rewritten keeps it.
 fn file_identity(metadata: &Metadata) -> FileIdentity {
     let (changed, nanoseconds) = (metadata.ctime(), metadata.ctime_nsec());
     (metadata.dev(), metadata.ino(), changed, nanoseconds)

@@ -10,7 +10,7 @@ use crate::allocators::mimalloc::Mimalloc;
 use crate::allocators::printout::{PrintOptions, Printout};
 use crate::allocators::tcmalloc::Tcmalloc;
 use crate::allocators::unprofilable::{
-    Unprofilable, no_growth_profile_error, no_pinned_from_jemalloc_error, no_pinned_profile_error,
+    Unprofilable, no_growth_profile_error, no_pinned_profile_error, pinned_pages_error,
 };
 use crate::dumps::heap::ProfileSummary;
 use crate::dumps::scratch::Scratch;
@@ -65,9 +65,7 @@ impl Allocator {
                 self.require_profiling()
             }
             (ProfileKind::Growth, _) => Err(no_growth_profile_error(self.identity())),
-            (ProfileKind::Pinned, Self::Jemalloc(_)) => {
-                Err(no_pinned_from_jemalloc_error(self.identity()))
-            }
+            (ProfileKind::Pinned, Self::Jemalloc(_)) => Err(pinned_pages_error(self.identity())),
             (ProfileKind::Pinned, _) => Err(no_pinned_profile_error(self.identity())),
         }
     }

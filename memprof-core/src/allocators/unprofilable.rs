@@ -241,9 +241,9 @@ pub(crate) fn no_pinned_profile_error(allocator: &AllocatorIdentity) -> Error {
     )
 }
 
-/// `Unsupported` error for jemalloc's built-in samples. They are on separate pages, so they say nothing about shared
-/// pages.
-pub(crate) fn no_pinned_from_jemalloc_error(jemalloc: &AllocatorIdentity) -> Error {
+/// `Unsupported` error for a request of pinned pages (nearly empty, held by few objects) when jemalloc samples itself: it
+/// puts each sampled object on pages of its own.
+pub(crate) fn pinned_pages_error(jemalloc: &AllocatorIdentity) -> Error {
     let message = format!(
         "{jemalloc} puts each object that it samples itself on pages of its own, so its samples do not show who \
          holds those that are nearly empty"

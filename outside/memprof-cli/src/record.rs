@@ -43,7 +43,7 @@ const TABLE_ROWS: usize = 20;
 
 /// Runs `memprof record`.
 pub(crate) fn run(args: &RecordArgs) -> Outcome {
-    if args.keeps_dump() && args.form.output.as_deref() == Some(Path::new("-")) {
+    if args.output_is_dump() && args.form.output.as_deref() == Some(Path::new("-")) {
         return Err(with_exit_code(
             USAGE,
             "standard output is for the table: give -o a file, or a --format",
@@ -120,7 +120,7 @@ impl Recorded {
     fn show_profile(&self, args: &RecordArgs, file: &Path) -> anyhow::Result<()> {
         let pid = self.pid;
         let form = &args.form;
-        if args.keeps_dump()
+        if args.output_is_dump()
             && let Some(output) = &form.output
         {
             let mut bytes = File::open(file).context("failed to read the dump again")?;
@@ -133,7 +133,7 @@ impl Recorded {
             output::note("interrupted: this is the profile until then");
         }
         let name = describe_process(pid);
-        let shown = match args.keeps_dump() {
+        let shown = match args.output_is_dump() {
             true => {
                 let table = FormArgs {
                     lines: form.lines,
@@ -145,7 +145,7 @@ impl Recorded {
             false => show_live_report(file, &name, pid, form, &args.view, Some(TABLE_ROWS)),
         };
         shown.map_err(|error| self.explain_empty(error))?;
-        if form.open && args.keeps_dump() {
+        if form.open && args.output_is_dump() {
             browser::open_or_print(&write_live_page(file, &name, pid)?)?;
         }
         Ok(())

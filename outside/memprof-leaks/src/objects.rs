@@ -268,7 +268,7 @@ impl Objects {
         }
     }
 
-    /// Link by which [`mark_link`](Self::mark_link) can mark later what `word` marks: the start of its object, or
+    /// Link by which `mark::follow` can mark later what `word` marks: the start of its object, or
     /// `word` itself if `shift` is 0. `None` if it marks nothing that is not marked yet.
     #[inline]
     pub(crate) fn link(&self, word: u64, shift: u32) -> Option<u64> {

@@ -50,7 +50,8 @@ impl<'a> Stacks<'a> {
         self.sampled.interval().filter(|_| self.contexts.is_empty())
     }
 
-    /// Stack of the object at `start` from jemalloc's profiler. `None` if the object is not sampled.
+    /// Stack of the object at `start` from jemalloc's profiler. `None` if the object is not sampled, or its
+    /// stack cannot be read.
     fn jemalloc_stack(&mut self, start: u64) -> Option<Stack> {
         let index = self
             .contexts

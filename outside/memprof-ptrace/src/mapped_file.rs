@@ -29,7 +29,7 @@ impl Mounts {
         Self(fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default())
     }
 
-    /// Returns whether a process serves a mount (FUSE). False for a mount that was detached since.
+    /// Returns whether a mount is FUSE, so that some process answers its reads. False if the mount is not in this list.
     pub fn is_fuse(&self, key: MountKey<'_>) -> bool {
         self.0.lines().any(|mount| is_fuse_mount(mount, key))
     }

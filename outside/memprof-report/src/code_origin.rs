@@ -251,8 +251,8 @@ fn main_crates<'n>(frames: impl Iterator<Item = (&'n str, &'n Frame)>) -> HashSe
         .collect()
 }
 
-/// Returns whether a function is the program's own and has a name, other than those that start a program: `main` and
-/// names with a leading `_`.
+/// Returns whether a function is the program's own, has a name, and is no start-up code, which each program has: `main`,
+/// `_start` and other names with a leading `_`.
 fn is_own_function(function: &FunctionEvidence<'_>, verdict: Verdict) -> bool {
     verdict.origin == CodeOrigin::Program
         && function.is_named

@@ -38,6 +38,7 @@ impl LabelId {
     }
 
     pub(crate) fn number(self) -> u32 {
+        // Stored inverted: the number 0 fits into a `NonZero`.
         !self.0.get()
     }
 

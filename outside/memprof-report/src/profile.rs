@@ -379,8 +379,8 @@ impl Profile {
         }
     }
 
-    /// Returns the mapping of a frame, as an index into `mappings`: the one that the file names for it, else the one that
-    /// contains its call. `None` if there is none.
+    /// Returns the mapping of a frame, as an index into `mappings`. If the file assigns mappings to its addresses, only that
+    /// assignment counts; otherwise it is the mapping that contains the call. `None` if there is none.
     pub fn mapping_of_frame(&self, frame: AddressId) -> Option<usize> {
         match &self.address_mappings {
             Some(named) => named.get(frame.0 as usize)?.map(|index| index as usize),

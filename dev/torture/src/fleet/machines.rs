@@ -242,13 +242,15 @@ impl Fleet {
         })
     }
 
-    /// Checks that no agent repeats an error at each attempt. Returns the most lines about one.
+    /// Checks that no agent repeats an error at each attempt. Returns the largest number of
+    /// lines with one error.
     fn check_errors(&self) -> Result<usize> {
         let mut most = 0;
         for machine in &self.machines {
             let log = machine.read_log_lines()?;
             let mut counts = BTreeMap::new();
             for line in &log {
+                // What is in parentheses differs from attempt to attempt.
                 let error = line.split(" (").next().unwrap_or(line);
                 *counts.entry(error).or_insert(0) += 1;
             }

@@ -168,10 +168,11 @@ macro_rules! __export_nginx {
             #[used]
             #[unsafe(link_section = ".init_array")]
             static LOADED: extern "C" fn() = {
-                extern "C" fn loaded() {
+                // The loader calls it, before nginx compares the versions.
+                extern "C" fn on_load() {
                     MODULE.adopt_nginx_version();
                 }
-                loaded
+                on_load
             };
         };
     };

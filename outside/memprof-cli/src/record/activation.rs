@@ -83,13 +83,14 @@ impl Activation {
         self.interval.adjust(client)
     }
 
-    /// Ends the sampling, unless it was active before.
+    /// Ends the sampling, unless it was active before this recording.
     ///
     /// # Errors
     /// The host does not reply, or refuses.
     pub(crate) fn end(&self, client: &mut Client, interrupts: &Interrupts) -> anyhow::Result<()> {
         if !self.was_active {
             retry_while_busy(|| client.deactivate())?;
+            // An interrupt has nothing left to undo.
             interrupts.remove_last_change();
         }
         Ok(())

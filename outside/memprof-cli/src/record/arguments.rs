@@ -101,8 +101,8 @@ fn check_argument(argument: &str) -> anyhow::Result<()> {
 }
 
 impl RecordArgs {
-    /// Returns whether `--output` is for the dump: a format of the report is for the report.
-    pub(super) fn keeps_dump(&self) -> bool {
+    /// Returns whether `--output` names the dump. With `--format`, it names the report.
+    pub(super) fn output_is_dump(&self) -> bool {
         self.form.format.is_none()
     }
 

@@ -99,7 +99,8 @@ impl DfsOrder {
     }
 }
 
-/// Searches the graph depth first, from the roots of one rank after the other.
+/// Numbers the nodes in depth-first order, from `roots`, which are sorted by rank. Objects are the nodes 0 to `count`,
+/// external holders those after; entry 0 of the order is a root of all.
 fn depth_first_order(graph: &PointerGraph, roots: &[ExternalHolder], count: u32) -> DfsOrder {
     let mut order = DfsOrder {
         nodes: vec![NO_NODE],

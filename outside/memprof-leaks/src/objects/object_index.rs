@@ -62,10 +62,10 @@ impl<'a> ObjectIndex<'a> {
         (!is_gc_head).then(|| self.number_at(span, bit))
     }
 
-    /// Number of the object that begins at a bit of a span.
-    fn number_at(&self, index: usize, bit: u64) -> u32 {
-        let span = &self.objects.spans[index];
-        self.before[index][(bit / 64) as usize] + span.used_before(bit)
+    /// Number of the object that begins at bit `bit` of a span: used objects before its word of the bitmap, and in it.
+    fn number_at(&self, span_index: usize, bit: u64) -> u32 {
+        let span = &self.objects.spans[span_index];
+        self.before[span_index][(bit / 64) as usize] + span.used_before(bit)
     }
 
     /// Object with a number.

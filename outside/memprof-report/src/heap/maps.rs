@@ -62,12 +62,19 @@ struct Variables(HashMap<Vec<u8>, Vec<u8>>);
 const MAX_NAME_BYTES: usize = 64;
 
 impl Variables {
-    /// Replaces the variables in a line; `$` with any other name stays. `None` if the line has no variable. Fails if
-    /// the result is longer than `max_len` bytes.
+    /// Replaces the variables in a line; `$` with any other name stays. `None` if the line has no `$`, or no variable is
+    /// defined. Fails if the result is longer than `max_len` bytes.
     fn expand(&self, line: &[u8], max_len: usize) -> Result<Option<Vec<u8>>> {
         if self.0.is_empty() || memchr::memchr(b'$', line).is_none() {
             return Ok(None);
         }
+        let check_length = |length: usize| match length <= max_len {
+            true => Ok(()),
+            false => Err(Error::Limit {
+                what: "bytes in a line",
+                limit: max_len as u64,
+            }),
+        };
         let mut expanded = Vec::new();
         let mut rest = line;
         while let Some(dollar) = memchr::memchr(b'$', rest) {
@@ -80,13 +87,9 @@ impl Variables {
                 }
                 None => expanded.push(b'$'),
             }
-            if expanded.len() > max_len {
-                return Err(Error::Limit {
-                    what: "bytes in a line",
-                    limit: max_len as u64,
-                });
-            }
+            check_length(expanded.len())?;
         }
+        check_length(expanded.len() + rest.len())?;
         expanded.extend_from_slice(rest);
         Ok(Some(expanded))
     }

@@ -28,8 +28,8 @@ pub(super) struct UnwalkedBytes {
     pub(super) surplus: u64,
 }
 
-/// Finds the segments of the main arena, and walks them. `first_chunk` is the first one that it got, if known; `others`
-/// are the ranges of the other arenas. Fails as `walk` does.
+/// Finds the segments of the main arena, and walks them. `first_chunk` is its first chunk in the break, if known;
+/// `others` are the ranges of the other arenas. Returns the bytes of the arena that were not walked. Fails as `walk` does.
 pub(super) fn walk_segments(
     view: &SnapshotMemory,
     arena: &Arena,
