@@ -79,7 +79,8 @@ pub fn build_stress_host() -> Result<()> {
 /// # Errors
 /// The compiler fails.
 pub fn build_probe(profile: Profile) -> Result<()> {
-    build_packages(&["unwind-probe"], profile)?;
+    // `torture unwind` reads the library of memprof-unwind itself.
+    build_packages(&["memprof-unwind", "unwind-probe"], profile)?;
     let probe = built_dir(profile).join("libunwind_probe.so");
     install(&probe, &dist().join("torture/unwind_probe.so"))
 }

@@ -94,10 +94,12 @@ fn find_allocator(objects: LinkMap, library: &Object) -> Option<Object> {
             .find_in_any_version(c"malloc")
             .is_some_and(|definition| definition.address == bound)
     };
-    // The slot may lead to an entry of the program's PLT, or to what an indirect function chose.
-    let mut all = objects.iter().map(LinkMap::object);
-    all.find(is_bound)
-        .or_else(|| objects.iter().map(LinkMap::object).find(defines))
+    let all = || objects.iter().map(LinkMap::object);
+    all().find(is_bound).or_else(|| {
+        // The slot may lead to an entry of the program's PLT, or to what an indirect function chose. An object that cannot
+        // be searched may define it: then none is known, rather than a later one, whose `free` would get its blocks.
+        all().take_while(Object::has_gnu_hash).find(defines)
+    })
 }
 
 /// Returns the function that an import of glibc is to lead to. `None` if it stays as the loader bound it.

@@ -47,11 +47,12 @@ impl JemallocHookInstaller {
         }
         // A child forked while jemalloc holds the lock of its hooks could not remove them.
         let _no_fork = ForkGuard::acquire();
+        // Before the change, after which a thread that ends needs it.
+        MALLCTL.store(self.mallctl.address(), Ordering::Release);
         let handle = self
             .mallctl
             .write_and_read(INSTALL_HOOKS, jemalloc_hooks())
             .map_err(|errno| Error::mallctl("experimental.hooks.install", errno))?;
-        MALLCTL.store(self.mallctl.address(), Ordering::Release);
         HANDLE.store(handle, Ordering::Release);
         Ok(())
     }

@@ -289,7 +289,9 @@ fn wait_until_loaded(
             LoaderStage::Done => break,
             LoaderStage::AwaitsFile if !has_memfd => {
                 if let Err(error) = provide_plugin_file(target, page, &plugin.path) {
-                    return give_up(error.to_string());
+                    // The error of the file says more than that of a page that is gone.
+                    let _ = cancel_loading(page);
+                    return Err(error);
                 }
                 has_memfd = true;
             }
@@ -340,7 +342,10 @@ fn wait_until_loaded(
 fn cancel_loading(page: RemotePage<'_>) -> io::Result<&'static str> {
     page.send_reply(LoaderAck::Cancelled)?;
     // Read after the request, which the thread reads after it has stored its stage.
-    Ok(match page.stage()? {
+    let Ok(stage) = page.stage() else {
+        return Ok("its new thread has ended there");
+    };
+    Ok(match stage {
         LoaderStage::NotStarted | LoaderStage::Started | LoaderStage::AwaitsFile => {
             "nothing is left there: the thread ends without loading the plugin"
         }

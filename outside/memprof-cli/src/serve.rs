@@ -135,10 +135,12 @@ fn compat_endpoints(args: &ServeArgs) -> Compat {
     }
 }
 
-/// The page of the machine's processes. `None` for the server of one host, and where other machines may connect: its jobs
-/// attach to processes.
+/// The page of the machine's processes. `None` for the server of one host, and where other machines may connect, also
+/// through a proxy: its jobs attach to processes.
 fn machine(args: &ServeArgs) -> Option<Machine> {
-    let is_offered = args.target.is_none() && !args.listen_options.allow_remote;
+    let options = &args.listen_options;
+    let is_proxied = options.base_url.is_some() || !options.trust_proxy.is_empty();
+    let is_offered = args.target.is_none() && !options.allow_remote && !is_proxied;
     // Also after the file was replaced by an update.
     is_offered.then(|| Machine::new(PathBuf::from("/proc/self/exe")))
 }

@@ -118,8 +118,10 @@ impl TemporaryAttachment {
         if detaches && !has_ended && program.end().is_none() {
             detach::detach(pid)?;
         }
-        // Detaching has ended the sampling too.
-        interrupts.take_changes();
+        if detaches {
+            // Detaching has ended the sampling too.
+            interrupts.take_changes();
+        }
         Ok(())
     }
 }

@@ -12,6 +12,8 @@ use crate::python::{ObjectSize, size_of_object};
 use crate::snapshot::CopyTarget;
 use crate::snapshot_memory::CachedReader;
 
+/// Objects between two checks of the memory that the copy takes.
+const HEADROOM_INTERVAL: usize = 1 << 20;
 /// Most types that are counted each for itself; those of further ones are [`OTHER_TYPES`].
 const MAX_TYPES: usize = 1 << 16;
 /// Name for the objects of types beyond [`MAX_TYPES`].
@@ -81,7 +83,10 @@ fn count_objects(analyzed: &AnalyzedSnapshot<'_>) -> Result<Census, Error> {
     };
     let mut counts: HashMap<Rc<str>, [u64; 2]> = HashMap::new();
     let mut memory = CachedReader::new(view);
-    for object in analyzed.objects.all() {
+    for (index, object) in analyzed.objects.all().enumerate() {
+        if index % HEADROOM_INTERVAL == 0 {
+            analyzed.snapshot.require_headroom()?;
+        }
         if types.is_in_pool(object.range.start) {
             census.pool_used += object.size();
         }

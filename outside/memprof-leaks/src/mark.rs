@@ -3,12 +3,14 @@
 
 mod follow;
 mod pointer_table;
+mod shortage;
 mod sweep;
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use self::shortage::Shortage;
 use crate::error::Error;
 use crate::objects::Objects;
 use crate::resident_pages::PAGE_SIZE;
@@ -62,7 +64,7 @@ struct Marker<'a> {
     bytes: AtomicUsize,
     reads: AtomicUsize,
     unread: AtomicUsize,
-    is_short_of_memory: AtomicBool,
+    shortage: Shortage,
 }
 
 /// Marks all objects that the roots reach. Uses up to eight threads, and up to `max_bytes` for the objects' pointers.
@@ -81,7 +83,7 @@ pub(crate) fn mark_reachable(
         bytes: AtomicUsize::new(0),
         reads: AtomicUsize::new(0),
         unread: AtomicUsize::new(0),
-        is_short_of_memory: AtomicBool::new(false),
+        shortage: Shortage::default(),
     };
     let mut found = Vec::new();
     marker.mark_words(&roots.kernel, &mut found);
@@ -89,14 +91,14 @@ pub(crate) fn mark_reachable(
         marker.mark_words(&thread.words, &mut found);
     }
     found.extend(marker.mark_ranges(&roots.ranges));
-    marker.require_memory()?;
+    marker.shortage.require_none()?;
     let mut table = marker.sweep(max_bytes);
     let mut sweeps = 1;
     // Small batches, e.g. the nodes of a linked list, are scanned in this thread: starting threads would cost more.
     let mut alone = MarkWorker::new(&marker);
     loop {
         while !found.is_empty() {
-            marker.require_memory()?;
+            marker.shortage.require_none()?;
             found.sort_unstable();
             let pieces = follow::objects_per_batch(found.len(), table.as_ref());
             if found.len() <= pieces {
@@ -113,7 +115,7 @@ pub(crate) fn mark_reachable(
             let is_last = sweeps == MAX_SWEEPS;
             table = marker.sweep_again(postponing, max_bytes, is_last);
             sweeps += 1;
-            marker.require_memory()?;
+            marker.shortage.require_none()?;
         }
         // These did not fit into a full queue.
         found.extend(objects.marked_unscanned().take(MAX_QUEUED));
@@ -121,7 +123,7 @@ pub(crate) fn mark_reachable(
             break;
         }
     }
-    marker.require_memory()?;
+    marker.shortage.require_none()?;
     Ok(MarkStats {
         bytes: marker.bytes.into_inner(),
         reads: marker.reads.into_inner(),
@@ -130,14 +132,6 @@ pub(crate) fn mark_reachable(
 }
 
 impl Marker<'_> {
-    /// Fails if a worker has seen a shortage of memory that still lasts.
-    fn require_memory(&self) -> Result<(), Error> {
-        match self.is_short_of_memory.load(Ordering::Relaxed) {
-            true => self.snapshot.require_headroom(),
-            false => Ok(()),
-        }
-    }
-
     /// Marks the objects to which words point. Appends the starts of the newly marked ones to `found`, up to
     /// [`MAX_QUEUED`]; [`Objects::marked_unscanned`] finds the others.
     fn mark_words(&self, words: &[u64], found: &mut Vec<u64>) {
@@ -209,7 +203,7 @@ impl Marker<'_> {
             let mut worker = MarkWorker::new(self);
             loop {
                 let part = next.fetch_add(1, Ordering::Relaxed);
-                if part >= parts || self.is_short_of_memory.load(Ordering::Relaxed) {
+                if part >= parts || self.shortage.is_seen() {
                     return worker.found;
                 }
                 let end = work.len().min((part + 1) * pieces);
@@ -275,10 +269,7 @@ impl<'a> MarkWorker<'a> {
         self.unchecked += length;
         if self.unchecked > HEADROOM_CHECK_BYTES {
             self.unchecked = 0;
-            let is_short = self.marker.snapshot.require_headroom().is_err();
-            self.marker
-                .is_short_of_memory
-                .fetch_or(is_short, Ordering::Relaxed);
+            self.marker.shortage.check(self.marker.snapshot);
         }
         let is_cached = self.cached.start <= range.start && range.end <= self.cached.end;
         if !is_cached {

@@ -21,7 +21,7 @@ const ATTEMPTS: usize = 3;
 /// memory of a known size. Takes some tens of milliseconds.
 ///
 /// # Errors
-/// The kernel refuses the memory or the forks.
+/// The kernel refuses the memory or the forks, or other processes disturbed them.
 pub fn measure_page_copy_time() -> io::Result<Duration> {
     let memory = TrialMemory::new()?;
     let mut best = [Duration::MAX; 2];
@@ -35,7 +35,11 @@ pub fn measure_page_copy_time() -> io::Result<Duration> {
         }
     }
     let [without, with] = best;
-    Ok(with.saturating_sub(without) / (TRIAL_BYTES / PAGE_SIZE) as u32)
+    let difference = with
+        .checked_sub(without)
+        .filter(|difference| !difference.is_zero());
+    let difference = difference.ok_or_else(|| io::Error::other("the forks were disturbed"))?;
+    Ok(difference / (TRIAL_BYTES / PAGE_SIZE) as u32)
 }
 
 /// Written memory in small pages.

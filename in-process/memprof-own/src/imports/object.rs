@@ -211,6 +211,11 @@ impl Object {
         self.find_definition(name.as_ptr().addr(), None)
     }
 
+    /// Whether definitions can be looked up: an object linked with `--hash-style=sysv` has another table.
+    pub(super) fn has_gnu_hash(&self) -> bool {
+        self.dynamic_address(DT_GNU_HASH).is_some()
+    }
+
     /// Looks up a name, given by its address, in `DT_GNU_HASH`. If `version` is `None`, any version matches. `None` if
     /// the object has no such table, or does not define the name in that version.
     fn find_definition(&self, name: usize, version: Option<u16>) -> Option<Definition> {

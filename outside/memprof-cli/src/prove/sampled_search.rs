@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use memprof_host::client::Client;
 use memprof_leaks::{AnalysisOptions, Proof, prove};
+use nix::sys::signal::Signal;
 
 use crate::analysis_summary::{analyze, describe_process};
 use crate::exit::{UNREACHABLE, with_exit_code};
@@ -24,7 +25,8 @@ pub(super) struct SampledProof {
 }
 
 /// Samples a process for a while, and searches it. Attaches to it first if it has no plugin, and detaches afterwards. If it
-/// cannot be sampled, a note says why, and it is searched all the same. A signal ends the sampling early.
+/// cannot be sampled, a note says why, and it is searched all the same. SIGINT ends the sampling early; other
+/// signals end the work without a search.
 ///
 /// # Errors
 /// The process ended or does not reply; a reason why it was not searched.
@@ -35,7 +37,7 @@ pub(super) fn sample_and_prove(
     interrupts: &Interrupts,
 ) -> anyhow::Result<SampledProof> {
     let attach_options = AttachOptions {
-        lease: sampling.duration + SEARCH_TIME,
+        lease: sampling.duration.saturating_add(SEARCH_TIME),
         ..AttachOptions::default()
     };
     let mut attachment = match TemporaryAttachment::open(pid, &attach_options, interrupts) {
@@ -78,9 +80,13 @@ fn sample_and_search(
     })?;
     let reason = match end {
         SamplingEnd::Time => None,
-        SamplingEnd::Interrupt => {
+        SamplingEnd::Interrupt if interrupts.signal() == Some(Signal::SIGINT) => {
             output::note("interrupted: it was sampled until then, and is searched now");
             None
+        }
+        SamplingEnd::Interrupt => {
+            end_sampling(&activation, client, interrupts);
+            anyhow::bail!("ended by a signal; the process was not searched");
         }
         SamplingEnd::Host(reason) => Some(reason),
         SamplingEnd::Halt(halt) => Some(format!("does not answer: {halt}")),
@@ -93,8 +99,15 @@ fn sample_and_search(
         ));
     }
     let proof = search(pid, options);
-    activation.end(client, interrupts)?;
+    end_sampling(&activation, client, interrupts);
     proof
+}
+
+/// Ends the sampling. A failure is only noted: it does not make the search worthless.
+fn end_sampling(activation: &Activation, client: &mut Client, interrupts: &Interrupts) {
+    if let Err(error) = activation.end(client, interrupts) {
+        output::note(&format!("the sampling was not ended: {error:#}"));
+    }
 }
 
 /// Searches a process.

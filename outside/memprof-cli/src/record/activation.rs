@@ -46,7 +46,8 @@ impl Activation {
                 warnings: Vec::new(),
             });
         }
-        let lease = humantime::format_duration(options.duration + LEASE_GRACE).to_string();
+        let lease =
+            humantime::format_duration(options.duration.saturating_add(LEASE_GRACE)).to_string();
         interrupts.add_change(format!(
             "{pid} samples for up to {lease}; `memprof deactivate {pid}` ends that now"
         ));
@@ -92,6 +93,7 @@ impl Activation {
             retry_while_busy(|| client.deactivate())?;
             // An interrupt has nothing left to undo.
             interrupts.remove_last_change();
+            self.interval.restore(client)?;
         }
         Ok(())
     }

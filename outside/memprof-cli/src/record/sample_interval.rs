@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use memprof_host::client::Client;
 use memprof_messages::{ProfilerStatus, Provider, SamplerChoice};
+use memprof_plugin_abi::Status;
+use memprof_plugin_abi::raw::MEMPROF_BUSY;
 use memprof_report::{SampleType, format_amount};
 
 use super::sampling_options::SamplingOptions;
@@ -38,6 +40,8 @@ pub(super) struct SampleInterval {
     max_rate: f64,
     /// The argument `allocator=NAME` of the recording.
     allocator: Option<String>,
+    /// Interval in bytes that the host had before. `None` if it had none, or keeps it.
+    before: Option<u64>,
 }
 
 /// An interval, and the samples at it until the last check.
@@ -76,7 +80,12 @@ impl SampleInterval {
             .allocators
             .iter()
             .any(|allocator| allocator.sampler == Some(Provider::Allocator.into()));
-        let has_samples = count_samples(status).is_some_and(|samples| samples > 0);
+        let mut sampled = status
+            .allocators
+            .iter()
+            .filter_map(|row| row.sampled.as_ref());
+        let has_samples = sampled.any(|sampled| sampled.samples > 0);
+        let mut own = status.allocators.iter().filter(|row| row.sampled.is_some());
         let is_own = match options.sampler {
             SamplerChoice::Memprof => true,
             SamplerChoice::Auto => !samples_itself,
@@ -87,6 +96,9 @@ impl SampleInterval {
             found: is_found.then(|| FoundInterval::new(FIRST)),
             max_rate: max_rate(options.duration),
             allocator: options.allocator.clone(),
+            before: is_found
+                .then(|| own.find_map(|row| row.sample_interval))
+                .flatten(),
         }
     }
 
@@ -101,7 +113,7 @@ impl SampleInterval {
     /// # Errors
     /// The host did not reply, so the connection cannot be used any more.
     pub(super) fn check_soon(&mut self, client: &mut Client) -> anyhow::Result<()> {
-        let Some(found) = self.found else {
+        let Some(found) = self.found.map(|found| FoundInterval::new(found.bytes)) else {
             return Ok(());
         };
         thread::sleep(FIRST_CHECK);
@@ -133,8 +145,7 @@ impl SampleInterval {
         let (time, age) = (found.checked.elapsed(), found.start.elapsed());
         let rate = samples.saturating_sub(found.samples) as f64 / time.as_secs_f64();
         if let Some(coarser) = choose_coarser(found.bytes, rate, self.max_rate) {
-            self.set(client, coarser)?;
-            if found.is_noted {
+            if self.set(client, coarser)? && found.is_noted {
                 note(&format!(
                     "it allocates much more now, so the profile begins anew, with one sample per {}",
                     format_size(coarser)
@@ -160,15 +171,36 @@ impl SampleInterval {
         Ok(())
     }
 
-    /// Sets an interval, and drops the samples of another one.
-    fn set(&mut self, client: &mut Client, bytes: u64) -> anyhow::Result<()> {
+    /// Sets the interval that the host had before the recording, after the sampling has ended.
+    ///
+    /// # Errors
+    /// The host did not reply.
+    pub(super) fn restore(&self, client: &mut Client) -> anyhow::Result<()> {
+        if let Some(bytes) = self.before {
+            self.reset(client, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Sets an interval, and drops the samples of another one. Returns whether it was set.
+    fn set(&mut self, client: &mut Client, bytes: u64) -> anyhow::Result<bool> {
+        let status = self.reset(client, bytes)?;
+        match status {
+            0 => self.found = Some(FoundInterval::new(bytes)),
+            // Another client takes a dump: the next check tries again.
+            MEMPROF_BUSY => {}
+            // The samples go on as before.
+            _ => self.found = None,
+        }
+        Ok(status == 0)
+    }
+
+    /// Sends `reset` with an interval. Returns the status of the reply.
+    fn reset(&self, client: &mut Client, bytes: u64) -> anyhow::Result<Status> {
         let interval = format!("sample_interval={bytes}");
         let args = self.allocator.iter().map(String::as_str);
         let args: Vec<_> = args.chain([interval.as_str()]).collect();
-        let is_set = send_request(client, "reset", &args.join(" "))?.status == 0;
-        // If the plugin refuses, the samples go on as before.
-        self.found = is_set.then(|| FoundInterval::new(bytes));
-        Ok(())
+        Ok(send_request(client, "reset", &args.join(" "))?.status)
     }
 }
 

@@ -48,6 +48,14 @@ impl Action {
         }
     }
 
+    /// Whether the command leaves the process as it was when it is interrupted.
+    pub(super) fn is_cancellable(self) -> bool {
+        match self {
+            Self::Record | Self::Leaks | Self::Holders | Self::Ledger => true,
+            Self::Attach | Self::Detach => false,
+        }
+    }
+
     /// Time for which the command samples, if it does: its progress.
     pub(super) fn sampling_time(self) -> Option<Duration> {
         match self {

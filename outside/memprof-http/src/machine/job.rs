@@ -16,7 +16,9 @@ use super::action::Action;
 
 /// Most bytes of a page.
 const MAX_PAGE_BYTES: u64 = 64 << 20;
-/// Most bytes of a job's messages.
+/// Most bytes that a command writes to standard error.
+const MAX_LOG_BYTES: u64 = 1 << 20;
+/// Most bytes of a job's messages, the last ones: an error comes at the end.
 const MAX_MESSAGE_BYTES: u64 = 16 << 10;
 /// Time within which a cancelled command ends: it detaches from the process before.
 const CANCEL_TIME: Duration = Duration::from_secs(30);
@@ -63,7 +65,7 @@ pub(super) struct Job {
     messages: File,
     start: Instant,
     cancelled: Option<Instant>,
-    /// Whether it was cancelled because of its time or its output.
+    /// Limit that it exceeded, for which it was cancelled or killed.
     exceeds: Option<&'static str>,
     end: Option<(JobState, Duration)>,
 }
@@ -108,7 +110,11 @@ impl Job {
         self.end.is_none()
     }
 
-    /// Interrupts the command: it detaches from the process, and ends.
+    pub(super) fn is_cancellable(&self) -> bool {
+        self.action.is_cancellable()
+    }
+
+    /// Ends the command: it detaches from the process. By SIGINT, `leaks --prove --for` would search the process before.
     pub(super) fn cancel(&mut self) {
         if self.end.is_some() || self.cancelled.is_some() {
             return;
@@ -117,7 +123,7 @@ impl Job {
         // The child is not reaped yet, so the pid is its own.
         if let Some(pid) = Pid::from_raw(self.child.id().cast_signed()) {
             // It may have ended just now.
-            let _ = kill_process(pid, Signal::INT);
+            let _ = kill_process(pid, Signal::TERM);
         }
     }
 
@@ -129,6 +135,8 @@ impl Job {
         match self.child.try_wait() {
             Ok(None) => self.enforce_limits(),
             Ok(Some(status)) => {
+                // What it wrote at its end was not checked while it ran.
+                self.check_output();
                 let state = match (self.cancelled, self.exceeds) {
                     (Some(_), None) => JobState::Cancelled,
                     (None, None) if status.success() => JobState::Done,
@@ -141,11 +149,9 @@ impl Job {
     }
 
     fn enforce_limits(&mut self) {
-        let length = self.output.metadata().map_or(0, |metadata| metadata.len());
+        self.check_output();
         if self.start.elapsed() > self.action.time_limit() {
-            self.exceeds = Some("it took too long");
-        } else if length > MAX_PAGE_BYTES {
-            self.exceeds = Some("its page is too large");
+            self.exceeds.get_or_insert("it took too long");
         }
         if self.exceeds.is_some() {
             self.cancel();
@@ -155,7 +161,26 @@ impl Job {
             .is_some_and(|time| time.elapsed() > CANCEL_TIME)
         {
             // The lease of the plugin then ends what the command changed.
+            self.exceeds = Some(
+                "it was killed; the plugin may be in the process until its lease ends: Detach removes it now",
+            );
             let _ = self.child.kill();
+        }
+    }
+
+    /// Notes output that is too large, and drops it.
+    fn check_output(&mut self) {
+        let limits = [
+            (&self.output, MAX_PAGE_BYTES, "its page is too large"),
+            (&self.messages, MAX_LOG_BYTES, "its messages are too long"),
+        ];
+        for (file, limit, words) in limits {
+            let length = file.metadata().map_or(0, |metadata| metadata.len());
+            if length > limit {
+                self.exceeds.get_or_insert(words);
+                // Else the memory stays for as long as the job is kept.
+                let _ = file.set_len(0);
+            }
         }
     }
 
@@ -210,8 +235,17 @@ fn memory_file() -> io::Result<File> {
 
 /// Text of a file, cut to [`MAX_MESSAGE_BYTES`].
 fn read_text(file: &File) -> String {
-    let bytes = read_start(file, MAX_MESSAGE_BYTES).unwrap_or_default();
+    let bytes = read_end(file, MAX_MESSAGE_BYTES).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Last bytes of a file, at most `limit`.
+fn read_end(file: &File, limit: u64) -> Option<Vec<u8>> {
+    let length = file.metadata().ok()?.len();
+    let read = length.min(limit);
+    let mut bytes = vec![0; usize::try_from(read).ok()?];
+    file.read_exact_at(&mut bytes, length - read).ok()?;
+    Some(bytes)
 }
 
 /// First bytes of a file, at most `limit`. Its offset is the writer's, and stays.

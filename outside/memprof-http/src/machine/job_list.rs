@@ -112,11 +112,16 @@ impl JobList {
     /// Cancels a job; one that has ended stays as it is.
     ///
     /// # Errors
-    /// There is no such job.
+    /// There is no such job, or an interrupt would leave its work half done.
     pub(super) fn cancel(&self, id: u64) -> Result<JobRow> {
         let mut state = self.polled();
         let mut jobs = state.jobs.iter_mut();
         let job = jobs.find(|job| job.id == id).ok_or_else(|| no_job(id))?;
+        if !job.is_cancellable() {
+            let message = format!("job {id} cannot be cancelled");
+            return Err(Problem::new(StatusCode::CONFLICT, "busy", message)
+                .remedy("wait for its end: it takes seconds"));
+        }
         job.cancel();
         Ok(job.row())
     }
@@ -144,8 +149,11 @@ fn no_job(id: u64) -> Problem {
         .remedy("start the job again: only the last ones are kept")
 }
 
-/// Name of a process, as `memprof ps` lists it. `None` if there is none.
+/// Name of a process, as `memprof ps` lists it: `Name` in /proc/PID/status, where some characters are escaped. `None` if
+/// there is none.
 fn process_name(pid: u32) -> Option<String> {
-    let status = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-    Some(status.trim_end_matches('\n').to_owned())
+    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    let status = String::from_utf8_lossy(&status);
+    let name = status.lines().next()?.strip_prefix("Name:")?;
+    Some(name.trim().to_owned())
 }

@@ -179,6 +179,8 @@ function buildJob({ id, pid, name, action, state, has_page: hasPage, message }) 
   if (isRunning({ state })) {
     const stop = element('button', { type: 'button', textContent: 'Cancel', className: 'act', ariaLabel: `Cancel: ${words.doing}${who}` });
     stop.disabled = state === 'cancelling';
+    // An interrupt would leave their work half done.
+    stop.hidden = action === 'attach' || action === 'detach';
     stop.addEventListener('click', () => cancel(id));
     return element('li', {}, element('strong', { textContent: words.doing }), who,
       element('progress', { ariaLabel: words.doing }), ' ', element('span', { className: 'soft' }), ' ', stop);

@@ -87,13 +87,16 @@ impl KeyTable {
 }
 
 impl Dict {
-    /// Reads a dict. `None` if it is none, shares its keys, or is larger than a dict of variables may be.
+    /// Reads a dict, and takes the number of its entries from `budget`. `None` if it is none, shares its keys, or is larger
+    /// than a dict of variables or the budget may be.
     pub(super) fn read(
         view: &SnapshotMemory,
         layout: &Layout,
         dict: u64,
         types: &mut PythonTypes<'_>,
+        budget: &mut u64,
     ) -> Option<Self> {
+        *budget = budget.checked_sub(1)?;
         if !types.has_flag(dict, TypeFlag::Dict) || view.field(dict, VALUES)? != 0 {
             return None;
         }
@@ -102,6 +105,8 @@ impl Dict {
         if keys.used > MAX_ENTRIES {
             return None;
         }
+        // Before the entries are read: those that were deleted or cannot be read cost time too.
+        *budget = budget.checked_sub(keys.used)?;
         let mut bytes = vec![0; (keys.used * keys.stride) as usize];
         if view.read(table.checked_add(keys.head)?, &mut bytes) < bytes.len() {
             return None;

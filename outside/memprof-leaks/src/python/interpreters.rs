@@ -92,7 +92,8 @@ impl Interpreters {
     fn add_interpreter(&mut self, view: &SnapshotMemory, state: u64, types: &mut PythonTypes<'_>) {
         let layout = self.layout;
         let modules = view.field(state, layout.modules).filter(|modules| {
-            let dict = Dict::read(view, &layout, *modules, types);
+            let mut budget = u64::MAX;
+            let dict = Dict::read(view, &layout, *modules, types, &mut budget);
             let entries = dict.iter().flat_map(|dict| &dict.entries);
             let mut entries = entries.take(MAX_SEARCHED_MODULES);
             entries.any(|(key, value)| {

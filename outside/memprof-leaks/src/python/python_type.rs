@@ -19,7 +19,6 @@ pub(crate) enum TypeFlag {
     Collected = 14,
     Long = 24,
     List = 25,
-    Tuple = 26,
     Bytes = 27,
     Text = 28,
     Dict = 29,

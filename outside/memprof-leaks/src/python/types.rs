@@ -195,7 +195,8 @@ impl<'a> PythonTypes<'a> {
         }
         let elements = match object_type.item_size {
             0 => 0,
-            _ if object_type.has(TypeFlag::Tuple) => memory.word(start + LENGTH_OFFSET)?,
+            // Subtypes may have more fields than their length says, as `os.stat_result` has.
+            _ if &*object_type.name == "tuple" => memory.word(start + LENGTH_OFFSET)?,
             _ => return None,
         };
         let has_values_behind = object_type.has(TypeFlag::InlineValues);
@@ -261,7 +262,7 @@ impl<'a> PythonTypes<'a> {
         PREFIX_SIZES.into_iter().find_map(|before| {
             let start = object.range.start + before;
             if start + MIN_OBJECT_SIZE > object.range.end
-                || !may_be_reference_count(memory.word(start)?)
+                || !may_be_reference_count(memory.word(start)?, minor)
             {
                 return None;
             }
@@ -316,9 +317,11 @@ impl<'a> PythonTypes<'a> {
     }
 }
 
-/// Whether a word may be a reference count: 32 bits since 3.12, with flags above.
-fn may_be_reference_count(word: u64) -> bool {
-    word as u32 != 0 && word >> 48 == 0
+/// Whether a word may be a reference count. In the versions whose layouts are known it has 32 bits, so that few pointers
+/// are taken for one; later ones have flags above.
+fn may_be_reference_count(word: u64, minor: Option<u32>) -> bool {
+    let bits = if minor.is_some() { 32 } else { 48 };
+    word as u32 != 0 && word >> bits == 0
 }
 
 /// Reference count of the Python object at `start`; 0 for an immortal one, whose references are not counted.

@@ -11,8 +11,10 @@ use crate::snapshot_memory::SnapshotMemory;
 
 /// Most variables of a process that are found; the others are reached from their modules.
 const MAX_VARIABLES: usize = 1 << 17;
+/// Most bytes of the variables' names: many variables may have one long name.
+const MAX_NAME_BYTES: usize = 32 << 20;
 /// Most entries of all dicts that are read: many modules may have one dict.
-const MAX_READ_ENTRIES: usize = 1 << 22;
+const MAX_READ_ENTRIES: u64 = 1 << 22;
 /// Most classes whose attributes are found.
 const MAX_CLASSES: usize = 1 << 16;
 /// Depth of classes in classes whose attributes are found.
@@ -72,8 +74,10 @@ struct VariableSearch<'a, 't> {
     interpreters: &'a Interpreters,
     types: &'t mut PythonTypes<'a>,
     seen: HashSet<u64>,
-    /// Number of entries that were read.
-    read: usize,
+    /// Number of entries that may still be read.
+    budget: u64,
+    /// Bytes of the names of `found`.
+    name_bytes: usize,
     found: Vec<PythonVariable>,
 }
 
@@ -88,7 +92,8 @@ pub(crate) fn find_variables<'a>(
         interpreters,
         types,
         seen: HashSet::new(),
-        read: 0,
+        budget: MAX_READ_ENTRIES,
+        name_bytes: 0,
         found: Vec::new(),
     };
     for modules in &interpreters.modules {
@@ -105,12 +110,8 @@ pub(crate) fn find_variables<'a>(
 impl VariableSearch<'_, '_> {
     /// Reads a dict, unless too much was read already.
     fn dict(&mut self, address: u64) -> Option<Dict> {
-        if self.read > MAX_READ_ENTRIES {
-            return None;
-        }
-        let dict = Dict::read(self.view, &self.interpreters.layout, address, self.types)?;
-        self.read += 1 + dict.entries.len();
-        Some(dict)
+        let layout = &self.interpreters.layout;
+        Dict::read(self.view, layout, address, self.types, &mut self.budget)
     }
 
     fn text(&mut self, address: u64) -> Option<String> {
@@ -138,7 +139,7 @@ impl VariableSearch<'_, '_> {
             let (Some(name), Some(class)) = (name, self.types.class_of(value)) else {
                 continue;
             };
-            if self.types.is_module(value) || self.found.len() >= MAX_VARIABLES {
+            if self.is_full() || self.types.is_module(value) {
                 continue;
             }
             let name = format!("{module_name}.{name}");
@@ -151,12 +152,23 @@ impl VariableSearch<'_, '_> {
                 true => VariableOwner::Data { name, class },
                 false => VariableOwner::Module(Rc::clone(&own)),
             };
-            self.found.push(PythonVariable {
-                owner,
-                table: dict.table,
-                value,
-            });
+            self.add(owner, dict.table, value);
         }
+    }
+
+    fn is_full(&self) -> bool {
+        self.found.len() >= MAX_VARIABLES || self.name_bytes >= MAX_NAME_BYTES
+    }
+
+    fn add(&mut self, owner: VariableOwner, table: u64, value: u64) {
+        if let VariableOwner::Data { name, .. } = &owner {
+            self.name_bytes += name.len();
+        }
+        self.found.push(PythonVariable {
+            owner,
+            table,
+            value,
+        });
     }
 
     /// Whether a class has the name of that module as its `__module__`.
@@ -192,12 +204,8 @@ impl VariableSearch<'_, '_> {
             let name = format!("{name}.{own}");
             if self.types.has_flag(value, TypeFlag::Class) {
                 self.add_class(&name, value, depth - 1);
-            } else if !CLASS_PARTS.contains(&&*class) && self.found.len() < MAX_VARIABLES {
-                self.found.push(PythonVariable {
-                    owner: VariableOwner::Data { name, class },
-                    table: dict.table,
-                    value,
-                });
+            } else if !CLASS_PARTS.contains(&&*class) && !self.is_full() {
+                self.add(VariableOwner::Data { name, class }, dict.table, value);
             }
         }
     }

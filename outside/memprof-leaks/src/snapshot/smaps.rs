@@ -126,7 +126,10 @@ pub(crate) fn estimate_pause(mappings: &[MappingUsage], threads: u32) -> Duratio
     }
     // Without a trial, the machine counts as a slow one. Other processes may have interrupted the trial.
     let measured = measure_page_copy_time().unwrap_or(PAGE_COPY_TIME);
-    let page_time = measured.mul_f64(LARGE_PROCESS_FACTOR).min(PAGE_COPY_TIME);
+    // Machines differ by a factor of five; a disturbed trial must not break `--max-pause`.
+    let page_time = measured
+        .mul_f64(LARGE_PROCESS_FACTOR)
+        .clamp(PAGE_COPY_TIME / 5, PAGE_COPY_TIME);
     pause_with(page_time, mappings, threads)
 }
 

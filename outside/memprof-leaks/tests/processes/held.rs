@@ -204,6 +204,12 @@ fn objects_held_beside_stacks_are_not_leaked() {
         "below_signal_stack",
         "in_variables_below_stack",
     ] {
-        check_proven(mode);
+        let proof = proof(mode);
+        assert_eq!(leaked(&proof), LOST, "{mode}: {proof:?}");
+        // Where a thread has AMX registers, its signal frames (11 KiB) fit into no page behind variables: a thread on
+        // a stack of the program's own makes no call then.
+        let notes = proof.report.unsearched.iter().map(ToString::to_string);
+        let mut others = notes.filter(|note| !note.contains("alternate signal stack"));
+        assert_eq!(others.next(), None, "{mode}");
     }
 }

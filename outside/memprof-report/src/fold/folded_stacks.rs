@@ -153,6 +153,10 @@ impl FoldedStacks {
             self.records[first].values += values;
             if let Some(times) = self.alloc_times.get_mut(at) {
                 let times = std::mem::take(times);
+                // Records after the last one with times have no entry.
+                if self.alloc_times.len() <= first {
+                    self.alloc_times.resize_with(first + 1, Vec::new);
+                }
                 self.alloc_times[first].extend(times);
             }
         }
@@ -200,4 +204,23 @@ impl StackIndex {
 
 fn hash_functions(seed: StackHasher, functions: &[StringId]) -> u64 {
     seed.hash_ids(functions, |function| function.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stack_with_ages_merges_into_one_that_was_added_later() {
+        let [x, a, b] = [0, 1, 2].map(StringId);
+        let (mut stacks, mut index) = (FoldedStacks::default(), StackIndex::default());
+        let aged = AllocTime::new(7).map(|time| (time, [8, 1]));
+        stacks.add(&mut index, &[b, x], Comparison::default(), aged);
+        stacks.add(&mut index, &[a, x], Comparison::default(), None);
+        stacks.sort(&[x, a, b]);
+        stacks.retain_functions(|_| move |function| function == x);
+        let merged: Vec<_> = stacks.iter().collect();
+        assert_eq!(merged.len(), 1);
+        assert_eq!(merged[0].alloc_times.len(), 1);
+    }
 }

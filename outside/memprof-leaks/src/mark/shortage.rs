@@ -1,0 +1,36 @@
+//! Shortage of memory during a mark phase, because the process writes and its copy keeps the old pages.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::error::Error;
+use crate::snapshot::Snapshot;
+
+/// The first shortage that a worker saw. It is final even if it passes: roots were left out then.
+#[derive(Debug, Default)]
+pub(super) struct Shortage {
+    is_seen: AtomicBool,
+    error: Mutex<Option<Error>>,
+}
+
+impl Shortage {
+    /// Stops the workers if memory is short now.
+    pub(super) fn check(&self, snapshot: &Snapshot) {
+        if let Err(error) = snapshot.require_headroom() {
+            let mut first = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+            first.get_or_insert(error);
+            self.is_seen.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the workers are to stop.
+    pub(super) fn is_seen(&self) -> bool {
+        self.is_seen.load(Ordering::Relaxed)
+    }
+
+    /// Fails if a worker has seen a shortage.
+    pub(super) fn require_none(&self) -> Result<(), Error> {
+        let mut first = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+        first.take().map_or(Ok(()), Err)
+    }
+}
