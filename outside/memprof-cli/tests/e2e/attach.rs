@@ -290,7 +290,7 @@ fn every_command_takes_its_process_first() {
     check(
         "record TARGET foo",
         2,
-        "expected allocator=NAME or sampler=NAME",
+        "expected allocator=NAME, sampler=NAME, ages=DURATION or labels=KEY",
     );
     check("record sampler=none", 2, "expected sampler=auto");
     check("record --keep-attached", 2, "need a process");

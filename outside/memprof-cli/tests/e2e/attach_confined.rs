@@ -289,7 +289,9 @@ fn process_without_writable_directory_sends_its_dump() {
         let mut recording = Command::new(dist("bin/memprof"));
         recording
             .args(["record", "--for", "2s", "--pid", &pid, "-o"])
-            .arg(&kept);
+            .arg(&kept)
+            // Found by itself, the interval may drop the samples of the only request.
+            .args(["--sample-interval", "16KiB"]);
         recording
             .env("MEMPROF_SOCKET_DIR", host.socket_dir())
             .stdout(Stdio::piped());

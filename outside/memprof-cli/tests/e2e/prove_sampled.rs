@@ -79,7 +79,11 @@ fn leaks_of_a_sampled_time_have_functions() {
 fn process_is_left_as_it_was_when_interrupted_while_sampled() {
     for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
         let (place, mut process) = losing();
-        let mut command = Command::new(dist("bin/memprof"));
+        // A shell that runs the tests in the background has SIGINT ignored.
+        let mut command = Command::new("env");
+        command
+            .arg("--default-signal=INT,TERM")
+            .arg(dist("bin/memprof"));
         command.args(["leaks", "--prove", &process.pid.to_string(), "--for", "10m"]);
         command
             .args(["--max-pause", "5s"])
