@@ -59,26 +59,31 @@ fn variables_hold_their_objects_of_every_type() {
     // before.
     for (base, attributes) in [("object", 0), ("Exception", COUNT)] {
         for allocator in ALLOCATORS {
-            let mut target = python("sessions.py", &[&COUNT.to_string(), base], allocator);
-            let holding = find_holders(&mut target);
-            assert_eq!(objects_of_type(&holding, "Session"), COUNT, "{base}");
-            assert_eq!(objects_of_type(&holding, "Order"), 3 * COUNT, "{base}");
-            assert!(
-                objects_of_type(&holding, "Session.__dict__") >= attributes,
-                "{base}"
-            );
-            let (index, sessions) = variable(&holding, "__main__.sessions", "dict");
-            assert!(
-                sessions.held_bytes > COUNT * 3 * 200,
-                "{base} {allocator}: {sessions:?}"
-            );
-            // Of its texts, some are constants that others hold, too.
-            let below = holding.groups.iter().filter(|group| group.parent == index);
-            let shared = below.filter(|group| group.is_shared && group.held_objects > 10);
-            let shared: Vec<_> = shared.collect();
-            assert!(shared.is_empty(), "{base} {allocator}: {shared:?}");
+            // A stale word of the interpreter's may point to an object by chance, other ones in another process.
+            let is_apart = || sessions_hold_theirs(base, attributes, allocator);
+            assert!((0..4).any(|_| is_apart()), "{base} {allocator}");
         }
     }
+}
+
+/// Checks what the variable `sessions` of a new process holds. Returns whether nothing else seems to hold much of it.
+fn sessions_hold_theirs(base: &str, attributes: u64, allocator: &str) -> bool {
+    let mut target = python("sessions.py", &[&COUNT.to_string(), base], allocator);
+    let holding = find_holders(&mut target);
+    assert_eq!(objects_of_type(&holding, "Session"), COUNT, "{base}");
+    assert_eq!(objects_of_type(&holding, "Order"), 3 * COUNT, "{base}");
+    assert!(
+        objects_of_type(&holding, "Session.__dict__") >= attributes,
+        "{base}"
+    );
+    let (index, sessions) = variable(&holding, "__main__.sessions", "dict");
+    assert!(
+        sessions.held_bytes > COUNT * 3 * 200,
+        "{base} {allocator}: {sessions:?}"
+    );
+    // Of its texts, some are constants that others hold, too.
+    let mut below = holding.groups.iter().filter(|group| group.parent == index);
+    !below.any(|group| group.is_shared && group.held_objects > 10)
 }
 
 #[test]
