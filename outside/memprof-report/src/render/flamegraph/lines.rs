@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn picture_is_the_same_without_what_is_too_narrow() {
+    fn boxes_are_the_same_without_what_is_too_narrow() {
         for is_comparison in [false, true] {
             let folded = folded(i64::from(is_comparison));
             let draw = |lines: &Lines| {
@@ -190,7 +190,13 @@ mod tests {
             let all = Lines::with_depths(&folded, is_comparison, &all);
             let few = Lines::new(&folded, is_comparison);
             assert!(few.ends.len() < all.ends.len());
-            assert!(draw(&few) == draw(&all), "{is_comparison}");
+            // A box may lie elsewhere by less than the width of those that are left out.
+            let boxes = |svg: &str| -> Vec<String> {
+                let parts = svg.split("<title>").skip(1);
+                let titles = parts.filter_map(|part| part.split("</title>").next());
+                titles.map(str::to_owned).collect()
+            };
+            assert!(boxes(&draw(&few)) == boxes(&draw(&all)), "{is_comparison}");
         }
     }
 }
