@@ -19,8 +19,8 @@ const STACKS: usize = 1 << 14;
 const CLIENTS: usize = 64;
 /// Timeout of the response to a prompt client, on a busy machine.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum resident memory of the server with all clients connected.
-const MAX_RESIDENT_MIB: u64 = 400;
+/// Maximum resident memory of the server with all clients connected: in the short and the long form.
+const MAX_RESIDENT_MIB: [u64; 2] = [512, 400];
 
 /// Behaviour of a slow client until the server closes the connection or the second argument returns true.
 type SlowClient = fn(&mut TcpStream, &dyn Fn() -> bool) -> std::io::Result<()>;
@@ -41,8 +41,10 @@ const PROBES: [&str; 3] = [
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let time = length.pick(Duration::from_secs(4), Duration::from_secs(60));
-    // Beside other tests, the server may be too busy to close slow connections in time.
-    let max_refused_percent = length.pick(10, 0);
+    // The short form has few requests, beside other tests: the host may be too busy for dumps to 64 clients that do not
+    // read them within the 10 s that a request waits.
+    let max_refused_percent = length.pick(34, 0);
+    let max_resident = length.pick(MAX_RESIDENT_MIB[0], MAX_RESIDENT_MIB[1]);
     let dir = tempfile::tempdir()?;
     let host = ManyStacks::start(dir.path(), STACKS)?;
     let mut lines = Vec::new();
@@ -58,10 +60,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
             .with_context(|| name.to_owned())?;
         server.check_alive()?;
         let resident = server.status_field("VmHWM:")? >> 10;
-        ensure!(
-            resident < MAX_RESIDENT_MIB,
-            "{name}: {resident} MiB resident"
-        );
+        ensure!(resident < max_resident, "{name}: {resident} MiB resident");
         lines.push(format!("{name}: {line}, at most {resident} MiB resident"));
     }
     Ok(format!(

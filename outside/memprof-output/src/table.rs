@@ -15,9 +15,16 @@ pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
         widths.max().unwrap_or(0)
     });
     let lines = rows.iter().map(|row| {
-        let cells = row.iter().zip(widths);
-        let cells = cells.map(|(cell, width)| format!("{cell}{:1$}", "", width - cell.width()));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+        let mut line = String::new();
+        for (index, (cell, width)) in row.iter().zip(widths).enumerate() {
+            line += cell;
+            // Not by a width of `format!`, which panics above 65,535; nor behind the last cell, whose column may be wide.
+            if index + 1 < N {
+                line += &" ".repeat(width - cell.width() + 2);
+            }
+        }
+        line.truncate(line.trim_end().len());
+        line
     });
     lines.collect::<Vec<_>>().join("\n")
 }
@@ -49,6 +56,16 @@ pub fn table_within<const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cell_of_megabytes_is_written_whole() {
+        let wide = "x".repeat(1 << 20);
+        let rows = [[wide.clone(), "1".into()], ["y".into(), wide.clone()]];
+        let written = table(["A", "B"], &rows);
+        let lines: Vec<_> = written.lines().collect();
+        assert_eq!(lines[1], format!("{wide}  1"));
+        assert_eq!(lines[2].len(), 2 * wide.len() + 2);
+    }
 
     #[test]
     fn cells_and_lines_are_cut_for_a_terminal() {

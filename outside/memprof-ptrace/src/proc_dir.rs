@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::os::linux::fs::MetadataExt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -12,6 +12,9 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 
 use crate::refusal::Refusal;
+
+/// Most bytes of a command line that are read: a process may have arguments of megabytes.
+const MAX_COMMAND_BYTES: u64 = 4 << 10;
 
 /// The path /proc/PID, or /proc/self.
 #[derive(Clone, Debug)]
@@ -133,10 +136,14 @@ impl ProcDir {
         Some(fs::metadata(self.path.join("mem")).ok()?.st_uid())
     }
 
-    /// Returns the command line, its arguments joined by spaces; empty if the process has cleared it, has ended, or
-    /// is a kernel thread.
+    /// Returns the command line, its arguments joined by spaces, up to [`MAX_COMMAND_BYTES`]; empty if the process has
+    /// cleared it, has ended, or is a kernel thread.
     pub(crate) fn command(&self) -> String {
-        let arguments = fs::read(self.path.join("cmdline")).unwrap_or_default();
+        let mut arguments = Vec::new();
+        if let Ok(file) = File::open(self.path.join("cmdline")) {
+            // A part is shown as well as the whole.
+            let _read = file.take(MAX_COMMAND_BYTES).read_to_end(&mut arguments);
+        }
         let arguments = String::from_utf8_lossy(&arguments);
         arguments.trim_end_matches('\0').replace('\0', " ")
     }
