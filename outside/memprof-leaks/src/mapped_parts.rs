@@ -7,13 +7,14 @@ mod java;
 mod segments;
 mod thread_stacks;
 
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::ops::Range;
 
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
+use rangemap::RangeMap;
 
-use crate::address_ranges::push_difference;
 use crate::error::Error;
 use crate::residency::{HeapResidency, ResidentRuns};
 use crate::resident_pages::resident_anonymous;
@@ -58,7 +59,7 @@ pub enum MappedPartKind {
 }
 
 /// Owner of memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct MemoryOwner {
     kind: MappedPartKind,
     name: String,
@@ -124,84 +125,79 @@ pub fn mapped_parts(pid: u32, walked: Option<&HeapResidency>) -> Result<Vec<Mapp
 
 /// Divides the private memory among the claims. The default owner of a mapping gets the memory that has no claim.
 fn divide_memory(space: &AddressSpace, claims: &[MemoryClaim]) -> Vec<MappedPart> {
-    let mut parts = Vec::new();
+    let owners = claimed_memory(claims);
+    let mut parts = HashMap::new();
     for mapping in mappings(&space.maps).filter(|mapping| mapping.access[3] == b'p') {
         let runs = space.resident_runs(&mapping.range);
-        let mut rest = vec![mapping.range.clone()];
-        for claim in claims {
-            let overlap = intersection(&claim.range, &mapping.range);
-            if overlap.is_empty() {
-                continue;
-            }
-            let before = amounts(&rest, &runs);
-            rest = subtract_all(&rest, &overlap);
-            let left = amounts(&rest, &runs);
-            if let Some(owner) = &claim.owner {
-                let [mapped, resident] = [before[0] - left[0], before[1] - left[1]];
-                add_to_part(&mut parts, owner.clone(), resident, mapped);
+        let mut add = |owner: MemoryOwner, range: Range<u64>| {
+            let [mapped, resident]: &mut [u64; 2] = parts.entry(owner).or_default();
+            *mapped += range.end - range.start;
+            *resident += runs.bytes_in(&range);
+        };
+        for (claimed, owner) in owners.overlapping(&mapping.range) {
+            if let Some(owner) = owner {
+                add((*owner).clone(), intersection(claimed, &mapping.range));
             }
         }
-        let [mapped, resident] = amounts(&rest, &runs);
-        if resident > 0 {
-            add_to_part(&mut parts, default_owner(&mapping), resident, mapped);
+        let rest: Vec<_> = owners.gaps(&mapping.range).collect();
+        // Memory that was never touched has no part of its own.
+        if rest.iter().any(|range| runs.bytes_in(range) > 0) {
+            let owner = default_owner(&mapping);
+            rest.into_iter().for_each(|range| add(owner.clone(), range));
         }
     }
     for (kind, name, bytes) in outside_rss(space) {
-        if bytes > 0 {
-            let name = name.to_owned();
-            add_to_part(&mut parts, MemoryOwner { kind, name }, 0, bytes);
-        }
+        let name = name.to_owned();
+        let [mapped, _] = parts.entry(MemoryOwner { kind, name }).or_default();
+        *mapped += bytes;
     }
-    parts.retain(|part| part.resident > 0 || part.kind.is_outside_rss());
-    parts.sort_by_key(|part| std::cmp::Reverse(part.resident));
+    let parts = parts.into_iter();
+    let parts = parts.map(|(owner, [mapped, resident])| MappedPart {
+        owner: owner.name,
+        kind: owner.kind,
+        resident,
+        mapped,
+    });
+    let mut parts: Vec<_> = parts
+        .filter(|part| match part.kind.is_outside_rss() {
+            true => part.mapped > 0,
+            false => part.resident > 0,
+        })
+        .collect();
+    parts.sort_by(|one, other| {
+        let sizes = other.resident.cmp(&one.resident);
+        sizes.then_with(|| one.owner.cmp(&other.owner))
+    });
     parts
+}
+
+/// Owners of the claimed memory, by address. Where claims overlap, the first counts.
+fn claimed_memory(claims: &[MemoryClaim]) -> RangeMap<u64, Option<&MemoryOwner>> {
+    let claims = claims.iter().filter(|claim| !claim.range.is_empty());
+    // A later entry of the map takes the place of earlier ones.
+    claims
+        .rev()
+        .map(|claim| (claim.range.clone(), claim.owner.as_ref()))
+        .collect()
 }
 
 /// Memory that RSS does not contain: kind, name and bytes.
 fn outside_rss(space: &AddressSpace) -> [(MappedPartKind, &'static str, u64); 2] {
     let huge = space.usage.iter().map(|usage| usage.huge_tlb).sum();
     // Only mapped files count: the kernel's own pages, e.g. [vvar], are marked as device memory, too.
-    let is_file = |usage: &MappingUsage| {
-        let mut all = mappings(&space.maps);
-        all.any(|mapping| mapping.range == usage.range && mapping.path.starts_with(b"/"))
-    };
-    let devices = space
-        .usage
-        .iter()
-        .filter(|usage| usage.is_device && is_file(usage));
+    let files: HashSet<_> = mappings(&space.maps)
+        .filter(|mapping| mapping.path.starts_with(b"/"))
+        .map(|mapping| mapping.range)
+        .collect();
+    let devices = space.usage.iter().filter(|usage| usage.is_device);
     let devices = devices
+        .filter(|usage| files.contains(&usage.range))
         .map(|usage| usage.range.end - usage.range.start)
         .sum();
     [
         (MappedPartKind::HugePages, "huge pages (hugetlbfs)", huge),
         (MappedPartKind::Device, "devices", devices),
     ]
-}
-
-/// Mapped and resident bytes of ranges.
-fn amounts(ranges: &[Range<u64>], runs: &ResidentRuns) -> [u64; 2] {
-    let mapped = ranges.iter().map(|range| range.end - range.start).sum();
-    [
-        mapped,
-        ranges.iter().map(|range| runs.bytes_in(range)).sum(),
-    ]
-}
-
-/// Adds memory to the part of its owner, which is created if needed.
-fn add_to_part(parts: &mut Vec<MappedPart>, owner: MemoryOwner, resident: u64, mapped: u64) {
-    let mut known = parts.iter_mut();
-    match known.find(|part| part.kind == owner.kind && part.owner == owner.name) {
-        Some(part) => {
-            part.resident += resident;
-            part.mapped += mapped;
-        }
-        None => parts.push(MappedPart {
-            owner: owner.name,
-            kind: owner.kind,
-            resident,
-            mapped,
-        }),
-    }
 }
 
 /// Owner of a mapping's unclaimed memory, from the mapping's name in /proc/PID/maps.
@@ -282,15 +278,6 @@ impl MemoryClaim {
 fn intersection(one: &Range<u64>, other: &Range<u64>) -> Range<u64> {
     let start = one.start.max(other.start);
     start..one.end.min(other.end).max(start)
-}
-
-/// Parts of ranges that are outside of `taken`.
-fn subtract_all(ranges: &[Range<u64>], taken: &Range<u64>) -> Vec<Range<u64>> {
-    let mut rest = Vec::new();
-    for range in ranges {
-        push_difference(range.clone(), std::slice::from_ref(taken), &mut rest);
-    }
-    rest
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Stacks of threads, up to the control block that glibc puts at the end of each, also after the thread has ended. The kernel
 //! merges mappings, so other memory may follow a stack in the same one.
 
+use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::ops::Range;
 
@@ -21,14 +22,14 @@ const BLOCK_SIZE: u64 = 64 << 10;
 /// Finds the stacks of all threads but the main one, whose mapping the kernel names.
 pub(super) fn find_stacks(space: &AddressSpace) -> Vec<MemoryClaim> {
     let pointers = stack_pointers(space.pid);
+    let guard_ends = guard_ends(space);
     let unnamed = || space.anonymous().filter(|mapping| mapping.path.is_empty());
     let running = unnamed().flat_map(|mapping| {
         let range = mapping.range;
-        let pointers = pointers.iter().filter(|pointer| range.contains(pointer));
-        let stacks = pointers.filter_map(|pointer| {
+        let stacks = pointers.range(range.clone()).filter_map(|pointer| {
             let end = find_control_block(space, *pointer..range.end)?;
             // With a guard right below the mapping, the stack begins at its start.
-            let start = match has_guard_below(space, &range) {
+            let start = match guard_ends.contains(&range.start) {
                 true => range.start,
                 false => *pointer,
             };
@@ -42,7 +43,7 @@ pub(super) fn find_stacks(space: &AddressSpace) -> Vec<MemoryClaim> {
             .end
             .saturating_sub(CONTROL_BLOCK_SIZE)
             .max(range.start);
-        let has_guard = has_guard_below(space, &range);
+        let has_guard = guard_ends.contains(&range.start);
         let end = has_guard.then(|| find_control_block(space, last..range.end))??;
         Some(range.start..end)
     });
@@ -52,14 +53,16 @@ pub(super) fn find_stacks(space: &AddressSpace) -> Vec<MemoryClaim> {
         .collect()
 }
 
-/// Whether inaccessible memory lies right below a mapping.
-fn has_guard_below(space: &AddressSpace, range: &Range<u64>) -> bool {
-    let mut below = mappings(&space.maps).filter(|below| below.range.end == range.start);
-    below.any(|below| below.access.starts_with(b"---"))
+/// Ends of the inaccessible mappings. Glibc puts one right below each stack.
+fn guard_ends(space: &AddressSpace) -> HashSet<u64> {
+    mappings(&space.maps)
+        .filter(|mapping| mapping.access.starts_with(b"---"))
+        .map(|mapping| mapping.range.end)
+        .collect()
 }
 
 /// Stack pointers of the threads that wait in a system call (/proc/PID/task/TID/syscall), without the main one.
-fn stack_pointers(pid: u32) -> Vec<u64> {
+fn stack_pointers(pid: u32) -> BTreeSet<u64> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let tasks = tasks.into_iter().flatten().flatten();
     let pointer = |text: String| {
