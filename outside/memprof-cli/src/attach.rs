@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use memprof_attach::{
@@ -29,6 +29,10 @@ pub(crate) const DEFAULT_MAX_PAUSE: Duration = Duration::from_millis(100);
 /// State of an inspector that was opened and is not closed yet, as the end of a sentence.
 pub(crate) const STILL_OPEN: &str =
     "is still open until its JavaScript is back in the event loop and no debugger is connected";
+
+/// Timeout for the plugin's thread that accepts connections to begin.
+const ACCEPTOR_TIMEOUT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Default time limit of an attachment.
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(3600);
@@ -150,8 +154,9 @@ pub(crate) fn connect_or_attach(
     if let Some(client) = connect_existing(args.pid) {
         return Ok((client, None));
     }
+    let program = ProgramWatch::open(args.pid);
     match attach(args) {
-        Ok((client, attached)) => Ok((client, Some(attached))),
+        Ok(attached) => Ok((connect_started(args, &program)?, Some(attached))),
         Err(error) => match connect_existing(args.pid) {
             Some(client) => Ok((client, None)),
             None => Err(error),
@@ -159,8 +164,8 @@ pub(crate) fn connect_or_attach(
     }
 }
 
-/// Attaches to a process that is not a host yet, and connects to it.
-fn attach(args: &AttachArgs) -> anyhow::Result<(Client, AttachOutcome)> {
+/// Attaches to a process that is not a host yet.
+fn attach(args: &AttachArgs) -> anyhow::Result<AttachOutcome> {
     let plugin = Plugin {
         path: find_plugin(args.plugin.as_deref())?,
     };
@@ -169,19 +174,30 @@ fn attach(args: &AttachArgs) -> anyhow::Result<(Client, AttachOutcome)> {
         false => memprof_attach::attach,
     };
     let pid = args.pid;
-    let program = ProgramWatch::open(pid);
     let _step = SlowStep::begin(format!("attaching to {pid}"));
     let attached = attach_with(pid, &plugin, &args.build_attachment()?);
-    let attached = attached.map_err(|error| refusal_error(pid, &error))?;
-    match target::connect(Some(&pid.to_string())) {
-        Ok(client) => Ok((client, attached)),
-        Err(error) => Err(match program.wait_for_end() {
-            Some(end) => program_end_error(pid, end),
-            None => error.context(format!(
+    attached.map_err(|error| refusal_error(pid, &error))
+}
+
+/// Connects to a process in which the plugin was started. It is found by the name of the thread that accepts connections,
+/// which on a busy machine has it only some time after the socket was opened.
+fn connect_started(args: &AttachArgs, program: &ProgramWatch) -> anyhow::Result<Client> {
+    let pid = args.pid;
+    let begun = Instant::now();
+    loop {
+        let error = match target::connect(Some(&pid.to_string())) {
+            Ok(client) => return Ok(client),
+            Err(error) => error,
+        };
+        if let Some(end) = program.wait_for_end_until(Instant::now() + POLL_INTERVAL) {
+            return Err(program_end_error(pid, end));
+        }
+        if begun.elapsed() > ACCEPTOR_TIMEOUT {
+            return Err(error.context(format!(
                 "the plugin was loaded into {pid}, and leaves by itself in {}, but does not answer",
                 humantime::format_duration(args.lease)
-            )),
-        }),
+            )));
+        }
     }
 }
 
