@@ -7,6 +7,8 @@ use object::{LittleEndian, ReadCache, elf};
 
 /// Bytes of all files of a process together: more than the code, symbols and names of the largest browser.
 const MAX_BYTES: u64 = 1 << 30;
+/// Largest symbol table, in bytes: 4 Mi symbols, twice as many as the largest browser has. It is read as a whole.
+const MAX_TABLE_BYTES: u64 = (4 << 20) * size_of::<elf::Sym64<LittleEndian>>() as u64;
 
 /// Bytes that may still be read.
 #[derive(Debug)]
@@ -19,8 +21,8 @@ impl FileBudget {
         Self { left: MAX_BYTES }
     }
 
-    /// Charges the sections of a file that are read as a whole: symbols, names, and loaded sections. If too little is
-    /// left, charges nothing and returns false.
+    /// Charges the sections of a file that may be read: symbols, names, and loaded sections. If too little is left, or a
+    /// symbol table is too large, charges nothing and returns false.
     ///
     /// # Errors
     /// The file is no ELF file of this machine.
@@ -28,6 +30,12 @@ impl FileBudget {
         let header = elf::FileHeader64::<LittleEndian>::parse(file)?;
         let endian = header.endian()?;
         let sections = header.sections(endian, file)?;
+        let mut tables = sections.iter().filter(|section| {
+            [elf::SHT_SYMTAB, elf::SHT_DYNSYM].contains(&section.sh_type(endian))
+        });
+        if tables.any(|table| table.sh_size(endian) > MAX_TABLE_BYTES) {
+            return Ok(false);
+        }
         let sizes = sections.iter().filter_map(|section| {
             let is_read = section.sh_flags(endian).contains(elf::SHF_ALLOC)
                 || [elf::SHT_SYMTAB, elf::SHT_STRTAB].contains(&section.sh_type(endian));
@@ -47,33 +55,38 @@ mod tests {
 
     use super::*;
 
-    /// Whether this test's program fits; `size` is that of its symbol table.
-    fn fits(budget: &mut FileBudget, size: Option<u64>) -> bool {
+    /// Whether this test's program fits if its first section of `kind` had `size` bytes.
+    fn fits(budget: &mut FileBudget, kind: elf::SectionType, size: u64) -> bool {
         let mut bytes = fs::read("/proc/self/exe").unwrap();
-        if let Some(size) = size {
-            let header = elf::FileHeader64::<LittleEndian>::parse(&*bytes).unwrap();
-            let sections = header.sections(LittleEndian, &*bytes).unwrap();
-            let is_symbols = |section: &elf::SectionHeader64<_>| {
-                section.sh_type(LittleEndian) == elf::SHT_SYMTAB
-            };
-            let index = sections.iter().position(is_symbols).unwrap();
-            let start = header.e_shoff.get(LittleEndian) as usize + index * 64;
-            // `sh_size`.
-            bytes[start + 32..start + 40].copy_from_slice(&size.to_le_bytes());
-        }
+        let header = elf::FileHeader64::<LittleEndian>::parse(&*bytes).unwrap();
+        let sections = header.sections(LittleEndian, &*bytes).unwrap();
+        let mut kinds = sections.iter().map(|section| section.sh_type(LittleEndian));
+        let index = kinds.position(|each| each == kind).unwrap();
+        let start = header.e_shoff.get(LittleEndian) as usize + index * 64;
+        // `sh_size`.
+        bytes[start + 32..start + 40].copy_from_slice(&size.to_le_bytes());
         let mut file = tempfile::tempfile().unwrap();
         std::io::Write::write_all(&mut file, &bytes).unwrap();
         budget.take(&ReadCache::new(file)).unwrap()
     }
 
     #[test]
-    fn symbols_of_gigabytes_are_not_read() {
-        let mut budget = FileBudget::new();
-        assert!(!fits(&mut budget, Some(6 << 30)));
-        assert!(!fits(&mut budget, Some(u64::MAX)));
-        assert!(fits(&mut budget, None));
+    fn sections_of_gigabytes_are_not_read() {
+        let check = |kind, size, expected| {
+            let mut budget = FileBudget::new();
+            assert_eq!(fits(&mut budget, kind, size), expected, "{kind:?} {size}");
+            budget
+        };
+        for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM, elf::SHT_STRTAB] {
+            check(kind, 24, true);
+            check(kind, 6 << 30, false);
+            check(kind, u64::MAX, false);
+        }
+        check(elf::SHT_SYMTAB, 90 << 20, true);
+        check(elf::SHT_SYMTAB, 100 << 20, false);
+        check(elf::SHT_DYNSYM, 100 << 20, false);
         // All files together.
-        assert!(fits(&mut budget, Some(600 << 20)));
-        assert!(!fits(&mut budget, Some(600 << 20)));
+        let mut budget = check(elf::SHT_STRTAB, 600 << 20, true);
+        assert!(!fits(&mut budget, elf::SHT_STRTAB, 600 << 20));
     }
 }
