@@ -283,10 +283,10 @@ fn symbolize_files(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Note about `count` addresses that have no names because [`TIME_LIMIT`] passed.
-fn late_note(count: usize) -> String {
+/// Note about `count` addresses whose `parts` (names, lines) are not known because [`TIME_LIMIT`] passed.
+fn late_note(parts: &str, count: usize) -> String {
     format!(
-        "the names of {count} addresses are not read, because those before took {} s; --binary-root names a directory \
+        "the {parts} of {count} addresses are not read, because those before took {} s; --binary-root names a directory \
          with a stripped copy, or --no-symbols leaves all names out",
         TIME_LIMIT.as_secs()
     )
@@ -315,7 +315,7 @@ fn symbolize_file(
     };
     let note = |text: String| format!("{name}: {text}");
     if Instant::now() > deadline {
-        result.notes.push(note(late_note(file.queries.len())));
+        result.notes.push(note(late_note("names", file.queries.len())));
         return Ok(result);
     }
     match search::find_binary(file, origin.machine.as_deref(), sources)? {

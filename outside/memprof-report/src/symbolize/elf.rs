@@ -26,6 +26,8 @@ use crate::stacks::AddressId;
 
 /// Fewest addresses for which another thread reads debug information.
 const MIN_PART: usize = 1000;
+/// Parts of the answer that only debug information has.
+const LATE_PARTS: &str = "source lines and inlined functions";
 
 /// Frames, shapes of calls, and notes of one binary.
 type SymbolizedQueries = (
@@ -87,7 +89,7 @@ pub(super) fn symbolize_file(
     let addresses: Vec<LinkedAddress> = queries.iter().map(|((address, _), _)| *address).collect();
     let is_late = Instant::now() > deadline;
     if is_late && !queries.is_empty() {
-        notes.push(late_note(queries.len()));
+        notes.push(late_note(LATE_PARTS, queries.len()));
     }
     let files = debug.iter().chain([&file]).filter(|_| !is_late);
     let mut loaded = files.map(|file| Dwarf::load(file, &addresses, &binary.companions));
@@ -110,7 +112,7 @@ pub(super) fn symbolize_file(
             .iter()
             .flat_map(|dwarf| dwarf.missing_notes(missing.nameless)),
     );
-    notes.extend((missing.late > 0).then(|| late_note(missing.late)));
+    notes.extend((missing.late > 0).then(|| late_note(LATE_PARTS, missing.late)));
     Ok((
         frames,
         call_shapes::read_call_shapes(&file, &cache, &calls),
