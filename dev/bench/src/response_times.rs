@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use memprof_host::client::Client;
 use serde_json::Value;
+use testkit::processes::threads;
 
 use torture::programs::build_stress_host;
 use xtask::dist::dist;
@@ -163,11 +164,9 @@ impl Host {
     fn wait_for_thread(&self, name: &str) -> Result<PathBuf> {
         let start = Instant::now();
         loop {
-            for task in fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
-                let task = task?.path();
-                if fs::read_to_string(task.join("comm"))?.trim() == name {
-                    return Ok(task);
-                }
+            let mut threads = threads(self.child.id())?.into_iter();
+            if let Some((task, _)) = threads.find(|(_, known)| known == name) {
+                return Ok(task);
             }
             ensure!(
                 start.elapsed() < Duration::from_secs(30),

@@ -4,7 +4,8 @@
 //! [`SERVERS`] has what differs between them; [`Server::start`] and [`RunningServer`] have what they share. The
 //! crate installs no Debian package: [`Server::packages`] lists those that a server needs.
 //!
-//! [`s3`] is an object store that fails on request, [`seaweedfs`] a real one; [`tls`] creates certificates, and
+//! [`processes`] reads of any process what the kernel shows, [`Run`] is what a command printed, and [`planted`] has the
+//! leaks of a program. [`s3`] is an object store that fails on request, [`seaweedfs`] a real one; [`tls`] creates certificates, and
 //! [`python`] installs packages from Python's index.
 
 mod broker;
@@ -13,9 +14,12 @@ mod dns;
 mod half_open;
 mod ldap;
 mod net_client;
-mod processes;
+pub mod planted;
+mod polling;
+pub mod processes;
 mod psql_session;
 pub mod python;
+mod run;
 pub mod s3;
 pub mod seaweedfs;
 mod server;
@@ -23,6 +27,8 @@ mod server_dir;
 pub mod tls;
 mod web;
 
+pub use polling::pause;
+pub use run::Run;
 pub use server::{ExitReport, ProfiledProcess, RunningServer, Server};
 pub use server_dir::{ServerDir, User};
 

@@ -1,6 +1,71 @@
-//! Processes and their descendants, from proc(5).
+//! Processes, their threads and descendants, from proc(5).
 
 use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+/// The rest of a line of /proc/PID/status; `field` begins the line, as `Uid:`.
+///
+/// # Errors
+/// The process is gone, or has no such line.
+pub fn status_field(pid: u32, field: &str) -> Result<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let rest = status.lines().find_map(|line| line.strip_prefix(field));
+    Ok(rest.with_context(|| field.to_owned())?.trim().to_owned())
+}
+
+/// The first number in a line of /proc/PID/status, in KiB for memory.
+///
+/// # Errors
+/// As [`status_field`]; or the line begins with no number.
+pub fn status_number(pid: u32, field: &str) -> Result<u64> {
+    let rest = status_field(pid, field)?;
+    let number = rest.split_whitespace().next().unwrap_or_default();
+    number.parse().with_context(|| format!("{field} {rest}"))
+}
+
+/// Directory in /proc and name of each thread.
+///
+/// # Errors
+/// The process is gone.
+pub fn threads(pid: u32) -> io::Result<Vec<(PathBuf, String)>> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
+    let tasks = tasks.filter_map(|task| {
+        // A thread may end at any time.
+        let name = fs::read_to_string(task.path().join("comm")).ok()?;
+        Some((task.path(), name.trim_end().to_owned()))
+    });
+    Ok(tasks.collect())
+}
+
+/// Names of the threads that memprof's plugin has made.
+///
+/// # Errors
+/// The process is gone.
+pub fn plugin_threads(pid: u32) -> io::Result<Vec<String>> {
+    let names = threads(pid)?.into_iter().map(|(_, name)| name);
+    Ok(names.filter(|name| name.starts_with("memprof-")).collect())
+}
+
+/// Number of open descriptors.
+///
+/// # Errors
+/// The process is gone.
+pub fn descriptor_count(pid: u32) -> io::Result<usize> {
+    Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count())
+}
+
+/// Processes that the main thread has forked, oldest first.
+///
+/// # Errors
+/// The process is gone.
+pub fn children(pid: u32) -> io::Result<Vec<u32>> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    let pids = children.split_whitespace().flat_map(str::parse);
+    Ok(pids.collect())
+}
 
 /// Process ids of the children of a process, their children, and so on.
 pub(crate) fn descendants(pid: u32) -> Vec<u32> {

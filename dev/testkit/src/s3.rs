@@ -27,6 +27,18 @@ pub enum WriteFault {
     Forbidden,
 }
 
+impl WriteFault {
+    /// Each of them.
+    pub const ALL: [Self; 6] = [
+        Self::Conflict,
+        Self::ConflictAfterWriting,
+        Self::DroppedAfterWriting,
+        Self::DroppedBeforeWriting,
+        Self::InternalError,
+        Self::Forbidden,
+    ];
+}
+
 /// A server in a thread of this process, which runs until the process exits.
 #[derive(Debug)]
 pub struct S3 {

@@ -14,6 +14,7 @@ use memprof_ptrace::maps::mappings;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use testkit::processes::plugin_threads;
 
 use super::SuiteLength;
 use super::host_dir::{HostDir, create_private_dir};
@@ -247,7 +248,7 @@ fn attach_under_load(name: &str, times: u32, stops: &mut Vec<f64>) -> Result<Str
             "the code of {name} is not what it was, time {time}"
         );
     }
-    let threads = memprof_threads(&pid)?;
+    let threads = plugin_threads(pid.parse()?)?;
     ensure!(
         threads.is_empty(),
         "threads of memprof are left: {threads:?}"
@@ -311,21 +312,9 @@ fn detach_leftover(target: &AttachTarget) -> Result<()> {
             .output()?;
         match output.status.code() {
             // 3 means that there was no plugin to detach.
-            Some(0 | 3) if memprof_threads(&target.pid())?.is_empty() => return Ok(()),
+            Some(0 | 3) if plugin_threads(target.pid().parse()?)?.is_empty() => return Ok(()),
             _ if start.elapsed() < REPLY_TIMEOUT => thread::sleep(Duration::from_millis(5)),
             _ => bail!("{}", String::from_utf8_lossy(&output.stderr)),
         }
     }
-}
-
-fn memprof_threads(pid: &str) -> Result<Vec<String>> {
-    let mut names = Vec::new();
-    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-        // The thread may have ended meanwhile.
-        let name = std::fs::read_to_string(task?.path().join("comm")).unwrap_or_default();
-        if name.starts_with("memprof-") {
-            names.push(name);
-        }
-    }
-    Ok(names)
 }

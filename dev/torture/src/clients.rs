@@ -90,7 +90,7 @@ fn run_clients(
         }
         // All clients connect before the first probe.
         while connections.load(Relaxed) < kinds.len() * CLIENTS {
-            thread::yield_now();
+            testkit::pause();
         }
         let result = probe_for(time, address);
         is_over.store(true, Relaxed);

@@ -20,15 +20,6 @@ pub(crate) use fixture::dump_json;
 pub(super) use machines::run as run_machines;
 use nats::Nats;
 
-const FAULTS: [WriteFault; 6] = [
-    WriteFault::Conflict,
-    WriteFault::ConflictAfterWriting,
-    WriteFault::DroppedAfterWriting,
-    WriteFault::DroppedBeforeWriting,
-    WriteFault::InternalError,
-    WriteFault::Forbidden,
-];
-
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     // Both wait most of the time, so they run in parallel.
     let [kill_agents, stop_servers] = thread::scope(|scope| {
@@ -48,8 +39,11 @@ fn kill_agents_often(length: SuiteLength) -> Result<String> {
     let kills = length.pick(20, 200);
     for kill in 0..kills {
         dumped.push(fleet.add_dump(kill)?);
-        let fault = FAULTS[kill as usize % FAULTS.len()];
-        s3.set_faults(&[fault, FAULTS[kill as usize / 7 % FAULTS.len()]]);
+        let fault = WriteFault::ALL[kill as usize % WriteFault::ALL.len()];
+        s3.set_faults(&[
+            fault,
+            WriteFault::ALL[kill as usize / 7 % WriteFault::ALL.len()],
+        ]);
         let mut agent = fleet.start_agent(&nats.url())?;
         // The delays differ, so that each kill interrupts another step of the agent.
         thread::sleep(Duration::from_millis(20 + kill * 37 % 900));

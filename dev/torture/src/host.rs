@@ -19,6 +19,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::host_dir::HostDir;
+use testkit::processes::{descriptor_count, status_number, threads};
 use xtask::dist::dist;
 
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -219,26 +220,20 @@ impl StressHost {
 
     /// Id of the thread with this name.
     pub(super) fn thread_id(&self, name: &str) -> Result<u32> {
-        for task in fs::read_dir(format!("/proc/{}/task", self.pid()))? {
-            let task = task?.path();
-            if fs::read_to_string(task.join("comm"))?.trim_end() == name {
-                let id = task.file_name().and_then(|id| id.to_str());
-                return Ok(id.context("a task is a number")?.parse()?);
-            }
-        }
-        bail!("the host has no thread {name}")
+        let mut threads = threads(self.pid())?.into_iter();
+        let thread = threads.find(|(_, known)| known == name);
+        let (task, _) = thread.with_context(|| format!("the host has no thread {name}"))?;
+        let id = task.file_name().and_then(|id| id.to_str());
+        Ok(id.context("a task is a number")?.parse()?)
     }
 
     /// First number in a line of the host's /proc/PID/status, in KiB for memory.
     pub(super) fn status_field(&self, field: &str) -> Result<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        let number = status.lines().find_map(|line| line.strip_prefix(field));
-        let number = number.and_then(|number| number.split_whitespace().next());
-        Ok(number.with_context(|| field.to_owned())?.parse()?)
+        status_number(self.pid(), field)
     }
 
     pub(super) fn descriptor_count(&self) -> Result<usize> {
-        Ok(fs::read_dir(format!("/proc/{}/fd", self.pid()))?.count())
+        Ok(descriptor_count(self.pid())?)
     }
 
     /// Waits until at most `count` descriptors are open; returns false after [`REPLY_TIMEOUT`].
@@ -248,7 +243,7 @@ impl StressHost {
             if start.elapsed() > REPLY_TIMEOUT {
                 return Ok(false);
             }
-            thread::yield_now();
+            testkit::pause();
         }
         Ok(true)
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use testkit::{SERVERS, Server};
+use testkit::{SERVERS, Server, planted};
 
 use super::SuiteLength;
 use super::servers::install;
@@ -21,26 +21,6 @@ mod interpreters;
 
 use interpreters::INTERPRETERS;
 
-/// Size in bytes and number of the leaked blocks of `planted.c` with glibc.
-const PLANTED_IN_GLIBC: &[(u64, u64)] = &[
-    (120, 500),
-    (152, 500),
-    (184, 500),
-    (216, 510),
-    (248, 500),
-    (280, 500),
-    (1_052_656, 1),
-];
-/// Size in bytes and number of the leaked blocks of `planted.c` with jemalloc.
-const PLANTED_IN_JEMALLOC: &[(u64, u64)] = &[
-    (128, 500),
-    (160, 500),
-    (192, 500),
-    (224, 510),
-    (256, 500),
-    (320, 500),
-    (1 << 20, 1),
-];
 /// Library that is preloaded, by its name in Debian's package.
 const JEMALLOC_LIBRARY: &str = "libjemalloc.so.2";
 /// Minimum share of the planted objects that must be found, in thousandths.
@@ -54,8 +34,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     let mut stops = Vec::new();
     let (mut found, mut planted) = (0, 0);
     for (preload, expected) in [
-        ("", PLANTED_IN_GLIBC),
-        (JEMALLOC_LIBRARY, PLANTED_IN_JEMALLOC),
+        ("", planted::IN_GLIBC),
+        (JEMALLOC_LIBRARY, planted::IN_JEMALLOC),
     ] {
         for _ in 0..rounds {
             let mut target = PlantedProgram::start(preload)?;
@@ -246,6 +226,6 @@ fn kill_while_proving(kills: usize) -> Result<usize> {
         target.ping()?;
     }
     let reply = prove_leaks(target.pid(), &mut Vec::new())?;
-    count_found_planted(&reply, PLANTED_IN_GLIBC).context("after the last kill")?;
+    count_found_planted(&reply, planted::IN_GLIBC).context("after the last kill")?;
     Ok(late)
 }

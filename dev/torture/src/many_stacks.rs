@@ -8,7 +8,7 @@ use std::{fs, io, thread};
 
 use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
-
+use testkit::processes::status_number;
 use xtask::dist::dist;
 use xtask::run::{root, run};
 
@@ -117,10 +117,7 @@ impl Server {
 
     /// First number in a line of the server's /proc/PID/status, in KiB for memory.
     pub fn status_field(&self, field: &str) -> Result<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.0.id()))?;
-        let number = status.lines().find_map(|line| line.strip_prefix(field));
-        let number = number.and_then(|number| number.split_whitespace().next());
-        Ok(number.with_context(|| field.to_owned())?.parse()?)
+        status_number(self.child.0.id(), field)
     }
 
     /// Fails if the server has exited.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use memprof_host::client::Client;
+use testkit::processes::status_number;
 use xtask::dist::dist;
 
 /// Rounds of each measurement, of which the median is used.
@@ -80,10 +81,7 @@ impl Host {
 
     /// Number in a line of the process's /proc/PID/status: KiB for memory.
     pub(super) fn status_field(&self, field: &str) -> Result<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
-        let number = status.lines().find_map(|line| line.strip_prefix(field));
-        let number = number.and_then(|number| number.split_whitespace().next());
-        Ok(number.with_context(|| field.to_owned())?.parse()?)
+        status_number(self.0.id(), field)
     }
 }
 

@@ -14,7 +14,6 @@ use tempfile::TempDir;
 use testkit::s3::{BUCKET, S3, WriteFault};
 use testkit::seaweedfs::SeaweedFs;
 
-use super::FAULTS;
 use super::fixture::{FleetFixture, wait_until};
 use super::machine::{Machine, MachineOptions, PERIOD_SECONDS};
 use super::nats::Nats;
@@ -147,8 +146,9 @@ impl Fleet {
 
     /// Lets writes to one store fail, and kills, stops, resumes or restarts a server. `round` selects them.
     fn set_faults(&mut self, round: usize) -> Result<()> {
-        let faults: [WriteFault; 12] =
-            std::array::from_fn(|index| FAULTS[(index * 7 + round) % FAULTS.len()]);
+        let faults: [WriteFault; 12] = std::array::from_fn(|index| {
+            WriteFault::ALL[(index * 7 + round) % WriteFault::ALL.len()]
+        });
         self.s3.set_faults(&faults);
         match round % 6 {
             1 => self.seaweed.kill()?,

@@ -1,13 +1,13 @@
 //! Servers without the plugin: memprof attaches, samples and detaches, and leaves the process as before.
 
 use std::fmt;
-use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use testkit::processes::plugin_threads;
 use testkit::{RunningServer, Server};
 
 use super::Behaviour;
@@ -119,7 +119,7 @@ fn detach_with_child(tools: &Tools, running: &mut RunningServer, slots: &Slots) 
 fn check_unloaded(tools: &Tools, pid: u32, slots: &Slots) -> Result<()> {
     ensure!(!tools.is_listed(pid)?, "ps lists {pid}, which was left");
     Slots::read(pid)?.check_equal(slots)?;
-    let threads = memprof_threads(pid)?;
+    let threads = plugin_threads(pid)?;
     ensure!(
         threads.is_empty(),
         "threads of memprof are left: {threads:?}"
@@ -161,16 +161,6 @@ fn run_under_load(
         worked?;
         Ok(answers)
     })
-}
-
-fn memprof_threads(pid: u32) -> Result<Vec<String>> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task"))?;
-    let names = tasks.flatten().filter_map(|task| {
-        // A thread may exit at any time.
-        let name = fs::read_to_string(task.path().join("comm")).ok()?;
-        Some(name.trim_end().to_owned())
-    });
-    Ok(names.filter(|name| name.starts_with("memprof")).collect())
 }
 
 /// Whether an attachment was refused because all threads were busy.

@@ -15,6 +15,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::super::host::REPLY_TIMEOUT;
+use testkit::processes::status_field;
 use xtask::dist::dist;
 
 /// Timeout of a command, in seconds.
@@ -73,10 +74,9 @@ impl Tools {
 
     /// Changes the owner of a directory to the process's user, as dumps need it.
     pub(crate) fn give_to(&self, directory: &Path, pid: u32) -> Result<()> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
         let effective = |field: &str| -> Result<u32> {
-            let line = status.lines().find_map(|line| line.strip_prefix(field));
-            let id = line.and_then(|line| line.split_ascii_whitespace().nth(1));
+            let ids = status_field(pid, field)?;
+            let id = ids.split_ascii_whitespace().nth(1);
             Ok(id.with_context(|| field.to_owned())?.parse()?)
         };
         chown(

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use memprof_ptrace::maps::mappings;
+use testkit::processes::threads;
 
 /// Time until a program's own threads and descriptors are as before.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -54,12 +55,7 @@ impl HeldResources {
             held.descriptors
                 .insert(format!("{} -> {target}", number.display()));
         }
-        for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
-            // The thread may have exited since.
-            if let Ok(name) = fs::read_to_string(task.path().join("comm")) {
-                held.threads.push(name.trim_end().to_owned());
-            }
-        }
+        held.threads = threads(pid)?.into_iter().map(|(_, name)| name).collect();
         if !has_own_threads {
             held.threads.retain(|name| name.starts_with("memprof"));
         }

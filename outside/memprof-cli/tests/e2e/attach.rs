@@ -5,13 +5,13 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use object::read::elf::{FileHeader, Rela};
 use object::{Endianness, elf};
+use testkit::processes::{children, plugin_threads};
 
 use crate::dist::tool_text;
 use crate::fixture::{serves, start};
@@ -70,17 +70,7 @@ fn is_listed(host: &Host) -> bool {
 }
 
 fn memprof_threads(host: &Host) -> Vec<String> {
-    memprof_threads_of(host.pid())
-}
-
-/// The plugin's threads in a process.
-pub(crate) fn memprof_threads_of(pid: u32) -> Vec<String> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let names = tasks.flatten().filter_map(|task| {
-        let name = fs::read_to_string(task.path().join("comm")).ok()?;
-        Some(name.trim_end().to_owned())
-    });
-    names.filter(|name| name.starts_with("memprof-")).collect()
+    plugin_threads(host.pid()).unwrap()
 }
 
 fn wait_until_gone(host: &Host) {
@@ -91,7 +81,7 @@ fn wait_until_gone(host: &Host) {
             "{:?}",
             memprof_threads(host)
         );
-        thread::sleep(Duration::from_millis(5));
+        testkit::pause();
     }
 }
 
@@ -350,7 +340,7 @@ fn refused_process_error_names_the_reason() {
     kill(pid, Signal::SIGSTOP).unwrap();
     let status = format!("/proc/{pid}/status");
     while !fs::read_to_string(&status).unwrap().contains("T (stopped)") {
-        thread::yield_now();
+        testkit::pause();
     }
     check(
         4,
@@ -402,13 +392,6 @@ fn program_without_safe_point_is_not_attached() {
     // Then comes the reason of the last look, which may have met the handler between two of its frames.
     let words = "no thread came to a safe point in time: ";
     assert!(refused.stderr.contains(words), "{refused:?}");
-}
-
-/// The processes that a process has forked.
-fn children(pid: u32) -> Vec<u32> {
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    let pids = children.split_whitespace().map(|pid| pid.parse().unwrap());
-    pids.collect()
 }
 
 #[test]
@@ -537,7 +520,7 @@ fn forked_children_enter_user_namespaces_and_can_be_attached() {
     activated.exits(0);
     host.type_line("fork");
     host.wait_for_log("refused 0");
-    let child = children(host.pid())[0].to_string();
+    let child = children(host.pid()).unwrap()[0].to_string();
     let run = |args: &[&str]| memprof(&host.socket_dir(), args);
     run(&["status", "-t", &child]).exits(3);
     run(&["attach", &child]).exits(0);
@@ -563,12 +546,14 @@ fn forked_children_are_attached_and_detached_as_a_tree() {
         memprof(&host.socket_dir(), &args).code == 0
     };
     while !children(host.pid())
+        .unwrap()
         .first()
         .is_some_and(|pid| is_host(*pid))
     {
         assert!(begun.elapsed() < TEST_TIMEOUT, "{:?}", host.log());
+        testkit::pause();
     }
-    let child = children(host.pid())[0];
+    let child = children(host.pid()).unwrap()[0];
     let left = detach(&host, &["--tree", "--json"]).exits(0).json();
     let mut pids = vec![host.pid(), child];
     pids.sort_unstable();
@@ -602,7 +587,7 @@ fn process_in_other_namespaces_gets_the_plugin_as_memfd() {
         .stdin(Stdio::piped());
     let mut host = Host::spawn(command, tempfile::tempdir().unwrap());
     host.wait_for_log("ready");
-    let inside = children(host.pid())[0].to_string();
+    let inside = children(host.pid()).unwrap()[0].to_string();
     let dumps = format!("dump_dir={}", host.dump_dir().display());
     let run = |args: &[&str]| memprof(&host.socket_dir(), args).exits(0);
     run(&["attach", &inside, &dumps]);

@@ -7,7 +7,6 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::thread;
 use std::time::Instant;
 
 use nix::unistd::geteuid;
@@ -69,7 +68,7 @@ fn is_left(pid: u32, root: &Path, before: &Seen) {
     while Seen::of(pid, root) != *before {
         let now = Seen::of(pid, root);
         assert!(begun.elapsed() < TEST_TIMEOUT, "{before:?}, now {now:?}");
-        thread::yield_now();
+        testkit::pause();
     }
 }
 
@@ -120,7 +119,7 @@ impl Haproxy {
         let begun = Instant::now();
         while haproxy.ask("/").is_none() {
             assert!(begun.elapsed() < TEST_TIMEOUT, "{:?}", haproxy.host.log());
-            thread::yield_now();
+            testkit::pause();
         }
         haproxy
     }

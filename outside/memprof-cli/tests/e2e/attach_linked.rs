@@ -6,7 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::attach::{attach, detach, memprof_threads_of};
+use testkit::processes::plugin_threads;
+
+use crate::attach::{attach, detach};
 use crate::dist::{dist, source, tool_text};
 use crate::host::{Host, TEST_TIMEOUT};
 use crate::memprof::{Run, memprof};
@@ -337,9 +339,9 @@ fn let_attachment_expire(linked: Linked) {
     program.activate();
     program.does("keep malloc 100");
     let begun = Instant::now();
-    while !memprof_threads_of(program.host.pid()).is_empty() {
+    while !plugin_threads(program.host.pid()).unwrap().is_empty() {
         assert!(begun.elapsed() < TEST_TIMEOUT);
-        std::thread::yield_now();
+        testkit::pause();
     }
     assert!(program.text() != before);
     program.does("keep realloc 100");

@@ -36,7 +36,7 @@ fn waiting(option: &str, call: &str) -> Host {
     let begun = Instant::now();
     while std::fs::read_to_string(&wchan).unwrap() == "0" {
         assert!(begun.elapsed() < TEST_TIMEOUT);
-        std::thread::yield_now();
+        testkit::pause();
     }
     host
 }

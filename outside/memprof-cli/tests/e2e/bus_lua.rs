@@ -5,7 +5,6 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
 use std::time::Instant;
 
 use nix::unistd::geteuid;
@@ -172,7 +171,7 @@ impl Server {
         while !running.answers() {
             let log = running.host.log();
             assert!(begun.elapsed() < TEST_TIMEOUT, "{log:#?}");
-            thread::yield_now();
+            testkit::pause();
         }
         running
     }
@@ -200,6 +199,7 @@ impl Running {
                 return newest.parse().unwrap();
             }
             assert!(begun.elapsed() < TEST_TIMEOUT, "{status:?}");
+            testkit::pause();
         }
     }
 

@@ -519,7 +519,7 @@ fn log_lines_reach_the_server_log() {
                 return log;
             }
             assert!(begun.elapsed() < TEST_TIMEOUT, "no {line}: {log}");
-            thread::yield_now();
+            testkit::pause();
         }
     };
     wait_for(&socket(server.0.pid()));

@@ -553,7 +553,7 @@ fn socket_of_a_killed_host_is_reused() {
     second.wait_for_log("another process listens there");
     first.signal(Signal::SIGKILL);
     while first.is_alive() {
-        std::thread::yield_now();
+        testkit::pause();
     }
     assert!(socket.exists());
     let _third = Setup::of("c_host").more(&more).start();

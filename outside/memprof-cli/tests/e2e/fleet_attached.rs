@@ -10,8 +10,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
 use tempfile::TempDir;
+use testkit::processes::plugin_threads;
 
-use crate::attach::memprof_threads_of;
 use crate::dist::{dist, tool_text};
 use crate::memprof::memprof;
 use crate::place::copy_program;
@@ -34,7 +34,7 @@ impl Unprepared {
     }
 
     fn is_attached(&self) -> bool {
-        !memprof_threads_of(self.0.id()).is_empty()
+        !plugin_threads(self.0.id()).unwrap().is_empty()
     }
 }
 

@@ -206,7 +206,7 @@ impl Running<'_> {
                 });
             }
             while answers.load(Ordering::Relaxed) < 3 {
-                thread::yield_now();
+                testkit::pause();
             }
             self.host.signal(signal);
             let code = self.host.wait();

@@ -24,7 +24,7 @@ fn stop(host: &Host) {
         .contains("State:\tT (stopped)")
     {
         assert!(begun.elapsed() < TEST_TIMEOUT);
-        std::thread::yield_now();
+        testkit::pause();
     }
 }
 
@@ -94,7 +94,7 @@ fn process_stopped_during_attach_is_reported() {
     // The thread that waits for the loader.
     while host.threads().len() < 2 {
         assert!(begun.elapsed() < TEST_TIMEOUT);
-        std::thread::yield_now();
+        testkit::pause();
     }
     stop(&host);
     let begun = Instant::now();
@@ -109,7 +109,7 @@ fn process_stopped_during_attach_is_reported() {
     let begun = Instant::now();
     while host.threads().len() > 1 {
         assert!(begun.elapsed() < TEST_TIMEOUT);
-        std::thread::yield_now();
+        testkit::pause();
     }
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", host.pid())).unwrap();
     assert!(!maps.contains("memory_profile"), "{maps}");

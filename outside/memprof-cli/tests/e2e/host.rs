@@ -12,6 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
+use testkit::processes;
 
 use crate::dist::dist;
 use crate::memprof::{Run, memprof};
@@ -307,15 +308,13 @@ impl Host {
                 begun.elapsed() < TEST_TIMEOUT,
                 "the profile stays small: {reply}"
             );
+            testkit::pause();
         }
     }
 
     pub(crate) fn threads(&self) -> Vec<String> {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
-        // One that ends meanwhile has no name any more.
-        let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
-        let names = tasks.filter_map(|task| name(task.unwrap()).ok());
-        names.map(|name| name.trim().to_owned()).collect()
+        let threads = processes::threads(self.pid()).unwrap().into_iter();
+        threads.map(|(_, name)| name).collect()
     }
 
     /// Waits for a thread of that name, which it takes itself once it runs.
@@ -328,14 +327,12 @@ impl Host {
                 begun.elapsed() < TEST_TIMEOUT,
                 "{threads:?} {stat:?} {log:#?}"
             );
-            thread::yield_now();
+            testkit::pause();
         }
     }
 
     pub(crate) fn descriptors(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
-            .unwrap()
-            .count()
+        processes::descriptor_count(self.pid()).unwrap()
     }
 
     /// Waits until at most `count` descriptors are open.
@@ -347,7 +344,7 @@ impl Host {
                 "{} descriptors, not {count}",
                 self.descriptors()
             );
-            thread::yield_now();
+            testkit::pause();
         }
     }
 

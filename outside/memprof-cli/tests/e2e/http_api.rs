@@ -211,7 +211,7 @@ fn memory_of_reports_is_released() {
             "{} KiB",
             server.anonymous_kib()
         );
-        std::thread::yield_now();
+        testkit::pause();
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+use testkit::processes::children;
 
 use crate::dist::dist;
 use crate::memprof::memprof;
@@ -19,12 +20,6 @@ use crate::processes::{Process, compiled};
 /// Longer than anything here takes on a busy machine.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-
-fn children(pid: u32) -> Vec<u32> {
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    let pids = children.split_whitespace().map(|pid| pid.parse().unwrap());
-    pids.collect()
-}
 
 fn wait_until(event: &str, mut has_come: impl FnMut() -> bool) {
     let begun = Instant::now();
@@ -65,7 +60,7 @@ fn memprof_ended_with_a_copy_leaves_no_zombie() {
             wait_until("no copy was met", || {
                 let mut memprof = start(&args);
                 while !met && memprof.try_wait().unwrap().is_none() {
-                    met = !children(target.pid).is_empty();
+                    met = !children(target.pid).unwrap().is_empty();
                 }
                 // It may have ended.
                 send(&memprof, signal);
@@ -73,7 +68,7 @@ fn memprof_ended_with_a_copy_leaves_no_zombie() {
                 met
             });
             let event = format!("{command:?} left a child behind on {signal}");
-            wait_until(&event, || children(target.pid).is_empty());
+            wait_until(&event, || children(target.pid).unwrap().is_empty());
             target.is_unharmed();
         }
     }
@@ -102,7 +97,9 @@ fn process_that_ends_or_executes_while_searched_is_named() {
         let memprof = memprof.stdout(Stdio::piped()).stderr(Stdio::piped());
         let memprof = memprof.spawn().unwrap();
         // Of the first of two snapshots.
-        wait_until("no copy was met", || !children(target.id()).is_empty());
+        wait_until("no copy was met", || {
+            !children(target.id()).unwrap().is_empty()
+        });
         target.stdin.as_ref().unwrap().write_all(b"\n").unwrap();
         let output = memprof.wait_with_output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -144,7 +141,9 @@ fn process_stopped_while_copied_has_no_zombie_afterwards() {
         // It may be refused because it is stopped.
         assert!(!run.stderr.contains("RLIMIT_NPROC"), "{run:?}");
     }
-    wait_until("a zombie stays", || children(target.pid).is_empty());
+    wait_until("a zombie stays", || {
+        children(target.pid).unwrap().is_empty()
+    });
     target.is_unharmed();
 }
 
@@ -180,7 +179,7 @@ fn signals_reach_a_command_searched_at_exit() {
                 let name = fs::read_to_string(format!("/proc/{pid}/comm"));
                 name.is_ok_and(|name| name == "sleep\n")
             };
-            sleep = children(shell).into_iter().find(is_sleep);
+            sleep = children(shell).unwrap().into_iter().find(is_sleep);
             sleep.is_some()
         });
         kill(Pid::from_raw(memprof.id().cast_signed()), signal).unwrap();

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 use tempfile::TempDir;
+use testkit::processes::status_number;
 
 use crate::bus::{CONF, Load, Server};
 use crate::bus_redis::Redis;
@@ -88,7 +89,7 @@ impl Injection {
                 Ok(fifo) => return fifo,
                 Err(error) => assert!(begun.elapsed() < TEST_TIMEOUT, "nobody reads: {error}"),
             }
-            std::thread::yield_now();
+            testkit::pause();
         }
     }
 }
@@ -105,11 +106,7 @@ pub(crate) fn row(ledger: &Value, name: &str) -> u64 {
 
 /// Resident memory of a process according to the kernel.
 fn kernel_rss(host: &Host) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", host.pid())).unwrap();
-    let mut lines = status.lines();
-    let line = lines.find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    let kib = line.trim().strip_suffix(" kB").unwrap();
-    kib.trim().parse::<u64>().unwrap() * 1024
+    status_number(host.pid(), "VmRSS:").unwrap() * 1024
 }
 
 #[test]
@@ -150,7 +147,7 @@ fn settled(host: &Host) -> u64 {
     };
     while connections() > 1 {
         assert!(begun.elapsed() < TEST_TIMEOUT, "{:?}", host.threads());
-        std::thread::yield_now();
+        testkit::pause();
     }
     let look = || row(&ledger(host), "not_the_allocator");
     let mut last = look();

@@ -3,12 +3,13 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
+use testkit::processes::plugin_threads;
 use webdriver::Browser;
 
 use crate::curl::curl;
 use crate::page::{is_quiet, screenshot};
 use crate::page_layout::suits_every_window;
-use crate::prove_sampled::{has_plugin_threads, losing};
+use crate::prove_sampled::losing;
 use crate::server::Server;
 
 #[test]
@@ -49,7 +50,7 @@ fn process_is_recorded_and_searched_in_five_clicks() {
     browser.wait_for(row);
     screenshot(&browser, "machine_leaks");
     is_quiet(&browser, &server.address);
-    assert!(!has_plugin_threads(process.pid));
+    assert!(plugin_threads(process.pid).unwrap().is_empty());
     process.is_unharmed();
 }
 
@@ -68,7 +69,7 @@ fn cancelled_job_leaves_the_process_as_it_was() {
     browser.wait_for("document.querySelector('#job-rows progress[value]')");
     browser.click("#job-rows button");
     browser.wait_for("document.querySelector('#job-rows').textContent.includes('was cancelled')");
-    assert!(!has_plugin_threads(process.pid));
+    assert!(plugin_threads(process.pid).unwrap().is_empty());
     process.is_unharmed();
 }
 
@@ -85,7 +86,7 @@ fn job_of_another_site_or_of_another_process_is_refused() {
     let check = |headers: &str, body: &str, expected: u16| {
         let args = format!("{headers} -d {body} H/machine/api/v1/jobs");
         curl(&server.address, args.trim_start()).is(expected);
-        assert!(!has_plugin_threads(process.pid));
+        assert!(plugin_threads(process.pid).unwrap().is_empty());
     };
     check("-H origin:http://evil.example", &body, 403);
     check("-H sec-fetch-site:cross-site", &body, 403);

@@ -87,5 +87,6 @@ pub(crate) fn wait_for_hosts(sockets: &Path, are: impl Fn(&[u32]) -> bool) -> Ve
             return pids;
         }
         assert!(begun.elapsed() < TEST_TIMEOUT, "{listing:#}");
+        testkit::pause();
     }
 }

@@ -1,6 +1,5 @@
 //! `memprof leaks --prove --for` and `--at-exit`: leaked objects have the functions that allocated them.
 
-use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -8,6 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
+use testkit::processes::plugin_threads;
 
 use crate::dist::dist;
 use crate::memprof::memprof;
@@ -18,15 +18,6 @@ pub(crate) fn losing() -> (TempDir, Process) {
     let source = "../../../memprof-leaks/tests/processes/loses.c";
     let (place, program) = compiled("cc", source, &["-O1", "-g", "-pthread"]);
     (place, Process::start(Command::new(program), &[]))
-}
-
-/// Whether a thread of the plugin runs in a process.
-pub(crate) fn has_plugin_threads(pid: u32) -> bool {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let mut names = tasks
-        .flatten()
-        .map(|task| fs::read_to_string(task.path().join("comm")));
-    names.any(|name| name.is_ok_and(|name| name.starts_with("memprof-")))
 }
 
 /// Rows of leaked objects of that size.
@@ -54,7 +45,7 @@ fn leaks_of_a_sampled_time_have_functions() {
         let reply = memprof(place.path(), &[&args[..], more].concat())
             .exits(0)
             .json();
-        assert!(!has_plugin_threads(process.pid));
+        assert!(plugin_threads(process.pid).unwrap().is_empty());
         reply
     };
     // Many more than half of them were lost before, so the functions of the samples are only told.
@@ -93,15 +84,15 @@ fn process_is_left_as_it_was_when_interrupted_while_sampled() {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let memprof = command.spawn().unwrap();
-        while !has_plugin_threads(process.pid) {
-            std::thread::yield_now();
+        while plugin_threads(process.pid).unwrap().is_empty() {
+            testkit::pause();
         }
         kill(Pid::from_raw(memprof.id().cast_signed()), signal).unwrap();
         let output = memprof.wait_with_output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{stderr}");
         // It may have been interrupted before it sampled.
-        assert!(!has_plugin_threads(process.pid), "{stderr}");
+        assert!(plugin_threads(process.pid).unwrap().is_empty(), "{stderr}");
         process.is_unharmed();
     }
 }

@@ -4,7 +4,6 @@ use std::fs::{self, DirEntry};
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
 use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
@@ -67,7 +66,7 @@ impl Recording {
         };
         while !fs::read_dir(&files).unwrap().flatten().any(is_profile) {
             assert!(begun.elapsed() < TEST_TIMEOUT);
-            thread::yield_now();
+            testkit::pause();
         }
     }
 
@@ -138,6 +137,7 @@ fn second_interrupt_ends_at_once_and_names_remaining_changes() {
     // The dump that memprof asked for first may be under way.
     while memprof(&host.socket_dir(), &detach).code != 0 {
         assert!(begun.elapsed() < TEST_TIMEOUT);
+        testkit::pause();
     }
 }
 

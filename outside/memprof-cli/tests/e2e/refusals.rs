@@ -121,7 +121,7 @@ fn stopped_process_is_refused() {
         .unwrap()
         .contains("T (stopped)")
     {
-        std::thread::yield_now();
+        testkit::pause();
     }
     let words = "process is stopped; continue it first (kill -CONT PID)";
     is_refused(attach(process.pid), process.pid, words, 4);
@@ -144,7 +144,7 @@ fn traced_process_is_refused() {
     let status = format!("/proc/{}/status", process.pid);
     while !std::fs::read_to_string(&status).unwrap().contains(&tracer) {
         assert!(strace.try_wait().unwrap().is_none());
-        std::thread::yield_now();
+        testkit::pause();
     }
     let words = format!(
         "process {} already traces PID (a debugger, strace?); only one can",

@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
+use testkit::processes::status_number;
+
 use crate::curl::as_user;
 use crate::dist::dist;
 use crate::host::Host;
@@ -92,12 +94,7 @@ impl Server {
 
 impl Server {
     pub(crate) fn anonymous_kib(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("RssAnon:"));
-        let number = line.unwrap().split_whitespace().next();
-        number.unwrap().parse().unwrap()
+        status_number(self.child.id(), "RssAnon:").unwrap()
     }
 }
 

@@ -17,17 +17,8 @@ fn walker_after(host: &Host, samples: u64) -> Value {
             return walkers[0].clone();
         }
         assert!(begun.elapsed() < TEST_TIMEOUT, "{status}");
+        testkit::pause();
     }
-}
-
-fn threads(host: &Host) -> Vec<String> {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", host.pid())).unwrap();
-    // A thread may just have ended.
-    tasks
-        .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok())
-        .map(|name| name.trim_end().to_owned())
-        .filter(|name| name.starts_with("memprof-"))
-        .collect()
 }
 
 #[test]
@@ -63,14 +54,14 @@ fn deactivate_restores_the_allocator_s_walk() {
     let host = Setup::of("c_host").start();
     let status = host.memprof("status", &["--json"]).exits(0).json();
     assert_eq!(status["unwinder"]["walkers"], Value::Array(Vec::new()));
-    assert!(!threads(&host).contains(&"memprof-unwind".to_owned()));
+    assert!(!host.threads().contains(&"memprof-unwind".to_owned()));
     host.memprof("activate", &[]).exits(0);
     walker_after(&host, 100);
-    assert!(threads(&host).contains(&"memprof-unwind".to_owned()));
+    assert!(host.threads().contains(&"memprof-unwind".to_owned()));
     host.memprof("deactivate", &[]).exits(0);
     assert_eq!(walker_after(&host, 100)["walker"], "allocator");
     let begun = Instant::now();
-    while threads(&host).contains(&"memprof-unwind".to_owned()) {
+    while host.threads().contains(&"memprof-unwind".to_owned()) {
         assert!(begun.elapsed() < TEST_TIMEOUT, "its thread goes on");
     }
 }
@@ -89,7 +80,7 @@ fn allocator_s_walk_can_be_chosen() {
         .json();
     assert_eq!(active["unwinder"]["setting"], "allocator");
     chosen(&active["unwinder"]["walkers"][0]);
-    assert!(!threads(&host).contains(&"memprof-unwind".to_owned()));
+    assert!(!host.threads().contains(&"memprof-unwind".to_owned()));
     host.memprof("activate", &["unwinder=memprof"]).exits(0);
     assert_eq!(walker_after(&host, 10)["walker"], "memprof");
 

@@ -55,15 +55,7 @@ impl Bucket {
 
 #[test]
 fn failing_store_has_each_profile_once() {
-    let faults = [
-        WriteFault::Conflict,
-        WriteFault::ConflictAfterWriting,
-        WriteFault::DroppedAfterWriting,
-        WriteFault::DroppedBeforeWriting,
-        WriteFault::InternalError,
-        WriteFault::Forbidden,
-    ];
-    for fault in faults {
+    for fault in WriteFault::ALL {
         for failing in [1, 4] {
             let bucket = Bucket::new();
             bucket.spool();

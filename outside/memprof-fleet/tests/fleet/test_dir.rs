@@ -1,10 +1,11 @@
 //! Directory with a spool and a store, and commands on them.
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+pub(crate) use testkit::Run;
 
 /// Time of the first profile: 2026-11-21T10:00:00Z.
 pub(crate) const START: i64 = 1_795_255_200_000;
@@ -14,35 +15,6 @@ pub(crate) const HOUR: i64 = 3_600_000;
 /// Directory of a test, removed on drop.
 pub(crate) struct TestDir {
     directory: TempDir,
-}
-
-/// Result of a run of the program.
-#[derive(Debug)]
-pub(crate) struct Run {
-    pub(crate) code: i32,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
-}
-
-impl Run {
-    pub(crate) fn from_output(output: Output) -> Self {
-        Self {
-            code: output.status.code().unwrap_or(-1),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
-    }
-
-    /// Checks the exit code.
-    pub(crate) fn exits(self, code: i32) -> Self {
-        assert_eq!(self.code, code, "{self:?}");
-        self
-    }
-
-    /// Stdout as JSON.
-    pub(crate) fn json(&self) -> Value {
-        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
-    }
 }
 
 impl TestDir {
@@ -80,7 +52,7 @@ impl TestDir {
 
     /// Runs a command of the program.
     pub(crate) fn run(&self, args: &[&str]) -> Run {
-        Run::from_output(self.command(args).output().unwrap())
+        Run::of(&mut self.command(args))
     }
 
     /// Writes a profile into the spool, with the bytes that each function holds.

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use memprof_leaks::{AnalysisOptions, Proof, prove};
+use testkit::planted;
 
 use crate::target::{Target, built};
 use crate::{compiled, start};
@@ -101,36 +102,17 @@ fn check(allocator: Allocator, planted: &[(u64, u64)]) {
 
 #[test]
 fn leaks_in_glibc_are_found_and_nothing_else() {
-    let small = [
-        (120, 500),
-        (152, 500),
-        (184, 500),
-        (216, 510),
-        (248, 500),
-        (280, 500),
-    ];
-    let large = (1_052_656, 1);
-    check(Allocator::Glibc, &[&small[..], &[large]].concat());
+    check(Allocator::Glibc, planted::IN_GLIBC);
 }
-
-const IN_JEMALLOC: [(u64, u64); 7] = [
-    (128, 500),
-    (160, 500),
-    (192, 500),
-    (224, 510),
-    (256, 500),
-    (320, 500),
-    (1 << 20, 1),
-];
 
 #[test]
 fn leaks_in_jemalloc_are_found_and_nothing_else() {
-    check(Allocator::Preloaded, &IN_JEMALLOC);
+    check(Allocator::Preloaded, planted::IN_JEMALLOC);
 }
 
 #[test]
 fn leaks_in_static_jemalloc_are_found_and_nothing_else() {
-    check(Allocator::Static, &IN_JEMALLOC);
+    check(Allocator::Static, planted::IN_JEMALLOC);
 }
 
 /// About one in 20 of the leaked objects is sampled; the others are shown without a stack.

@@ -1,0 +1,56 @@
+//! A command that ran to its end.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// Exit code and output of a command.
+#[derive(Debug)]
+pub struct Run {
+    /// -1 where a signal ended it.
+    pub code: i32,
+    /// Text on stdout; bytes that are no UTF-8 are replaced.
+    pub stdout: String,
+    /// Text on stderr, likewise.
+    pub stderr: String,
+}
+
+impl Run {
+    /// Runs a command.
+    ///
+    /// # Panics
+    /// It cannot be started.
+    #[track_caller]
+    pub fn of(command: &mut Command) -> Self {
+        let output = command.output();
+        Self::from_output(output.unwrap_or_else(|error| panic!("{command:?}: {error}")))
+    }
+
+    /// Exit code and texts of a command's output.
+    pub fn from_output(output: Output) -> Self {
+        Self {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// The JSON that it printed.
+    ///
+    /// # Panics
+    /// It printed none.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// Returns the run.
+    ///
+    /// # Panics
+    /// It exited with another code.
+    #[track_caller]
+    pub fn exits(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "{self:?}");
+        self
+    }
+}
