@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
+use memprof_ptrace::process::ProcStatus;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use serde_json::Value;
 
@@ -177,11 +178,8 @@ pub(crate) fn find_process(text: &str) -> Result<u32, String> {
 
 /// Returns the pid of a process in its innermost pid namespace. `None` if the process has ended.
 fn own_pid(pid: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("NSpid:"))?;
-    line.split_ascii_whitespace().next_back()?.parse().ok()
+    let status = ProcStatus::read_thread(pid).ok()?;
+    status.ns_pids.last().copied()
 }
 
 #[cfg(test)]

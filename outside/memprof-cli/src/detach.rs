@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use memprof_host::{DiscoveryScope, RunningHost, discover};
 use memprof_ptrace::HaltWatch;
+use memprof_ptrace::process::ProcStatus;
 use serde_json::json;
 
 pub(crate) use self::leftovers::Leftovers;
@@ -167,11 +168,7 @@ fn hosts_in_tree(pid: u32) -> Vec<u32> {
 /// Maps the pid of each process in /proc to that of its parent.
 fn parent_pids() -> HashMap<u32, u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let parent = |pid: u32| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
-        Some((pid, line.trim().parse().ok()?))
-    };
+    let parent = |pid: u32| Some((pid, ProcStatus::read_thread(pid).ok()?.parent));
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter_map(parent).collect()
 }
