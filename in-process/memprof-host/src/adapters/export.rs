@@ -1,124 +1,75 @@
 //! Entry points that a plugin's library exports, so that other programs can load it. Each adapter's file has a macro
 //! for its entry points; the macros here select among them.
 
-/// Makes a plugin's library loadable by other programs. `$entry` is the plugin's `memprof_plugin_entry`. The adapters
-/// are listed after a colon; by default they are those whose feature of this crate is on. To list one whose feature is
-/// off is an error. Call it once, in the cdylib, beside `export_plugin!`.
-///
-/// ```text
-/// memprof_plugin_abi::export_plugin!(Greeter);
-/// memprof_host::export_adapters!(memprof_plugin_entry: redis, preload);
-/// ```
-#[macro_export]
-macro_rules! export_adapters {
-    ($entry:path) => {
-        $crate::__export_instance!();
-        $crate::__export_attached!(optional, $entry);
-        $crate::__export_ffi!(optional, $entry);
-        $crate::__export_java!(optional, $entry);
-        $crate::__export_lua!(optional, $entry);
-        $crate::__export_node!(optional, $entry);
-        $crate::__export_preload!(optional, $entry);
-        $crate::__export_python!(optional, $entry);
-        $crate::__export_redis!(optional, $entry);
-        $crate::__export_ruby!(optional, $entry);
-        $crate::__export_httpd!(optional, $entry);
-        $crate::__export_mariadb!(optional, $entry);
-        $crate::__export_nginx!(optional, $entry);
-        $crate::__export_postgres!(optional, $entry);
-        $crate::__export_mosquitto!(optional, $entry);
-        $crate::__export_traffic_server!(optional, $entry);
-    };
-    ($entry:path: $($adapter:ident),+ $(,)?) => {
-        $crate::__export_instance!();
-        $($crate::__export_adapter!($adapter, $entry);)+
-    };
-}
-
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __export_adapter {
-    (attached, $entry:path) => {
-        $crate::__export_attached!(named, $entry);
-    };
-    (ffi, $entry:path) => {
-        $crate::__export_ffi!(named, $entry);
-    };
-    (java, $entry:path) => {
-        $crate::__export_java!(named, $entry);
-    };
-    (lua, $entry:path) => {
-        $crate::__export_lua!(named, $entry);
-    };
-    (node, $entry:path) => {
-        $crate::__export_node!(named, $entry);
-    };
-    (preload, $entry:path) => {
-        $crate::__export_preload!(named, $entry);
-    };
-    (python, $entry:path) => {
-        $crate::__export_python!(named, $entry);
-    };
-    (redis, $entry:path) => {
-        $crate::__export_redis!(named, $entry);
-    };
-    (ruby, $entry:path) => {
-        $crate::__export_ruby!(named, $entry);
-    };
-    (httpd, $entry:path) => {
-        $crate::__export_httpd!(named, $entry);
-    };
-    (mariadb, $entry:path) => {
-        $crate::__export_mariadb!(named, $entry);
-    };
-    (nginx, $entry:path) => {
-        $crate::__export_nginx!(named, $entry);
-    };
-    (postgres, $entry:path) => {
-        $crate::__export_postgres!(named, $entry);
-    };
-    (mosquitto, $entry:path) => {
-        $crate::__export_mosquitto!(named, $entry);
-    };
-    (traffic_server, $entry:path) => {
-        $crate::__export_traffic_server!(named, $entry);
-    };
-}
-
-/// Defines the macro of an adapter whose feature is off.
-macro_rules! stub_adapter {
-    ($macro:ident, $feature:literal) => {
-        #[cfg(not(feature = $feature))]
-        #[doc(hidden)]
+/// Defines [`export_adapters!`](crate::export_adapters) and what it needs from a list of all adapters: name, macro
+/// and feature of each. `$d` is a dollar sign, which a macro cannot write for a macro that it defines.
+macro_rules! define_exports {
+    ($d:tt; $($name:ident $macro:ident $feature:literal;)+) => {
+        /// Makes a plugin's library loadable by other programs. `$entry` is the plugin's `memprof_plugin_entry`. The
+        /// adapters are listed after a colon; by default they are those whose feature of this crate is on. To list one
+        /// whose feature is off is an error. Call it once, in the cdylib, beside `export_plugin!`.
+        ///
+        /// ```text
+        /// memprof_plugin_abi::export_plugin!(Greeter);
+        /// memprof_host::export_adapters!(memprof_plugin_entry: redis, preload);
+        /// ```
         #[macro_export]
-        macro_rules! $macro {
-            (optional, $entry:path) => {};
-            (named, $entry:path) => {
-                compile_error!(concat!(
-                    "memprof-host needs the feature ",
-                    $feature,
-                    " for this adapter"
-                ));
+        macro_rules! export_adapters {
+            ($d entry:path) => {
+                $d crate::__export_instance!();
+                $($d crate::$macro!(optional, $d entry);)+
+            };
+            ($d entry:path: $d($d adapter:ident),+ $d(,)?) => {
+                $d crate::__export_instance!();
+                $d($d crate::__export_adapter!($d adapter, $d entry);)+
             };
         }
+
+        #[doc(hidden)]
+        #[macro_export]
+        macro_rules! __export_adapter {
+            $(($name, $d entry:path) => {
+                $d crate::$macro!(named, $d entry);
+            };)+
+        }
+
+        $(
+            /// The macro of the adapter where its feature is off.
+            #[cfg(not(feature = $feature))]
+            #[doc(hidden)]
+            #[macro_export]
+            macro_rules! $macro {
+                (optional, $d entry:path) => {};
+                (named, $d entry:path) => {
+                    compile_error!(concat!(
+                        "memprof-host needs the feature ",
+                        $feature,
+                        " for this adapter"
+                    ));
+                };
+            }
+        )+
     };
 }
 
-stub_adapter!(__export_attached, "adapter-attached");
-stub_adapter!(__export_ffi, "adapter-ffi");
-stub_adapter!(__export_java, "adapter-java");
-stub_adapter!(__export_lua, "adapter-lua");
-stub_adapter!(__export_node, "adapter-node");
-stub_adapter!(__export_preload, "adapter-preload");
-stub_adapter!(__export_python, "adapter-python");
-stub_adapter!(__export_redis, "adapter-redis");
-stub_adapter!(__export_ruby, "adapter-ruby");
-stub_adapter!(__export_httpd, "adapter-httpd");
-stub_adapter!(__export_mariadb, "adapter-mariadb");
-stub_adapter!(__export_nginx, "adapter-nginx");
-stub_adapter!(__export_postgres, "adapter-postgres");
-stub_adapter!(__export_mosquitto, "adapter-mosquitto");
-stub_adapter!(__export_traffic_server, "adapter-traffic-server");
+define_exports! {
+    $;
+    attached __export_attached "adapter-attached";
+    ffi __export_ffi "adapter-ffi";
+    java __export_java "adapter-java";
+    lua __export_lua "adapter-lua";
+    node __export_node "adapter-node";
+    preload __export_preload "adapter-preload";
+    python __export_python "adapter-python";
+    redis __export_redis "adapter-redis";
+    ruby __export_ruby "adapter-ruby";
+    httpd __export_httpd "adapter-httpd";
+    mariadb __export_mariadb "adapter-mariadb";
+    nginx __export_nginx "adapter-nginx";
+    postgres __export_postgres "adapter-postgres";
+    mosquitto __export_mosquitto "adapter-mosquitto";
+    traffic_server __export_traffic_server "adapter-traffic-server";
+}
 
 #[doc(hidden)]
 #[macro_export]

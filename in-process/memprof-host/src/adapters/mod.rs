@@ -22,23 +22,7 @@
 //! An adapter never fails the program's start. A failure is logged in one line, and is the reply to every message.
 
 #![cfg_attr(
-    not(all(
-        feature = "adapter-attached",
-        feature = "adapter-ffi",
-        feature = "adapter-httpd",
-        feature = "adapter-java",
-        feature = "adapter-lua",
-        feature = "adapter-mariadb",
-        feature = "adapter-mosquitto",
-        feature = "adapter-nginx",
-        feature = "adapter-node",
-        feature = "adapter-postgres",
-        feature = "adapter-preload",
-        feature = "adapter-python",
-        feature = "adapter-redis",
-        feature = "adapter-ruby",
-        feature = "adapter-traffic-server"
-    )),
+    not(feature = "all-adapters"),
     allow(dead_code, reason = "each adapter uses a part of the shared code")
 )]
 
