@@ -46,7 +46,6 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use xtask::dist::{self, Profile};
 use xtask::packages;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,10 +125,10 @@ pub fn run(args: &[&str]) -> Result<()> {
     }
 }
 
-/// Builds the programs, runs the suites, and fails if one of them failed.
+/// Builds the programs of torture, runs the suites, and fails if one of them failed. What `cargo xtask build` builds
+/// must be there.
 fn run_suites(length: SuiteLength, suites: &[Suite]) -> Result<()> {
     packages::ensure_installed(packages::TEST)?;
-    dist::build_all(Profile::Dev)?;
     programs::build_all()?;
     let mut failed = Vec::new();
     for (name, run) in suites {

@@ -1,4 +1,4 @@
-//! Builds the programs of the suites, in `target/dist/torture`; needs [`dist::build`] first.
+//! Builds the programs of the suites, in `target/dist/torture`; needs [`dist::build_all`] first.
 
 use anyhow::Result;
 use xtask::dist::{

@@ -45,6 +45,7 @@ usage: cargo xtask COMMAND
 
 /// Builds and runs torture, which is a crate of its own so that other commands need not wait for its build.
 fn run_torture(args: &[&str]) -> anyhow::Result<()> {
+    dist::build_all(Profile::Dev)?;
     dist::build_programs(["torture"])?;
     run(&mut torture_command(args))
 }
