@@ -1,5 +1,6 @@
 //! `memprof ps`: lists the running hosts, and with `--all` processes that could be attached to.
 
+mod bounded_work;
 mod processes;
 
 use std::path::PathBuf;
@@ -26,6 +27,9 @@ struct Listing {
     unreached: Vec<UnreachableRow>,
     #[serde(skip_serializing_if = "Option::is_none")]
     processes: Option<Vec<processes::ProcessRow>>,
+    /// Pids of processes that were not examined in time.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unexamined: Vec<u32>,
 }
 
 /// Row of a running host.
@@ -69,6 +73,7 @@ pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outco
         hosts: found.hosts.into_iter().map(host_row).collect(),
         unreached: found.unreachable.into_iter().map(unreachable_row).collect(),
         processes: None,
+        unexamined: Vec::new(),
     };
     let mut other_user_count = 0;
     if all {
@@ -76,6 +81,7 @@ pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outco
         let found = processes::process_rows(hosts, growth_time)?;
         listing.processes = Some(found.rows);
         other_user_count = found.other_user_count;
+        listing.unexamined = found.unexamined;
     }
     if json {
         output::print(&serde_json::to_string(&listing)?);
@@ -91,6 +97,8 @@ pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outco
         None if listing.hosts.is_empty() => {}
         None => output::print(&format_table(&listing.hosts)),
     }
+    let unexamined = processes::unexamined_note(&listing.unexamined);
+    unexamined.iter().for_each(|note| output::note(note));
     for one in listing.unreached.iter().take(MAX_LISTED) {
         output::note(&one.describe());
     }

@@ -25,56 +25,72 @@ pub struct ListedProcess {
     pub is_readable: bool,
 }
 
-/// Processes that the user may see.
+/// Result of looking at one pid.
 #[derive(Debug)]
-pub struct ProcessList {
-    /// Processes of this user, or for root of all users, by resident memory in descending order.
-    pub processes: Vec<ListedProcess>,
-    /// Number of processes of other users.
-    pub other_user_count: usize,
+pub enum ListResult {
+    /// A process of this user, or for root of any user.
+    Process(Box<ListedProcess>),
+    /// A process of another user.
+    OtherUser,
+    /// A kernel thread, a process that has ended, or this process.
+    Omitted,
 }
 
-/// Examines every process but this one, and stops none. Skips kernel threads and processes that have ended.
-///
-/// # Errors
-/// `Unreadable`: there is no /proc.
-pub fn list_processes() -> Result<ProcessList, Refusal> {
-    let caller = TracerCredentials::current()?;
-    let mut list = ProcessList {
-        processes: Vec::new(),
-        other_user_count: 0,
-    };
-    for pid in ProcDir::list_pids()? {
+/// Examines processes for a list. Stops none of them, and reads no memory.
+#[derive(Clone, Debug)]
+pub struct ProcessLister {
+    caller: TracerCredentials,
+}
+
+impl ProcessLister {
+    /// Reads the credentials of this process.
+    ///
+    /// # Errors
+    /// `Unreadable`: there is no /proc.
+    pub fn new() -> Result<Self, Refusal> {
+        Ok(Self {
+            caller: TracerCredentials::current()?,
+        })
+    }
+
+    /// Lists the pids of all processes, including this one and kernel threads.
+    ///
+    /// # Errors
+    /// `Unreadable`: /proc cannot be listed.
+    pub fn pids(&self) -> Result<Vec<u32>, Refusal> {
+        Ok(ProcDir::list_pids()?.collect())
+    }
+
+    /// Examines one process. The kernel may wait for the process's lock on its mappings, or for its file system, without
+    /// a limit.
+    pub fn examine(&self, pid: u32) -> ListResult {
         let proc_dir = ProcDir::for_pid_once(pid);
         // The process has ended meanwhile.
         let Ok(status) = proc_dir.parse("status", ProcStatus::parse) else {
-            continue;
+            return ListResult::Omitted;
         };
-        let outcome = caller.examine_with_status(Purpose::List, &proc_dir, pid, status.clone());
+        let examine = |purpose| {
+            self.caller
+                .examine_with_status(purpose, &proc_dir, pid, status.clone())
+        };
+        let outcome = examine(Purpose::List);
         match outcome {
             Err(
                 Refusal::NoSuchProcess | Refusal::Zombie | Refusal::KernelThread | Refusal::Itself,
-            ) => {}
+            ) => ListResult::Omitted,
             Err(Refusal::Denied {
                 denial: Denial::OtherUser(_),
                 ..
-            }) => list.other_user_count += 1,
-            outcome => {
-                let examine_to_read =
-                    || caller.examine_with_status(Purpose::Read, &proc_dir, pid, status.clone());
-                list.processes.push(ListedProcess {
-                    pid,
-                    command: proc_dir.command(),
-                    maps: proc_dir.read("maps").unwrap_or_default(),
-                    cgroups: proc_dir.read("cgroup").unwrap_or_default(),
-                    is_readable: outcome.is_ok() || examine_to_read().is_ok(),
-                    status,
-                    outcome,
-                });
-            }
+            }) => ListResult::OtherUser,
+            outcome => ListResult::Process(Box::new(ListedProcess {
+                pid,
+                command: proc_dir.command(),
+                maps: proc_dir.read("maps").unwrap_or_default(),
+                cgroups: proc_dir.read("cgroup").unwrap_or_default(),
+                is_readable: outcome.is_ok() || examine(Purpose::Read).is_ok(),
+                outcome,
+                status,
+            })),
         }
     }
-    list.processes
-        .sort_by_key(|process| std::cmp::Reverse(process.status.resident));
-    Ok(list)
 }

@@ -2,14 +2,16 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use memprof_ptrace::{ExaminedProcess, ListedProcess, Refusal};
+use memprof_ptrace::{ExaminedProcess, ListResult, ListedProcess, ProcessLister, Refusal};
 use memprof_report::{SampleType, format_amount};
 use nix::unistd::{Uid, User};
 use serde::Serialize;
 
+use super::bounded_work::{WorkLimits, work_within};
 use crate::container::Container;
 use crate::exit::{FAILED, with_exit_code};
 use crate::output;
@@ -17,6 +19,14 @@ use crate::program_kind::ProgramKinds;
 
 /// Least time over which growth is measured: to list some processes takes less.
 const MIN_GROWTH_TIME: Duration = Duration::from_millis(250);
+/// Time in which all processes are examined. The kernel may wait for a process's lock, or for a file system that does not
+/// answer.
+const LIST_TIME: WorkLimits = WorkLimits {
+    stuck: Duration::from_millis(500),
+    total: Duration::from_secs(10),
+};
+/// Most pids in the note on processes that were not examined.
+const MAX_NOTED: usize = 10;
 
 /// Processes that the user may see.
 #[derive(Debug)]
@@ -25,6 +35,16 @@ pub(super) struct Processes {
     pub(super) rows: Vec<ProcessRow>,
     /// Number of processes of other users, which are not shown.
     pub(super) other_user_count: usize,
+    /// Pids of the processes that were not examined in [`LIST_TIME`].
+    pub(super) unexamined: Vec<u32>,
+}
+
+/// Row of a process, or what it is instead.
+#[derive(Debug)]
+enum RowResult {
+    Row(Box<ProcessRow>),
+    OtherUser,
+    Omitted,
 }
 
 /// A row of `memprof ps --all`.
@@ -89,14 +109,31 @@ pub(super) fn process_rows(
     growth_time: Option<Duration>,
 ) -> anyhow::Result<Processes> {
     let start = Instant::now();
-    let list = memprof_ptrace::list_processes();
-    let list = list.map_err(|error| with_exit_code(FAILED, error.to_string()))?;
-    let (mut kinds, mut users) = (ProgramKinds::default(), HashMap::new());
-    let mut rows: Vec<_> = list
-        .processes
-        .into_iter()
-        .map(|process| process_row(process, &hosts, &mut kinds, &mut users))
-        .collect();
+    let failed = |error: Refusal| with_exit_code(FAILED, error.to_string());
+    let lister = ProcessLister::new().map_err(failed)?;
+    let pids = lister.pids().map_err(failed)?;
+    let hosts = Arc::new(hosts);
+    let listed = work_within(LIST_TIME, pids, || {
+        let (lister, hosts) = (lister.clone(), Arc::clone(&hosts));
+        let (mut kinds, mut users) = (ProgramKinds::default(), HashMap::new());
+        move |pid| match lister.examine(pid) {
+            ListResult::Process(process) => RowResult::Row(Box::new(process_row(
+                *process, &hosts, &mut kinds, &mut users,
+            ))),
+            ListResult::OtherUser => RowResult::OtherUser,
+            ListResult::Omitted => RowResult::Omitted,
+        }
+    });
+    let mut rows = Vec::new();
+    let mut other_user_count = 0;
+    for result in listed.results {
+        match result {
+            RowResult::Row(row) => rows.push(*row),
+            RowResult::OtherUser => other_user_count += 1,
+            RowResult::Omitted => {}
+        }
+    }
+    rows.sort_by_key(|row| (std::cmp::Reverse(row.rss), row.pid));
     thread::sleep(
         growth_time
             .unwrap_or(MIN_GROWTH_TIME)
@@ -110,8 +147,31 @@ pub(super) fn process_rows(
     }
     Ok(Processes {
         rows,
-        other_user_count: list.other_user_count,
+        other_user_count,
+        unexamined: listed.unfinished,
     })
+}
+
+/// Returns the note on processes that were not examined; `None` if all were.
+pub(super) fn unexamined_note(pids: &[u32]) -> Option<String> {
+    if pids.is_empty() {
+        return None;
+    }
+    let mut names: Vec<_> = pids.iter().take(MAX_NOTED).map(u32::to_string).collect();
+    if pids.len() > MAX_NOTED {
+        names.push("…".to_owned());
+    }
+    let noun = if pids.len() == 1 {
+        "process"
+    } else {
+        "processes"
+    };
+    Some(format!(
+        "not examined within {} s, as they or the machine do not answer: {} {noun} (pid {})",
+        LIST_TIME.total.as_secs(),
+        pids.len(),
+        names.join(", ")
+    ))
 }
 
 /// Returns the resident memory of a process in bytes; `None` if it has ended.
@@ -371,6 +431,21 @@ pub(super) fn states_note(rows: &[ProcessRow]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unexamined_processes_are_counted_and_some_named() {
+        let check = |pids: &[u32], expected: Option<&str>| {
+            let note = unexamined_note(pids);
+            let note = note.map(|note| note.split_once(": ").unwrap().1.to_owned());
+            assert_eq!(note.as_deref(), expected);
+        };
+        check(&[], None);
+        check(&[7], Some("1 process (pid 7)"));
+        check(
+            &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11],
+            Some("11 processes (pid 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, …)"),
+        );
+    }
 
     #[test]
     fn sizes_have_three_digits() {

@@ -56,6 +56,14 @@ impl Action {
         }
     }
 
+    /// Whether the command loads the plugin, which stays until its lease ends if the command is killed.
+    pub(super) fn loads_plugin(self) -> bool {
+        match self {
+            Self::Record | Self::Leaks | Self::Attach | Self::Detach => true,
+            Self::Holders | Self::Ledger => false,
+        }
+    }
+
     /// Time for which the command samples, if it does: its progress.
     pub(super) fn sampling_time(self) -> Option<Duration> {
         match self {
@@ -86,5 +94,12 @@ mod tests {
         check(Action::Ledger, "ledger 7 --format=html");
         check(Action::Attach, "attach 7");
         check(Action::Detach, "detach 7");
+    }
+
+    #[test]
+    fn actions_that_only_read_load_no_plugin() {
+        assert!(Action::Leaks.loads_plugin());
+        assert!(!Action::Holders.loads_plugin());
+        assert!(!Action::Ledger.loads_plugin());
     }
 }

@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::action::Action;
 
 /// Most bytes of a page.
-const MAX_PAGE_BYTES: u64 = 64 << 20;
+pub(super) const MAX_PAGE_BYTES: u64 = 64 << 20;
 /// Most bytes that a command writes to standard error.
 const MAX_LOG_BYTES: u64 = 1 << 20;
 /// Most bytes of a job's messages, the last ones: an error comes at the end.
@@ -160,10 +160,13 @@ impl Job {
             .cancelled
             .is_some_and(|time| time.elapsed() > CANCEL_TIME)
         {
-            // The lease of the plugin then ends what the command changed.
-            self.exceeds = Some(
-                "it was killed; the plugin may be in the process until its lease ends: Detach removes it now",
-            );
+            self.exceeds = Some(match self.action.loads_plugin() {
+                // The lease of the plugin then ends what the command changed.
+                true => {
+                    "it was killed; the plugin may be in the process until its lease ends: Detach removes it now"
+                }
+                false => "it was killed; it had loaded nothing into the process",
+            });
             let _ = self.child.kill();
         }
     }
@@ -213,28 +216,33 @@ impl Job {
         }
     }
 
-    /// Messages of the command: its notes and its error, without memprof's name in front; of one without a page, its text.
+    /// Messages of the command: its notes and its error, as [`page_line`] returns them; of one without a page, its text.
     fn message(&self, state: JobState) -> String {
         let mut text = read_text(&self.messages);
         if !self.action.has_page() && state == JobState::Done {
             text.insert_str(0, &read_text(&self.output));
         }
-        let lines = text.lines().map(|line| {
-            let line = line.strip_prefix("memprof: ").unwrap_or(line);
-            line.strip_prefix("note: ").unwrap_or(line)
-        });
+        let lines = text.lines().map(page_line);
         let lines: Vec<_> = lines.chain(self.exceeds).collect();
         lines.join("\n")
     }
 }
 
+/// Returns a line of a command's messages as the page shows it: without memprof's name, and without an option to type.
+fn page_line(line: &str) -> &str {
+    let line = line.strip_prefix("memprof: ").unwrap_or(line);
+    let line = line.strip_prefix("note: ").unwrap_or(line);
+    line.strip_suffix("; --sample-interval SIZE fixes that")
+        .unwrap_or(line)
+}
+
 /// A file in memory.
-fn memory_file() -> io::Result<File> {
+pub(super) fn memory_file() -> io::Result<File> {
     Ok(memfd_create("memprof-job", MemfdFlags::CLOEXEC)?.into())
 }
 
 /// Text of a file, cut to [`MAX_MESSAGE_BYTES`].
-fn read_text(file: &File) -> String {
+pub(super) fn read_text(file: &File) -> String {
     let bytes = read_end(file, MAX_MESSAGE_BYTES).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -249,9 +257,27 @@ fn read_end(file: &File, limit: u64) -> Option<Vec<u8>> {
 }
 
 /// First bytes of a file, at most `limit`. Its offset is the writer's, and stays.
-fn read_start(file: &File, limit: u64) -> Option<Vec<u8>> {
+pub(super) fn read_start(file: &File, limit: u64) -> Option<Vec<u8>> {
     let length = file.metadata().ok()?.len().min(limit);
     let mut bytes = vec![0; usize::try_from(length).ok()?];
     file.read_exact_at(&mut bytes, 0).ok()?;
     Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_have_no_words_for_the_shell() {
+        let check = |line: &str, expected: &str| assert_eq!(page_line(line), expected);
+        check(
+            "memprof: note: one sample per 4.00KiB, 607 in a second; --sample-interval SIZE fixes that",
+            "one sample per 4.00KiB, 607 in a second",
+        );
+        check(
+            "memprof: 4711 (web): the profile is empty",
+            "4711 (web): the profile is empty",
+        );
+    }
 }

@@ -1,16 +1,24 @@
 //! The processes of the machine, as `memprof ps --all` lists them.
 
+use std::io;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 
+use super::job::{MAX_PAGE_BYTES, memory_file, read_start, read_text};
 use crate::problem::{Problem, Result};
 
 /// Age up to which a list is shown again: it costs some CPU time for each process.
 const MAX_AGE: Duration = Duration::from_secs(2);
+/// Time after which a list is given up. The command itself takes 20 s at most, on a machine that gives it a processor: for
+/// hosts that do not answer, and for processes.
+const MAX_TIME: Duration = Duration::from_secs(30);
+/// Pause between two looks at whether the command has ended.
+const POLL_PAUSE: Duration = Duration::from_millis(10);
 
 /// Lists the processes.
 #[derive(Debug)]
@@ -40,16 +48,79 @@ impl ProcessList {
             return Ok(list.clone());
         }
         let mut command = Command::new(&self.program);
-        command.args(["ps", "--all", "--json"]).stdin(Stdio::null());
-        let listed = spawn_blocking(move || command.output()).await;
-        let listed = listed.map_err(|error| Problem::internal(error.to_string()))?;
-        let listed = listed
-            .map_err(|error| Problem::internal(format!("failed to list processes: {error}")))?;
-        if !listed.status.success() {
-            let message = String::from_utf8_lossy(&listed.stderr);
-            return Err(Problem::internal(message.trim()));
+        command.args(["ps", "--all", "--json"]);
+        let listed = spawn_blocking(move || run_within(&mut command, MAX_TIME)).await;
+        let listed = listed.map_err(|error| Problem::internal(error.to_string()))??;
+        *last = Some((Instant::now(), listed.clone()));
+        Ok(listed)
+    }
+}
+
+/// Runs the command that lists the processes, and returns its output.
+///
+/// # Errors
+/// The command cannot be started, fails, or takes longer than `limit`.
+fn run_within(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
+    let failed = |error: io::Error| Problem::internal(format!("failed to list processes: {error}"));
+    let [output, messages] = [
+        memory_file().map_err(failed)?,
+        memory_file().map_err(failed)?,
+    ];
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(output.try_clone().map_err(failed)?)
+        .stderr(messages.try_clone().map_err(failed)?)
+        .spawn()
+        .map_err(failed)?;
+    let start = Instant::now();
+    let status = loop {
+        match child.try_wait().map_err(failed)? {
+            Some(status) => break status,
+            None if start.elapsed() < limit => thread::sleep(POLL_PAUSE),
+            None => {
+                // If it cannot be killed, it ends by itself.
+                let _ = child.kill();
+                // Not waited for here, because the kernel may keep it in the read of a file that does not come.
+                thread::spawn(move || child.wait());
+                return Err(Problem::internal(format!(
+                    "the list of processes took longer than {} s",
+                    limit.as_secs()
+                ))
+                .remedy("the machine is busy; try `memprof ps --all` in a terminal"));
+            }
         }
-        *last = Some((Instant::now(), listed.stdout.clone()));
-        Ok(listed.stdout)
+    };
+    match status.success() {
+        true => read_start(&output, MAX_PAGE_BYTES)
+            .ok_or_else(|| Problem::internal("failed to read the list of processes")),
+        false => Err(Problem::internal(read_text(&messages).trim())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a script in the place of memprof.
+    fn check(script: &str, limit: Duration, expected: std::result::Result<&str, &str>) {
+        let listed = run_within(Command::new("sh").args(["-c", script]), limit);
+        let listed = listed.map(|bytes| String::from_utf8(bytes).unwrap());
+        let listed = listed.map_err(|problem| format!("{problem:?}"));
+        match expected {
+            Ok(text) => assert_eq!(listed.unwrap(), text),
+            Err(text) => assert!(listed.as_ref().unwrap_err().contains(text), "{listed:?}"),
+        }
+    }
+
+    #[test]
+    fn list_that_takes_too_long_is_given_up() {
+        let long = Duration::from_secs(60);
+        check("echo '{}'", long, Ok("{}\n"));
+        check("echo no /proc >&2; exit 1", long, Err("no /proc"));
+        check(
+            "exec sleep 60",
+            Duration::from_millis(50),
+            Err("longer than"),
+        );
     }
 }

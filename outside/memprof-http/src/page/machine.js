@@ -22,14 +22,14 @@ const ACTIONS = {
   detach: { button: 'Detach', title: 'Removes the plugin from a process that was attached to', doing: 'Detaching', done: 'Detached', look: '' },
 };
 
-let processes = [], seen = 0, listTimer = 0, jobTimer = 0;
+let processes = [], unexamined = [], seen = 0, listTimer = 0, jobTimer = 0;
 const rows = new Map();
 
 async function list() {
   clearTimeout(listTimer);
   if (document.hidden) return;
   try {
-    ({ processes } = await ask('processes'));
+    ({ processes, unexamined = [] } = await ask('processes'));
     seen = Date.now();
     // One that was shown because the server did not answer.
     if ($('notice').dataset.gone) $('notice').hidden = true;
@@ -66,7 +66,8 @@ function draw() {
   for (const pid of rows.keys()) if (!living.has(pid)) rows.delete(pid);
   age();
   const more = found.length - shown.length;
-  $('listed').dataset.more = more > 0 ? `; ${more} smaller ones are not shown` : '';
+  $('listed').dataset.more = (more > 0 ? `; ${more} smaller ones are not shown` : '')
+    + (unexamined.length ? `; ${unexamined.length} did not answer in time (pid ${unexamined.slice(0, 10).join(', ')}${unexamined.length > 10 ? ' …' : ''})` : '');
 }
 
 // How fresh the list is.
