@@ -17,7 +17,7 @@ use crate::analysis_summary::describe_process;
 use crate::exit::{Outcome, UNAVAILABLE};
 use crate::message::{self, MessageArgs};
 use crate::output;
-use crate::program_kind::ProgramKinds;
+use crate::program_kind::{ProgramKinds, stripped_allocator};
 use crate::reply::send_request;
 use crate::subject::{Subject, find_subject};
 
@@ -63,9 +63,16 @@ fn diagnose_outside(pid: u32, json: bool) -> Outcome {
         Finding { remedy, ..finding }
     }));
     findings.extend(examined.as_ref().ok().and_then(process_notice));
+    let stripped = stripped_allocator(pid);
+    findings.extend(stripped.map(|name| stripped_finding(pid, name)));
     let has_plugin = examined.as_ref().is_ok_and(|process| process.has_plugin);
     let kind = ProgramKinds::default().kind_for_pid(pid);
-    let next = next_command(pid, examined.is_ok());
+    let next = match stripped {
+        // Its heap is found by its own tables.
+        Some("jemalloc") => next_command(pid, false),
+        Some(_) => format!("memprof ledger {pid}"),
+        None => next_command(pid, examined.is_ok()),
+    };
     let allocators = match &*kind.allocators {
         [] => "no allocator that memprof knows by name".to_owned(),
         names => names.join(", "),
@@ -85,7 +92,7 @@ fn diagnose_outside(pid: u32, json: bool) -> Outcome {
             .map_or_else(String::new, |language| format!("{language}; ")),
         findings_text(&findings)
     );
-    let is_refused = examined.is_err();
+    let is_refused = examined.is_err() || stripped.is_some();
     let diagnosis = OutsideDiagnosis {
         status: if is_refused { "error" } else { "ok" },
         text,
@@ -131,6 +138,37 @@ fn refusal_finding(pid: u32, refusal: &Refusal) -> Finding {
         message: format!("no profile can be taken: the process {refusal}"),
         remedy,
     }
+}
+
+/// Builds the finding that the functions of an allocator in the program have no symbols.
+fn stripped_finding(pid: u32, allocator: &str) -> Finding {
+    Finding {
+        kind: "stripped_allocator".into(),
+        severity: Severity::Error.into(),
+        message: stripped_text(allocator),
+        remedy: stripped_remedy(pid, allocator),
+    }
+}
+
+/// Describes an allocator of the program whose functions have no symbols.
+pub(crate) fn stripped_text(allocator: &str) -> String {
+    format!(
+        "the program contains {allocator}, but was stripped, so nothing tells which functions are {allocator}'s: what it \
+         gives out is in no profile"
+    )
+}
+
+/// Returns what makes the functions of an allocator known, and which commands need no function.
+pub(crate) fn stripped_remedy(pid: u32, allocator: &str) -> String {
+    let now = match allocator {
+        "jemalloc" => format!(
+            "as it runs, `memprof leaks --prove {pid}`, `memprof holders {pid}` and `memprof ledger {pid}` work"
+        ),
+        _ => format!("as it runs, `memprof ledger {pid}` works"),
+    };
+    format!(
+        "keep its symbols (Cargo: strip = \"debuginfo\"; strip --strip-debug), and start it again; {now}"
+    )
 }
 
 /// Returns the notice of what attaching will check, if it may still refuse.

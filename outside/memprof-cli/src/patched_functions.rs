@@ -10,6 +10,8 @@ use memprof_attach::{
 use memprof_messages::{AllocatorStatus, InterceptionKind, ProfilerStatus, SamplerChoice};
 use serde_json::{Value, json};
 
+use crate::doctor::{stripped_remedy, stripped_text};
+use crate::program_kind::stripped_allocator;
 use crate::refusal_error::refusal_error;
 
 #[derive(Clone, Copy, Debug)]
@@ -64,8 +66,17 @@ pub(crate) fn patch_malloc(
                 .for_each(|file| outcome.add(pid, file.map(Some))),
             Err(error) => outcome.add(pid, Err(error)),
         }
+        outcome.errors.extend(stripped_error(pid));
     }
     outcome
+}
+
+/// Returns the error that the program contains an allocator whose functions have no symbols. `None` for a jemalloc: the
+/// plugin itself reports that.
+fn stripped_error(pid: u32) -> Option<anyhow::Error> {
+    let name = stripped_allocator(pid).filter(|name| *name != "jemalloc")?;
+    let (text, remedy) = (stripped_text(name), stripped_remedy(pid, name));
+    Some(anyhow::anyhow!("{text}; {remedy}"))
 }
 
 /// Returns whether the allocator samples with its own sampler, or GOT slots call memprof's. Entry patches may be

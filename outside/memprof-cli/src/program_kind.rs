@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use memchr::memmem::find;
 use memprof_ptrace::mapped_file::{MountKey, Mounts};
 use memprof_ptrace::maps::{Mapping, mappings};
-use object::elf::FileHeader64;
+use object::elf::{FileHeader64, SHT_SYMTAB};
 use object::read::elf::{FileHeader, SectionHeader};
 use object::{Endianness, ReadCache, ReadRef};
 
@@ -69,8 +69,46 @@ const ALLOCATOR_SYMBOLS: [(&str, &str); 8] = [
     ("\0scudo_malloc\0", "Scudo"),
 ];
 
-/// Most bytes of a table of names that are read.
+/// Texts that each build of an allocator contains, by which it is found in a program without symbols. Both are required,
+/// because a program that only mentions it may contain one of them.
+const ALLOCATOR_TEXTS: [(&str, [&str; 2]); 2] = [
+    ("jemalloc", ["<jemalloc>: ", "narenas"]),
+    ("mimalloc", ["mimalloc: error: ", "mimalloc: warning: "]),
+];
+
+/// Most bytes of a table of names, or of constants, that are read.
 const NAMES_LIMIT: u64 = 64 << 20;
+
+/// Returns the allocator that a process's program contains without symbols that name its functions, so that no profile
+/// has what it gives out. `None` if there is none, or if the file cannot or must not be read.
+pub(crate) fn stripped_allocator(pid: u32) -> Option<&'static str> {
+    let file = open_program(pid)?;
+    read_stripped_allocator(&ReadCache::new(file)).ok()?
+}
+
+/// Language of a process whose objects are in no profile of malloc, and what shows or samples them.
+pub(crate) fn unsampled_objects(language: &str) -> Option<&'static str> {
+    Some(match language {
+        "Java" => "Java's objects are in HotSpot's heap: `jcmd PID GC.class_histogram` counts them",
+        "JavaScript" => {
+            "JavaScript's objects are in V8's heap: node's `--heapsnapshot-signal` or the inspector shows them"
+        }
+        "Python" => {
+            "Python's objects of up to 512 bytes are sampled only if it was started with PYTHONMALLOC=malloc; \
+             `memprof holders PID` shows what holds them"
+        }
+        "PHP" => {
+            "PHP's objects are in Zend's heap, and sampled only if it was started with USE_ZEND_ALLOC=0"
+        }
+        "Ruby" => {
+            "Ruby's objects are in its own heap: `ObjectSpace.trace_object_allocations` names them"
+        }
+        "Go" => "Go's objects are in its own heap: its net/http/pprof shows them",
+        "Erlang" => "Erlang's memory is in its own heap: `erlang:memory()` and recon show it",
+        ".NET" => ".NET's objects are in its own heap: `dotnet-gcdump collect -p PID` shows them",
+        _ => return None,
+    })
+}
 
 /// Finds kinds, and remembers those of programs, because many processes have the same program.
 #[derive(Debug, Default)]
@@ -111,29 +149,30 @@ impl ProgramKinds {
     /// Returns the kind of a process's program, from its file alone; an empty one if the file cannot or must not be
     /// read.
     fn program(&mut self, pid: u32) -> ProgramKind {
-        let path = format!("/proc/{pid}/exe");
-        let Ok(metadata) = fs::metadata(&path) else {
+        let Ok(metadata) = fs::metadata(format!("/proc/{pid}/exe")) else {
             return ProgramKind::default();
         };
         let key = (metadata.dev(), metadata.ino());
         if let Some(known) = self.programs.get(&key) {
             return known.clone();
         }
-        let device = format!(
-            "{:x}:{:x}",
-            rustix::fs::major(metadata.dev()),
-            rustix::fs::minor(metadata.dev())
-        );
-        // A page of a file on FUSE may never arrive.
-        let kind = match Mounts::for_pid(pid).is_fuse(MountKey::Device(device.as_bytes())) {
-            true => ProgramKind::default(),
-            false => File::open(&path).map_or_else(
-                |_| ProgramKind::default(),
-                |file| file_kind(&ReadCache::new(file)),
-            ),
-        };
+        let kind = open_program(pid).map_or_else(ProgramKind::default, |file| {
+            file_kind(&ReadCache::new(file))
+        });
         self.programs.insert(key, kind.clone());
         kind
+    }
+}
+
+/// Opens the file of a process's program. `None` if it cannot be opened, or is on FUSE: a page of it may never arrive.
+fn open_program(pid: u32) -> Option<File> {
+    let path = format!("/proc/{pid}/exe");
+    let device = fs::metadata(&path).ok()?.dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let key = format!("{major:x}:{minor:x}");
+    match Mounts::for_pid(pid).is_fuse(MountKey::Device(key.as_bytes())) {
+        true => None,
+        false => File::open(&path).ok(),
     }
 }
 
@@ -209,6 +248,40 @@ fn read_kind<'data>(data: impl ReadRef<'data>) -> object::Result<ProgramKind> {
     Ok(kind)
 }
 
+/// Returns the allocator whose texts are among the constants of a program without a table of symbols, and whose
+/// functions it does not export. `None` if there is none.
+fn read_stripped_allocator<'data>(
+    data: impl ReadRef<'data>,
+) -> object::Result<Option<&'static str>> {
+    let header = FileHeader64::<Endianness>::parse(data)?;
+    let endian = header.endian()?;
+    let sections = header.sections(endian, data)?;
+    let mut constants: &[u8] = &[];
+    let mut exported: &[u8] = &[];
+    for section in sections.iter() {
+        if section.sh_type(endian) == SHT_SYMTAB {
+            return Ok(None);
+        }
+        if section.sh_size(endian) > NAMES_LIMIT {
+            continue;
+        }
+        match sections.section_name(endian, section)? {
+            b".rodata" => constants = section.data(endian, data)?,
+            b".dynstr" => exported = section.data(endian, data)?,
+            _ => {}
+        }
+    }
+    let has = |bytes: &[u8], text: &str| find(bytes, text.as_bytes()).is_some();
+    let is_exported = |allocator: &str| {
+        let mut symbols = ALLOCATOR_SYMBOLS.iter();
+        symbols.any(|(symbol, name)| *name == allocator && has(exported, symbol))
+    };
+    let mut allocators = ALLOCATOR_TEXTS.iter();
+    let found = allocators
+        .find(|(name, texts)| texts.iter().all(|text| has(constants, text)) && !is_exported(name));
+    Ok(found.map(|(name, _)| *name))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,6 +314,12 @@ mod tests {
         check("/usr/lib/libtcmalloc_minimal.so.4", None, &["tcmalloc"]);
         check("/lib/ld-musl-x86_64.so.1", None, &["musl"]);
         check("/srv/web", None, &[]);
+    }
+
+    #[test]
+    fn program_with_symbols_contains_no_stripped_allocator() {
+        // This test's program contains the texts.
+        assert_eq!(stripped_allocator(std::process::id()), None);
     }
 
     #[test]

@@ -25,6 +25,7 @@ use crate::exit::{NO_DATA, Outcome, UNREACHABLE, USAGE, with_exit_code};
 use crate::export::export;
 use crate::interrupts::{Interrupts, signal_exit_code};
 use crate::message::{self, TakenDump};
+use crate::program_kind::{ProgramKinds, unsampled_objects};
 use crate::report_form::{FormArgs, open_input, show_live_report, write_live_page};
 use crate::scratch::ScratchFile;
 use crate::temporary_attachment::{AttachOptions, TemporaryAttachment};
@@ -158,14 +159,25 @@ impl Recorded {
             NO_DATA => with_exit_code(
                 NO_DATA,
                 format!(
-                    "{}; a longer recording samples more (`memprof record {pid} --for 5m`)",
+                    "{}{}; a longer recording samples more (`memprof record {pid} --for 5m`)",
                     exit::error_chain(&error)
-                        .replace("`memprof ledger`", &format!("`memprof ledger {pid}`"))
+                        .replace("`memprof ledger`", &format!("`memprof ledger {pid}`")),
+                    unsampled_text(pid),
                 ),
             ),
             _ => error,
         }
     }
+}
+
+/// Returns the text about objects of the process's language that are in no profile, after a semicolon; empty if there
+/// are none, or the process has ended.
+fn unsampled_text(pid: u32) -> String {
+    let kind = ProgramKinds::default().kind_for_pid(pid);
+    let text = kind.language.and_then(unsampled_objects);
+    text.map_or_else(String::new, |text| {
+        format!("; {}", text.replace("PID", &pid.to_string()))
+    })
 }
 
 /// Records in a process. Attaches to it if necessary, and detaches afterwards.

@@ -8,6 +8,9 @@ use crate::symbolized_profile::SymbolizedProfile;
 /// Share of the total from which a note is given, in percent.
 const MIN_SHARE_PERCENT: f64 = 20.0;
 
+/// Name of HotSpot's library, without suffix and version.
+const JVM: &str = "libjvm";
+
 /// File names of interpreters, without versions, and the tools to use instead.
 const INTERPRETERS: &[(&[&str], &str)] = &[
     (
@@ -17,8 +20,13 @@ const INTERPRETERS: &[(&[&str], &str)] = &[
     ),
     (
         &["node", "libnode"],
-        "JavaScript's own functions have names where node runs with `--perf-prof \
-         --interpreted-frames-native-stack`; for its objects use `--heapsnapshot-signal` or the inspector",
+        "JavaScript's own functions have names where node runs with `--perf-basic-prof`; for its objects use \
+         `--heapsnapshot-signal` or the inspector",
+    ),
+    (
+        &["libjvm"],
+        "Java's compiled methods have names after `jcmd PID Compiler.perfmap` (JDK 17 and newer), while the process \
+         runs; `jcmd PID GC.class_histogram` counts Java's objects",
     ),
     (
         &["ruby", "libruby"],
@@ -54,21 +62,49 @@ pub(crate) fn interpreter_advice(
         let file = mapping.file_name();
         Some((file, advice_for(file)?))
     })?;
+    // HotSpot's functions are a library's. What Java code called has a frame of a method, if that has a name.
+    if library_stem(file) == JVM {
+        let share = share_percent(named, sample_type, |frames| {
+            !frames.iter().any(|id| is_named_jit_code(named, *id))
+        });
+        return (share >= MIN_SHARE_PERCENT).then(|| advice_text(share, file, advice));
+    }
     let origins = CodeOrigins::new(named, origin_rules);
     let by_address: Vec<CodeOrigin> = (0..profile.stacks.addresses().len())
         .map(|index| origins.origins(AddressId(index as u32)).max())
         .map(Option::unwrap_or_default)
         .collect();
-    let (mut total, mut interpreted) = (0_i128, 0_i128);
-    for sample in &profile.samples {
+    let share = share_percent(named, sample_type, |frames| {
+        let most = frames.iter().map(|id| by_address[id.0 as usize]).max();
+        most == Some(CodeOrigin::Interpreter)
+    });
+    (share >= MIN_SHARE_PERCENT).then(|| advice_text(share, file, advice))
+}
+
+fn advice_text(share: f64, file: &str, advice: &str) -> String {
+    format!("{share:.0} % ends in {file}: {advice}")
+}
+
+/// Returns the share of the total in stacks for whose frames `is_counted` is true, in percent.
+fn share_percent(
+    named: &SymbolizedProfile,
+    sample_type: SampleType,
+    is_counted: impl Fn(&[AddressId]) -> bool,
+) -> f64 {
+    let (mut total, mut counted) = (0_i128, 0_i128);
+    for sample in &named.profile.samples {
         let value = i128::from(sample.values[sample_type].unsigned_abs());
-        let frames = named.program_frames(sample.stack).iter();
-        let most = frames.map(|id| by_address[id.0 as usize]).max();
         total += value;
-        interpreted += value * i128::from(most == Some(CodeOrigin::Interpreter));
+        counted += value * i128::from(is_counted(named.program_frames(sample.stack)));
     }
-    let share = 100.0 * interpreted as f64 / total.max(1) as f64;
-    (share >= MIN_SHARE_PERCENT).then(|| format!("{share:.0} % ends in {file}: {advice}"))
+    100.0 * counted as f64 / total.max(1) as f64
+}
+
+/// Returns whether an address is of code that a JIT compiler made, and has a name.
+fn is_named_jit_code(named: &SymbolizedProfile, id: AddressId) -> bool {
+    let mapping = named.profile.mapping_of_frame(id);
+    let in_file = mapping.is_some_and(|index| named.profile.mappings[index].is_file());
+    !in_file && !named.names.frames(id).is_empty()
 }
 
 /// Returns the advice for an interpreter. `None` for other files.
@@ -91,6 +127,7 @@ mod tests {
         assert!(
             advice_for("libnode.so.108").is_some_and(|advice| advice.contains("--heapsnapshot"))
         );
+        assert!(advice_for("libjvm.so").is_some_and(|advice| advice.contains("perfmap")));
         assert_eq!(advice_for("redis-server"), None);
         assert_eq!(advice_for("node_exporter"), None);
     }
