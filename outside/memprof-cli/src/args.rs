@@ -48,7 +48,7 @@ pub(crate) enum Command {
         /// be; none of them is stopped.
         #[arg(short, long)]
         all: bool,
-        /// With --all: measure for this time how the processes grow, for example 10s
+        /// With --all: measure for this time how the processes grow, for example 10s [default: 250ms]
         #[arg(long = "for", value_name = "DURATION", requires = "all", value_parser = crate::process_arg::parse_duration)]
         growth_time: Option<Duration>,
         /// Print JSON.
@@ -59,7 +59,7 @@ pub(crate) enum Command {
     Msg(MsgArgs),
     /// List the plugins that a host has loaded and refused, with their messages.
     Plugins {
-        /// The host: a pid, a name or a socket's path. Not needed while only one host runs.
+        /// The host: a pid, a name, container:NAME or a socket's path. Not needed while only one host runs.
         #[arg(value_name = "TARGET", add = completion::target_completer())]
         host: Option<String>,
         /// Like TARGET.
@@ -145,7 +145,7 @@ pub(crate) enum Command {
     },
     /// Print the environment variable that enables jemalloc's profiler in a program.
     MallocConf {
-        /// A program's file, or the pid of a running one. Default: the variable for libjemalloc.so.2.
+        /// A program's file, or the pid of a running one [default: the variable for libjemalloc.so.2].
         #[arg(value_name = "BINARY|PID")]
         program: Option<String>,
     },

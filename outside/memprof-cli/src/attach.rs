@@ -51,7 +51,7 @@ pub(crate) struct AttachArgs {
     #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse_process)]
     pub(crate) pid: u32,
 
-    /// Detach after this time
+    /// Detach after this time, for example 10m or 2h
     #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = crate::process_arg::parse_duration)]
     pub(crate) lease: Duration,
 
@@ -77,7 +77,7 @@ pub(crate) struct AttachArgs {
     #[arg(long)]
     pub(crate) children: bool,
 
-    /// The plugin's file; by default the one that is installed with this program
+    /// The plugin's file [default: the one that is installed with this program]
     #[arg(long, value_name = "FILE")]
     pub(crate) plugin: Option<PathBuf>,
 

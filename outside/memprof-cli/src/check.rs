@@ -28,7 +28,7 @@ pub(crate) struct CheckArgs {
     /// The plugin's file.
     #[arg(value_name = "PLUGIN.so")]
     plugin: PathBuf,
-    /// Fail if loading takes longer than this
+    /// Fail if loading takes longer than this, for example 30s
     #[arg(long = "for", alias = "timeout", value_name = "DURATION", default_value = "10s", value_parser = crate::process_arg::parse_duration)]
     limit: Duration,
     /// Load it in this process.

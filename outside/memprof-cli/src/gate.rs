@@ -65,11 +65,16 @@ pub(crate) struct TestArgs {
     #[arg(long)]
     strict: bool,
 
-    /// One sample per 2^N allocated bytes; a smaller N is more exact for functions, and slower
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u8).range(10..=24))]
-    lg_sample: u8,
+    /// One sample per this many allocated bytes, a power of two from 1KiB to 16MiB; a smaller one is more exact for
+    /// functions, and slower [default: 64KiB]
+    #[arg(long, visible_alias = "interval", value_name = "SIZE", conflicts_with = "lg_sample", value_parser = crate::run::parse_interval)]
+    sample_interval: Option<u8>,
 
-    /// The plugin's file; by default the one that is installed with this program
+    /// One sample per 2^N allocated bytes, in place of --sample-interval
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(10..=24))]
+    lg_sample: Option<u8>,
+
+    /// The plugin's file [default: the one that is installed with this program]
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
 
@@ -95,7 +100,16 @@ enum FormatArg {
     Sarif,
 }
 
+/// log2 of the sample interval in bytes, unless it is given: 64 KiB.
+const DEFAULT_LG_SAMPLE: u8 = 16;
+
 impl TestArgs {
+    /// Returns log2 of the sample interval in bytes.
+    fn lg_sample(&self) -> u8 {
+        let given = self.sample_interval.or(self.lg_sample);
+        given.unwrap_or(DEFAULT_LG_SAMPLE)
+    }
+
     /// Returns whether standard output is one document, so that the command's own output goes to standard error.
     fn prints_document(&self) -> bool {
         let is_document = match self.format {
@@ -202,7 +216,7 @@ fn note_unmatched(verdict: &BudgetVerdict, consequence: &str) {
     for check in verdict.unmatched_checks() {
         output::note(&format!(
             "no sample has the function of the limit {}: it was renamed or inlined, or allocates too little for \
-             --lg-sample; {consequence}",
+             --sample-interval; {consequence}",
             check_text::limit_name(check)
         ));
     }

@@ -340,6 +340,18 @@ pub(crate) fn command() -> Command {
     command.help_template(help)
 }
 
+/// Returns the words of the command line; `memprof help --help` as `memprof help`, which clap refuses.
+pub(crate) fn normalize(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<_> = words.collect();
+    if let [_, help, option] = &*words
+        && help == "help"
+        && (option == "--help" || option == "-h")
+    {
+        words.pop();
+    }
+    words
+}
+
 /// Adds a hint to the error for a message argument that was typed as an option: how it is written.
 pub(crate) fn with_hint(mut error: Error, command: Option<OsString>) -> Error {
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
@@ -365,6 +377,18 @@ mod tests {
 
     use super::*;
     use crate::completion::matching_candidates;
+
+    #[test]
+    fn help_has_help() {
+        let check = |line: &str, expected: &str| {
+            let words = line.split(' ').map(OsString::from);
+            assert_eq!(normalize(words).join(OsStr::new(" ")), expected);
+        };
+        check("memprof help --help", "memprof help");
+        check("memprof help -h", "memprof help");
+        check("memprof help record", "memprof help record");
+        check("memprof record --help", "memprof record --help");
+    }
 
     #[test]
     fn every_command_accepts_its_examples() {

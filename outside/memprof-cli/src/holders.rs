@@ -71,7 +71,7 @@ pub(crate) struct HoldersArgs {
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = crate::process_arg::parse_duration)]
     max_pause: Duration,
 
-    /// Use this much memory at most; default: 12 % of the process's memory, at least 128 MiB
+    /// Use this much memory at most, for example 512MiB [default: 12 % of the process's memory, at least 128 MiB]
     ///
     /// If that is not enough to find all holders of an object, one shortest path to it is shown, and marked as such.
     #[arg(long, value_name = "SIZE", value_parser = parse_amount)]

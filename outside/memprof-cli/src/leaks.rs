@@ -44,8 +44,8 @@ pub(crate) struct LeaksArgs {
     #[command(flatten)]
     prove: ProveArgs,
 
-    /// Compare the N newest dumps, at least 3. Default: the newest dump alone if its samples have ages
-    /// (`memprof activate ages=1m`), else up to 5 dumps
+    /// Compare the N newest dumps, at least 3 [default: the newest dump alone if its samples have ages
+    /// (`memprof activate ages=1m`), else up to 5 dumps]
     #[arg(long, value_name = "N")]
     last: Option<usize>,
 

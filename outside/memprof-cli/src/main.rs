@@ -70,7 +70,7 @@ fn main() -> ExitCode {
     CompleteEnv::with_factory(help::command)
         .var(completion_script::COMPLETE_VARIABLE)
         .complete();
-    let matches = help::command().try_get_matches();
+    let matches = help::command().try_get_matches_from(help::normalize(std::env::args_os()));
     let matches = matches.map_err(|error| help::with_hint(error, std::env::args_os().nth(1)));
     match matches.and_then(|matches| Args::from_arg_matches(&matches)) {
         Ok(args) => output::finish_command(run(args.command), exit::code_of),

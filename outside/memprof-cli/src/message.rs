@@ -22,8 +22,8 @@ use crate::{browser, completion, output, report_form};
 pub(crate) struct MsgArgs {
     #[command(flatten)]
     to: TargetArgs,
-    /// The host (a pid, a name or a socket's path; not needed while only one runs), the plugin's name, the message's
-    /// name, and the message's arguments.
+    /// The host (a pid, a name, container:NAME or a socket's path; not needed while only one runs), the plugin's name, the
+    /// message's name, and the message's arguments.
     #[arg(value_names = ["TARGET", "PLUGIN", "MESSAGE", "KEY=VALUE"], num_args = 0.., add = completion::msg_completer())]
     words: Vec<String>,
 }

@@ -27,7 +27,7 @@ pub(crate) struct TargetArgs {
     /// Print the whole reply as JSON.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Wait this long for the reply [default: 10s for what a host answers at once, else 5m].
+    /// Wait this long for the reply, for example 30s [default: 10s for what a host answers at once, else 5m].
     #[arg(long, value_name = "DURATION", value_parser = crate::process_arg::parse_duration)]
     pub(crate) timeout: Option<Duration>,
 }

@@ -12,7 +12,8 @@ use crate::time::{Instant, parse_instant};
 
 /// Collect and query heap profiles of many machines.
 #[derive(Debug, Parser)]
-#[command(name = "memprof", version, max_term_width = 100)]
+// Users type `memprof fleet`, which executes this program.
+#[command(name = "memprof", bin_name = "memprof", version, max_term_width = 100)]
 #[command(
     after_help = "Exit codes: 0 success, 1 failed, damaged or incomplete, 2 usage, 3 store or server unreachable, \
                   5 no data."
@@ -126,7 +127,7 @@ pub(crate) enum FleetCommand {
     Prune {
         #[command(flatten)]
         store: StoreArgs,
-        /// Keep profiles for this time [default: the configuration's `keep`]
+        /// Keep profiles for this time, for example 30d [default: the configuration's `keep`]
         #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
         keep: Option<Duration>,
     },
@@ -146,8 +147,14 @@ pub(crate) struct ProcessArgs {
     #[command(flatten)]
     pub(crate) bus: BusArgs,
 
-    /// Only these processes: @SERVICE, a machine, or MACHINE/PID
-    #[arg(short, long, value_name = "@SERVICE|MACHINE[/PID]", default_value = "")]
+    /// Only these processes: @SERVICE, a machine, or MACHINE/PID [default: all]
+    #[arg(
+        short,
+        long,
+        value_name = "@SERVICE|MACHINE[/PID]",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub(crate) target: Target,
 
     /// Print JSON
@@ -199,8 +206,14 @@ pub(crate) struct SelectArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
 
-    /// Only these processes: @SERVICE, a machine, or MACHINE/PID
-    #[arg(short, long, value_name = "@SERVICE|MACHINE[/PID]", default_value = "")]
+    /// Only these processes: @SERVICE, a machine, or MACHINE/PID [default: all]
+    #[arg(
+        short,
+        long,
+        value_name = "@SERVICE|MACHINE[/PID]",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub(crate) target: Target,
 
     #[command(flatten)]
@@ -214,7 +227,7 @@ pub(crate) struct TimeWindow {
     #[arg(id = "until", long = "at", value_name = "TIME", value_parser = parse_instant)]
     pub(crate) until: Option<Instant>,
 
-    /// Length of the time that ends there
+    /// Length of the time that ends there, for example 30m or 7d
     #[arg(id = "length", long = "for", value_name = "DURATION", default_value = "1h", value_parser = humantime::parse_duration)]
     pub(crate) length: Duration,
 }
@@ -237,8 +250,13 @@ pub(crate) struct GrowthArgs {
     #[command(flatten)]
     pub(crate) select: SelectArgs,
 
-    #[command(flatten)]
-    pub(crate) table: TableArgs,
+    /// Show this many processes
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(crate) top: usize,
+
+    /// Print JSON, with every process
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Compare two builds: what a process of one holds more than a process of the other, by function
@@ -275,7 +293,7 @@ pub(crate) struct FlameArgs {
     #[arg(long, value_enum, default_value_t = FlameFormat::Svg)]
     pub(crate) format: FlameFormat,
 
-    /// Write to this file [default: standard output]
+    /// Write it to this file [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 }

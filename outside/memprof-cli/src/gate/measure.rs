@@ -33,7 +33,7 @@ pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measurement> {
         active: true,
         is_tallied: true,
         allocator: None,
-        lg_sample: Some(args.lg_sample),
+        lg_sample: Some(args.lg_sample()),
         sample_interval: None,
         socket_dir: None,
         dump_dir: Some(dumps.clone()),
@@ -112,7 +112,7 @@ fn add_dump(measured: &mut Measurement, dump: PathBuf) -> anyhow::Result<()> {
     };
     if let Some(lost) = origin.lost_samples.filter(|lost| *lost > 0) {
         measured.notes.push(format!(
-            "{lost} samples of {host} were lost, so the values of functions are too low: use --lg-sample 20"
+            "{lost} samples of {host} were lost, so the values of functions are too low: use --sample-interval 1MiB"
         ));
     }
     measured.processes += 1;

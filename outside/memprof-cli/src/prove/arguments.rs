@@ -24,7 +24,8 @@ pub(crate) struct ProveArgs {
     #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse_process)]
     pub(crate) pid: Option<u32>,
 
-    /// With --prove: sample the process for this time first, so that objects which leak meanwhile have stacks
+    /// With --prove: sample the process for this time first, for example 30s, so that objects which leak meanwhile have
+    /// stacks
     ///
     /// A process without the plugin is attached to, and detached from afterwards, as `memprof record` does. Objects without
     /// a sample show who probably allocated them, if enough of their class and size were sampled.
@@ -59,7 +60,8 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = crate::process_arg::parse_duration, requires = "prove")]
     pub(super) max_pause: Duration,
 
-    /// Let --prove use this much memory; default: 12 % of the process's memory, at least 128 MiB
+    /// Let --prove use this much memory at most, for example 512MiB [default: 12 % of the process's memory, at least
+    /// 128 MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_amount, requires = "prove")]
     pub(super) max_memory: Option<u64>,
 

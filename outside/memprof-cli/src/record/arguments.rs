@@ -31,7 +31,7 @@ pub(crate) struct RecordArgs {
     #[arg(long)]
     pub(super) keep_attached: bool,
 
-    /// The plugin's file that is attached; by default the one that is installed with this program
+    /// The plugin's file [default: the one that is installed with this program]
     #[arg(long, value_name = "FILE")]
     pub(super) plugin: Option<PathBuf>,
 

@@ -60,12 +60,13 @@ pub(crate) struct RunArgs {
     /// programs crash with another allocator.
     #[arg(long, value_name = "NAME|PATH")]
     pub(crate) allocator: Option<AllocatorChoice>,
-    /// One sample per 2^N allocated bytes.
+    /// One sample per this many allocated bytes, a power of two from 1KiB to 16MiB [default: the configuration's, else
+    /// 512KiB].
+    #[arg(long, visible_alias = "interval", value_name = "SIZE", conflicts_with = "lg_sample", value_parser = config::parse_interval)]
+    pub(crate) sample_interval: Option<u8>,
+    /// One sample per 2^N allocated bytes, in place of --sample-interval.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(10..=24))]
     pub(crate) lg_sample: Option<u8>,
-    /// One sample per this many allocated bytes, a power of two, for example 64KiB.
-    #[arg(long, value_name = "SIZE", conflicts_with = "lg_sample", value_parser = config::parse_interval)]
-    pub(crate) sample_interval: Option<u8>,
     /// Directory of the control socket. Other commands find it if `MEMPROF_SOCKET_DIR` names it.
     #[arg(long, value_name = "DIR")]
     pub(crate) socket_dir: Option<PathBuf>,
@@ -77,7 +78,7 @@ pub(crate) struct RunArgs {
     /// A file with the plugin's keys (watch rules, which dumps are kept); same as `MEMPROF_CONFIG`.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// The plugin's file; by default the one that is installed with this program.
+    /// The plugin's file [default: the one that is installed with this program].
     #[arg(long, value_name = "FILE")]
     pub(crate) plugin: Option<PathBuf>,
     /// The program and its arguments.

@@ -120,11 +120,11 @@ pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
             format!("{message} in {query}; a longer --for may have two of one"),
         ));
     }
-    if args.table.json {
+    if args.json {
         print(&serde_json::to_string(&rows)?);
         return Ok(ExitCode::SUCCESS);
     }
-    let cells = rows.iter().take(args.table.top).map(|row| {
+    let cells = rows.iter().take(args.top).map(|row| {
         [
             format_signed_bytes(row.growth_bytes),
             format_signed_bytes(row.growth_bytes_per_hour),
