@@ -586,9 +586,13 @@ MEMPROF_UNUSED static inline memprof_status_t memprof_parse(memprof_str_t args, 
 MEMPROF_UNUSED static inline memprof_status_t memprof_read_config(const memprof_host_t *host, memprof_str_t config,
                                                                   memprof_arg_t *list, size_t count) {
     const char *next = config.ptr, *end = config.ptr + config.len;
+    char known[512] = "";
     unsigned long number = 0;
     size_t i;
-    for (i = 0; i < count; i++) list[i].given = 0;
+    for (i = 0; i < count; i++) {
+        list[i].given = 0;
+        memprof_list(known, sizeof known, list[i].key, strlen(list[i].key));
+    }
     while (next < end) {
         char line[1024], *key, *value, *last;
         const char *stop = (const char *)memchr(next, '\n', (size_t)(end - next)), *from = next;
@@ -608,9 +612,13 @@ MEMPROF_UNUSED static inline memprof_status_t memprof_read_config(const memprof_
         *value++ = 0;
         key[strcspn(key, " \t")] = 0;
         i = memprof_find(list, count, key);
-        if (i == count || list[i].given) {
-            memprof_log(host, MEMPROF_LOG_ERROR, "config: line %lu: %s key \"%s\"", number,
-                        i == count ? "unknown" : "repeated", key);
+        if (i == count) {
+            memprof_log(host, MEMPROF_LOG_ERROR, "config: line %lu: unknown key \"%s\"; valid keys: %s", number, key,
+                        count ? known : "none");
+            return MEMPROF_INVALID_ARGUMENT;
+        }
+        if (list[i].given) {
+            memprof_log(host, MEMPROF_LOG_ERROR, "config: line %lu: repeated key \"%s\"", number, key);
             return MEMPROF_INVALID_ARGUMENT;
         }
         value += strspn(value, " \t");

@@ -62,8 +62,10 @@ impl Arguments {
     /// # Errors
     /// `InvalidArgument`: the key is absent.
     pub fn require(&mut self, key: &'static str) -> Result<String, Failure> {
-        self.take(key)
-            .ok_or_else(|| invalid_argument(format!("argument {key:?} is missing")))
+        self.take(key).ok_or_else(|| {
+            invalid_argument(format!("argument {key:?} is missing"))
+                .remedy(format!("send {key}=VALUE"))
+        })
     }
 
     /// Checks that every argument was taken.

@@ -450,7 +450,10 @@ fn plugins_lists_what_is_loaded_and_refused() {
     assert_eq!(of("odd")["state"], "refused");
     assert_eq!(of("odd")["messages"][1]["usage"], "TEXT");
     let reason = of("odd")["reason"].as_str().unwrap();
-    assert!(reason.contains("unknown key \"wrong\""), "{reason}");
+    assert!(
+        reason.contains("unknown key \"wrong\"; valid keys: "),
+        "{reason}"
+    );
     assert_eq!(of("libgone")["path"], gone.to_str().unwrap());
     let text = memprof(&host.socket_dir(), &["plugins", &pid])
         .exits(0)
