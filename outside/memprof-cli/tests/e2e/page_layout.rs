@@ -148,6 +148,8 @@ fn pages_of_the_fleet() {
     browser.navigate(&format!("{}#at=2020-01-01T00:00:00Z", server.address));
     browser
         .wait_for("document.querySelector('#notice').textContent.includes('there is no profile')");
+    let rows = browser.run_script("return document.querySelectorAll('tbody tr').length");
+    assert_eq!(rows, 0, "rows of another time");
     suits_every_window(&browser, "fleet_empty");
 }
 

@@ -20,7 +20,10 @@ function tell(...lines) {
   $('notice').hidden = !lines.length;
 }
 
+let routed = 0;
+
 async function route() {
+  const turn = ++routed;
   const state = stateOf();
   $('for').value = state.for ?? LENGTHS[0];
   $('at').value = state.at ?? '';
@@ -28,10 +31,12 @@ async function route() {
   if (!state.t) leaveProfile();
   document.title = `${state.t ?? 'fleet'} · memprof`;
   try {
-    tell(...await (state.t ? showProfile(state) : showOverview(state)));
+    const lines = await (state.t ? showProfile(state) : showOverview(state));
+    // A slow answer says nothing of what is shown since.
+    if (turn === routed) tell(...lines);
   } catch (failure) {
     if (!(failure instanceof Failure)) throw failure;
-    tell(`${failure.message}. ${failure.remedy}`);
+    if (turn === routed) tell(`${failure.message}. ${failure.remedy}`);
   }
 }
 

@@ -12,9 +12,15 @@ const link = (t, more = {}) => {
 
 const cell = (...content) => element('td', {}, ...content);
 
-// Returns what is to be known of the answers.
+// Returns what is to be known of the answers. Rows of another time do not stay beside an error.
 export async function showOverview(state) {
-  const [services, growth] = await Promise.all([rows('services', state), rows('growth', state)]);
+  const wanted = location.hash;
+  const answers = await Promise.all([rows('services', state), rows('growth', state)]).catch(failure => {
+    if (location.hash === wanted) for (const id of ['service-rows', 'growth-rows']) $(id).replaceChildren();
+    throw failure;
+  });
+  if (location.hash !== wanted) return [];
+  const [services, growth] = answers;
   $('command').textContent = services.store;
   $('service-rows').replaceChildren(...services.rows.map(one => element('tr', {},
     cell(link(`@${one.service}`)), cell(one.processes), cell(...builds(one)), cell(amount(one.inuse_bytes)),
