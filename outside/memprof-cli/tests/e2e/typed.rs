@@ -143,8 +143,6 @@ pub(crate) fn type_in(page: &str, system: System, script: &str) {
         .env("PATH", paths)
         .env("HOME", &work)
         .env("CARGO_HOME", cargo_home())
-        // Where `cargo package` built the same dependencies: each page would build them anew.
-        .env("CARGO_BUILD_BUILD_DIR", source("target/abi"))
         .env("SDK", dist("sdk"))
         .env("LIB", dist("lib"))
         .env("PLUGIN", dist("plugins/memory_profile.so"))
