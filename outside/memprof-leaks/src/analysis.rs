@@ -108,6 +108,8 @@ pub(crate) struct AnalyzedSnapshot<'a> {
 }
 
 impl AnalysisReport {
+    /// Report of an analysis that has not begun. Its memory budget is `--max-memory`, or else a share of the resident
+    /// memory in `status`.
     pub(crate) fn new(status: &ProcStatus, options: AnalysisOptions) -> Self {
         Self {
             rss: status.resident,
@@ -199,7 +201,7 @@ impl AnalysisReport {
         self.unsearched.iter().any(|part| part.role == role)
     }
 
-    /// Finds the interpreters of Python. Warns if there is one that cannot be read.
+    /// Finds the interpreters of Python. `None` if none runs, or if one cannot be read, of which it warns.
     fn find_interpreters(&mut self, view: &SnapshotMemory) -> Option<Interpreters> {
         Interpreters::find(view).unwrap_or_else(|reason| {
             self.add_warning(format!(

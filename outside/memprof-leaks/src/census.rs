@@ -67,7 +67,7 @@ fn take_census(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Res
     Ok(Census { report, ..census })
 }
 
-/// Counts the Python objects of a snapshot.
+/// Counts the Python objects of a snapshot. Fails with `NoPython` if no interpreter was found.
 fn count_objects(analyzed: &AnalyzedSnapshot<'_>) -> Result<Census, Error> {
     let view = &analyzed.view;
     let interpreters = analyzed.python.as_ref().ok_or(Error::NoPython)?;
@@ -95,7 +95,7 @@ fn count_objects(analyzed: &AnalyzedSnapshot<'_>) -> Result<Census, Error> {
         };
         let start = object.range.start + prefix;
         let size = size_of_object(view, &mut memory, interpreters, start, &found);
-        let bytes = size.map(|size| bytes_of(&size, prefix, &object, &analyzed.objects));
+        let bytes = size.map(|size| counted_bytes(&size, prefix, &object, &analyzed.objects));
         let is_new = counts.len() >= MAX_TYPES && !counts.contains_key(&found.name);
         let name = if is_new {
             OTHER_TYPES.into()
@@ -121,8 +121,9 @@ fn count_objects(analyzed: &AnalyzedSnapshot<'_>) -> Result<Census, Error> {
     Ok(census)
 }
 
-/// Bytes of an object with its tables; what is larger than its memory counts as that.
-fn bytes_of(size: &ObjectSize, prefix: u64, object: &Object, objects: &Objects) -> u64 {
+/// Bytes of an object, of its `prefix` in front of it, and of its tables. Each part counts at most up to the end of its
+/// memory in the heap; a table outside the heap counts 0.
+fn counted_bytes(size: &ObjectSize, prefix: u64, object: &Object, objects: &Objects) -> u64 {
     let own = size.own.saturating_add(prefix).min(object.size());
     let tables = size.tables.iter().flatten().map(|(table, size)| {
         let memory = objects.object(*table);

@@ -49,6 +49,7 @@ struct Decoder<'a> {
 }
 
 impl<'a> Decoder<'a> {
+    /// Decoder of pointers to `objects`. `guards` are the values with which glibc mangles pointers in the process.
     fn new(guards: BTreeSet<u64>, objects: &'a Objects) -> Self {
         Self {
             objects,
@@ -66,7 +67,7 @@ impl<'a> Decoder<'a> {
         self.mark_half(word).or_else(|| self.mark_encoded(word))
     }
 
-    /// Marks the object whose start is a half of a word.
+    /// Marks the unreachable object whose start is the lower or upper 32 bits of a word. Returns that start.
     fn mark_half(&self, word: u64) -> Option<u64> {
         if !self.has_low_objects || word < LOW_END {
             return None;
@@ -79,7 +80,8 @@ impl<'a> Decoder<'a> {
             .find_map(|start| self.objects.mark(start))
     }
 
-    /// Marks the object whose address a word is in an encoding of 64 bits.
+    /// Marks the unreachable object to which a word points with a tag in its upper bits, shifted, or mangled by glibc.
+    /// Returns its start. The pointer must be to its first [`MAX_HEADER_SIZE`] bytes.
     fn mark_encoded(&self, word: u64) -> Option<u64> {
         // A plain pointer or a small number.
         if word >> ADDRESS_BITS == 0 {
@@ -135,7 +137,7 @@ pub(crate) fn mark_disguised(analyzed: &AnalyzedSnapshot<'_>) -> Result<HeldObje
     };
     for range in &analyzed.roots.ranges {
         check_headroom(range)?;
-        reader.read_blocks(range.clone(), &mut visit);
+        reader.visit_range(range.clone(), &mut visit);
     }
     for object in objects.reached() {
         check_headroom(&object.range)?;
@@ -226,11 +228,11 @@ impl<'a> RangeReader<'a> {
             .take_while(|pages| pages.start < object.end)
         {
             let part = pages.start.max(object.start)..pages.end.min(object.end);
-            self.read_blocks(part, visit);
+            self.visit_range(part, visit);
         }
     }
 
-    /// Calls `visit` with the words of the pending objects.
+    /// Calls `visit` with the words of the pending objects, and forgets these objects.
     fn flush(&mut self, visit: &mut impl FnMut(u64)) {
         let (Some(first), Some(last)) = (self.pending.first(), self.pending.last()) else {
             return;
@@ -252,7 +254,7 @@ impl<'a> RangeReader<'a> {
     }
 
     /// Calls `visit` with the words of a range of any length.
-    fn read_blocks(&mut self, range: Range<u64>, visit: &mut impl FnMut(u64)) {
+    fn visit_range(&mut self, range: Range<u64>, visit: &mut impl FnMut(u64)) {
         let end = range.end;
         for start in range.step_by(BLOCK_SIZE) {
             let length = BLOCK_SIZE.min((end - start) as usize);
@@ -262,7 +264,7 @@ impl<'a> RangeReader<'a> {
     }
 }
 
-/// Calls `visit` with each whole word.
+/// Calls `visit` with each whole word of 8 bytes; ignores a rest.
 fn visit_words(bytes: &[u8], visit: &mut impl FnMut(u64)) {
     for word in bytes.chunks_exact(8) {
         visit(u64::from_le_bytes(word.try_into().expect("eight bytes")));

@@ -43,7 +43,7 @@ pub enum Error {
     /// The kernel's commit limit rules the copy out (`vm.overcommit_memory` is 2).
     #[error(
         "cannot be copied: vm.overcommit_memory is 2, and its {} of private memory are more than the {} that \
-         may still be promised", size(*.needed), size(*.available)
+         may still be promised", format_bytes(*.needed), format_bytes(*.available)
     )]
     Overcommit {
         /// Private writable memory, in bytes.
@@ -65,7 +65,7 @@ pub enum Error {
     /// exists: the kernel duplicates each.
     #[error(
         "cannot be copied: {limiter} has {} left, and {} may be needed for pages that are written meanwhile",
-        size(*.available), size(*.needed)
+        format_bytes(*.available), format_bytes(*.needed)
     )]
     Headroom {
         /// Path of the cgroup, or "the machine".
@@ -78,7 +78,7 @@ pub enum Error {
     /// The analysis needs more of memprof's own memory than its budget.
     #[error(
         "takes about {} to look at, more than the {} that memprof may take (--max-memory)",
-        size(*.needed), size(*.limit)
+        format_bytes(*.needed), format_bytes(*.limit)
     )]
     Memory {
         /// Needed memory so far, in bytes.
@@ -109,7 +109,7 @@ pub enum Error {
 }
 
 /// Formats a number of bytes as in reports.
-fn size(bytes: u64) -> String {
+fn format_bytes(bytes: u64) -> String {
     format_amount(
         i64::try_from(bytes).unwrap_or(i64::MAX),
         SampleType::InuseSpace,

@@ -265,6 +265,7 @@ impl AddressSpace {
 }
 
 impl MemoryClaim {
+    /// Claims a range of addresses for an owner with this kind and name.
     fn new(range: Range<u64>, kind: MappedPartKind, name: impl Into<String>) -> Self {
         let name = name.into();
         Self {

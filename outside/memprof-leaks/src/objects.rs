@@ -222,7 +222,7 @@ impl Objects {
     }
 
     /// Clears the mark of [`begin_scan`](Self::begin_scan), so that the object is pending again.
-    pub(crate) fn end_scan(&self, position: ObjectPosition) {
+    pub(crate) fn cancel_scan(&self, position: ObjectPosition) {
         self.spans[position.span].clear_mark(Mark::Scanned, position.bit);
     }
 

@@ -125,6 +125,7 @@ pub(crate) struct ResidentRuns {
 }
 
 impl ResidentRuns {
+    /// Resident memory in `runs`, which may be in any order and overlap.
     pub(crate) fn new(runs: impl Iterator<Item = Range<u64>>) -> Self {
         let runs = merge_ranges(runs.collect());
         let lengths = runs.iter().map(|run| run.end - run.start);

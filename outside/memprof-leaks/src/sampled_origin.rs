@@ -10,8 +10,8 @@ const MAX_FUNCTIONS: usize = 3;
 /// Standard normal quantile of 95 %, one-sided.
 const CONFIDENCE_QUANTILE: f64 = 1.645;
 
-/// Adds their origin to the groups without a stack, where others of their class and size have one. `interval` is the
-/// least mean of bytes between the samples.
+/// Sets the probable origin of each group without a stack, if other groups of its class and size have stacks.
+/// `interval` is the least mean of bytes between the samples.
 pub(crate) fn add_origins(groups: &mut [LeakGroup], interval: u64) {
     let mut by_kind: HashMap<_, BTreeMap<String, u64>> = HashMap::new();
     for group in groups.iter() {
@@ -41,8 +41,8 @@ fn sampling_probability(size: u64, interval: u64) -> f64 {
 }
 
 impl SampledOrigin {
-    /// Decides by the samples of each function on `unsampled` other objects, each of which was sampled with that
-    /// `probability` if sampling was on when it was allocated.
+    /// Derives the origin of `unsampled` objects from the samples of each function. Each object was sampled with that
+    /// `probability`, if sampling was on when it was allocated.
     fn new(samples: &BTreeMap<String, u64>, unsampled: u64, probability: f64) -> Self {
         let shares = samples.iter().map(|(function, sampled)| OriginShare {
             function: function.clone(),

@@ -25,6 +25,8 @@ pub(crate) struct Stacks<'a> {
 }
 
 impl<'a> Stacks<'a> {
+    /// Reader of the stacks of sampled objects. `contexts` are the addresses of those of jemalloc's profiler, each with
+    /// its context, sorted; `sampled` are the tables of memprof's sampler.
     pub(crate) fn new(
         view: &'a SnapshotMemory,
         contexts: &'a [(u64, u64)],

@@ -67,6 +67,7 @@ impl ListWalk<'_, '_> {
         Vec::new()
     }
 
+    /// Link of a node, its neighbours' addresses combined by XOR. `None` if it cannot be read.
     fn link(&mut self, node: u64) -> Option<u64> {
         (self.word)(node + self.offset)
     }

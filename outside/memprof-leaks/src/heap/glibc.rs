@@ -107,7 +107,7 @@ impl<'a> HeapWalk<'a> {
         }
     }
 
-    /// Walks the heaps of an arena other than the main one.
+    /// Walks the heaps of an arena other than the main one. Fails with `Memory` if that needs more than `--max-memory`.
     fn add_heaps(&mut self, arena: &Arena) -> Result<(), Error> {
         let heaps = arena.heaps(self.view);
         let mut bytes = 0;
@@ -121,7 +121,8 @@ impl<'a> HeapWalk<'a> {
         Ok(())
     }
 
-    /// Walks the memory of the main arena.
+    /// Walks the memory of the main arena. Its first chunk is in `parameters`, if these were found. Fails with `Memory`
+    /// if that needs more than `--max-memory`.
     fn add_main_arena(
         &mut self,
         arena: &Arena,

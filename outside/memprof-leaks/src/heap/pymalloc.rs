@@ -66,8 +66,8 @@ impl PoolHeader {
         })
     }
 
-    /// Parses the header in the first bytes of a pool.
-    fn read(address: u64, bytes: &[u8]) -> Option<Self> {
+    /// Parses the header in the first bytes of a pool; `None` unless its fields are consistent.
+    fn parse_bytes(address: u64, bytes: &[u8]) -> Option<Self> {
         let mut words = [0; 6];
         for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
             *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
@@ -91,7 +91,7 @@ struct Pool {
 impl Pool {
     /// Reads the pool of that size at `start` in its bytes. `None` if its fields are inconsistent.
     fn parse(start: u64, bytes: &[u8]) -> Option<Self> {
-        let header = PoolHeader::read(start, bytes)?;
+        let header = PoolHeader::parse_bytes(start, bytes)?;
         let carved = header.next - HEADER_SIZE;
         if header.size != bytes.len() as u64 || !carved.is_multiple_of(header.block) {
             return None;
@@ -123,10 +123,12 @@ impl Pool {
         (used.abs_diff(header.used) <= 1).then_some(pool)
     }
 
+    /// Whether the block of that index is in the list of free ones.
     fn is_free(&self, index: usize) -> bool {
         self.free[index / 64] >> (index % 64) & 1 != 0
     }
 
+    /// Address behind the pool.
     fn end(&self) -> u64 {
         self.start + self.size
     }
@@ -171,7 +173,7 @@ pub(super) fn walk_pools(
             let is_inside = region.range.end - address >= pool_size;
             if !is_inside
                 || view.read(address, head) < head.len()
-                || PoolHeader::read(address, head).is_none()
+                || PoolHeader::parse_bytes(address, head).is_none()
                 || view.read(address, &mut bytes) < bytes.len()
             {
                 continue;
@@ -191,7 +193,7 @@ pub(super) fn walk_pools(
     Ok(heap)
 }
 
-/// Adds adjacent pools as a span.
+/// Adds adjacent pools as a span. Fails with `Memory` if its bitmaps need more than `--max-memory`.
 fn add_run(run: &[Pool], heap: &mut FoundHeap, budget: &mut MemoryBudget) -> Result<(), Error> {
     let (Some(first), Some(last)) = (run.first(), run.last()) else {
         return Ok(());

@@ -134,7 +134,7 @@ pub(super) fn find_unsupported(
     let served_by = malloc_server(view);
     let is_of_libc = matches!(served_by, MallocServer::Libc(true));
     let server = match served_by {
-        MallocServer::File(path) if is_used && !(has_jemalloc && is_jemalloc(view, path)) => {
+        MallocServer::File(path) if is_used && !(has_jemalloc && contains_jemalloc(view, path)) => {
             Some(path)
         }
         _ => None,
@@ -271,7 +271,7 @@ fn jemalloc_file(view: &SnapshotMemory) -> Option<&str> {
     let file = |region: &Region| region.is_file && region.name.contains("/libjemalloc");
     let library = view.regions.iter().find(|region| file(region));
     let library = library.map(|region| region.name.as_str());
-    library.or_else(|| program_file(view).filter(|program| is_jemalloc(view, program)))
+    library.or_else(|| program_file(view).filter(|program| contains_jemalloc(view, program)))
 }
 
 /// Path of the program, which has the lowest addresses, below its heap.
@@ -280,8 +280,8 @@ fn program_file(view: &SnapshotMemory) -> Option<&str> {
     program.map(|region| region.name.as_str())
 }
 
-/// Whether a file contains jemalloc.
-fn is_jemalloc(view: &SnapshotMemory, path: &str) -> bool {
+/// Whether a file contains jemalloc, by texts in its constants or code.
+fn contains_jemalloc(view: &SnapshotMemory, path: &str) -> bool {
     JEMALLOC_TEXTS
         .iter()
         .all(|text| file_contains(view, path, text))

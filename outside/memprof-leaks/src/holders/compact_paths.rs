@@ -55,7 +55,7 @@ pub(super) fn find_groups(
             mem::swap(&mut current, &mut next);
             current.drain(|number| {
                 let object = scanner.object_index.object(number);
-                let kind = kinds.number(&object, names);
+                let kind = kinds.find_or_add(&object, names);
                 let above = group_of[number as usize].into();
                 let group =
                     groups.add(above, (kind, kinds.kind(kind)), false, object.size()) as u16;
@@ -89,6 +89,7 @@ struct Frontier {
 }
 
 impl Frontier {
+    /// Empty frontier for the objects with numbers below `count`.
     fn new(count: u32) -> Self {
         Self {
             listed: Vec::new(),
@@ -101,6 +102,7 @@ impl Frontier {
         self.listed.is_empty()
     }
 
+    /// Adds an object by its number: to a list of up to [`MAX_LISTED`], or else to a bitmap of fixed size.
     fn push(&mut self, number: u32) {
         if self.listed.len() < MAX_LISTED {
             self.listed.push(number);

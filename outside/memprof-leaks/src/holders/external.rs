@@ -149,6 +149,7 @@ impl TargetSet {
         }
     }
 
+    /// Sorts the targets, and removes duplicates.
     fn sort_and_dedup(&mut self) {
         self.all.sort_unstable();
         self.all.dedup();
@@ -165,6 +166,7 @@ struct HolderBuilder {
 }
 
 impl HolderBuilder {
+    /// Builder without holders, whose result may need as many bytes as `budget` has left.
     fn new(budget: MemoryBudget) -> Self {
         Self {
             holders: BTreeMap::new(),

@@ -93,7 +93,7 @@ impl GroupBuilder {
     ) -> u32 {
         let known = self.below.get(&(above, kind, is_shared)).copied();
         let group = known.unwrap_or_else(|| {
-            let group = self.group_below(above, (kind, kind_of_group), is_shared);
+            let group = self.find_or_add_group(above, (kind, kind_of_group), is_shared);
             self.below.insert((above, kind, is_shared), group);
             group
         });
@@ -106,7 +106,7 @@ impl GroupBuilder {
     /// Group of objects of a kind that an object of the group `above` holds. If `above` or one of its holders has the
     /// kind, it is that group: objects of the kind hold each other. Else it is a new group, or `above` if the limit is
     /// reached.
-    fn group_below(
+    fn find_or_add_group(
         &mut self,
         above: u32,
         (kind, kind_of_group): (u32, &HeapObjectKind),

@@ -32,7 +32,7 @@ pub(super) struct KindNumbers {
 impl KindNumbers {
     /// Number of an object's kind: its class, or its size if its first words name no class. A new kind gets the next
     /// number.
-    pub(super) fn number(&mut self, object: &Object, names: &mut NameResolver<'_>) -> u32 {
+    pub(super) fn find_or_add(&mut self, object: &Object, names: &mut NameResolver<'_>) -> u32 {
         let kind = match names.class_name(object) {
             Some(class) => HeapObjectKind::Class(class),
             None => HeapObjectKind::for_size(object.size()),
@@ -63,7 +63,7 @@ impl HeapObjectKinds {
         let mut known = KindNumbers::default();
         let by_object = object_index
             .all()
-            .map(|object| known.number(&object, names));
+            .map(|object| known.find_or_add(&object, names));
         let by_object = by_object.collect();
         let KindNumbers { all, numbers } = known;
         let mut kinds = Self { by_object, all };
@@ -110,6 +110,7 @@ impl HeapObjectKinds {
         }
     }
 
+    /// Sets the kind of the object with that number; `kind` is an index in `all`.
     fn set_kind(&mut self, number: u32, kind: u32) {
         self.by_object[number as usize] = kind;
     }

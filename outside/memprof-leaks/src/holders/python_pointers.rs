@@ -38,7 +38,8 @@ pub(super) struct PythonPointers {
 }
 
 impl PythonPointers {
-    /// Finds them in a snapshot; none if it has no interpreter whose layout is known.
+    /// Finds in a snapshot which pointers are variables of Python, and where the pointers in each object end. Finds no
+    /// variables if it has no interpreter whose layout is known.
     pub(super) fn find(analyzed: &AnalyzedSnapshot<'_>, object_index: &ObjectIndex<'_>) -> Self {
         let mut found = Self::default();
         let Some(interpreters) = &analyzed.python else {

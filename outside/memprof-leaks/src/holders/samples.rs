@@ -245,6 +245,7 @@ impl HeldSamples {
 }
 
 impl ObjectTotals {
+    /// Adds the objects and bytes of another total.
     fn add(&mut self, other: Self) {
         self.objects += other.objects;
         self.bytes += other.bytes;

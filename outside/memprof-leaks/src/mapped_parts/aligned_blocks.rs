@@ -24,19 +24,19 @@ const FORMS: [BlockForm; 3] = [
     BlockForm {
         owner: "V8 heap (JavaScript)",
         alignment: 256 << 10,
-        size: v8_page,
+        size: v8_page_size,
         is_possible: |_| true,
     },
     BlockForm {
         owner: "PHP heap (Zend memory manager)",
         alignment: ZEND_CHUNK,
-        size: zend_chunk,
+        size: zend_chunk_size,
         is_possible: |_| true,
     },
     BlockForm {
         owner: "Python objects (pymalloc)",
         alignment: 4 << 10,
-        size: python_pools,
+        size: python_pools_size,
         // The interpreter, its library, or an extension module: cpython-311-x86_64-linux-gnu.so.
         is_possible: |space| space.has_code(|name| memchr::memmem::find(name, b"python").is_some()),
     },
@@ -88,9 +88,9 @@ fn add_block(claims: &mut Vec<MemoryClaim>, form: &BlockForm, block: Range<u64>)
     }
 }
 
-/// Size of the V8 page (`MemoryChunk`, as from V8 8 to 11) at an address: its header holds the bounds of its objects,
-/// and the address and size of its memory reservation.
-fn v8_page(space: &AddressSpace, address: u64) -> Option<u64> {
+/// Size in bytes of the V8 page (`MemoryChunk`, as from V8 8 to 11) at an address: its header holds the bounds of its
+/// objects, and the address and size of its memory reservation. `None` if there is none.
+fn v8_page_size(space: &AddressSpace, address: u64) -> Option<u64> {
     const MAX_HEADER: u64 = 16 << 10;
     let header: [u64; 12] = space.words(address)?;
     let [size, _, _, start, end, ..] = header;
@@ -101,9 +101,9 @@ fn v8_page(space: &AddressSpace, address: u64) -> Option<u64> {
     is_page.then_some(size)
 }
 
-/// Size of the Zend chunk (`zend_mm_chunk`, PHP 7 and 8) at an address: its neighbours in the ring of chunks point back to
-/// it, and its heap is in a chunk of the same heap.
-fn zend_chunk(space: &AddressSpace, address: u64) -> Option<u64> {
+/// Size in bytes of the Zend chunk (`zend_mm_chunk`, PHP 7 and 8) at an address: its neighbours in the ring of chunks
+/// point back to it, and its heap is in a chunk of the same heap. `None` if there is none.
+fn zend_chunk_size(space: &AddressSpace, address: u64) -> Option<u64> {
     let [heap, next, previous] = space.words(address)?;
     let is_aligned = |address: u64| address != 0 && address.is_multiple_of(ZEND_CHUNK);
     let is_chunk = is_aligned(next)
@@ -116,15 +116,16 @@ fn zend_chunk(space: &AddressSpace, address: u64) -> Option<u64> {
 }
 
 /// Reads the header of a pool of pymalloc at an address; `None` unless its fields are consistent.
-fn pool_header(space: &AddressSpace, address: u64) -> Option<PoolHeader> {
+fn read_pool_header(space: &AddressSpace, address: u64) -> Option<PoolHeader> {
     PoolHeader::parse(address, space.words(address)?)
 }
 
-/// Size of the adjacent pools from an address on. Those between two pools of the same arena belong to it, too.
-fn python_pools(space: &AddressSpace, address: u64) -> Option<u64> {
-    let first = pool_header(space, address)?;
+/// Size in bytes of the adjacent pools from an address on. Those between two pools of the same arena belong to it, too.
+/// `None` if there is no pool.
+fn python_pools_size(space: &AddressSpace, address: u64) -> Option<u64> {
+    let first = read_pool_header(space, address)?;
     let is_same = |distance: &u64| {
-        let pool = pool_header(space, address + distance * first.size);
+        let pool = read_pool_header(space, address + distance * first.size);
         pool.is_some_and(|pool| (pool.arena, pool.size) == (first.arena, first.size))
     };
     // An arena has up to 64 pools: 1 MiB since Python 3.10, 256 KiB before.

@@ -103,7 +103,7 @@ impl<'t> FollowedGroup<'t> {
             let numbers = object.numbers;
             match numbers.and_then(|numbers| table.links(start, position, numbers)) {
                 Some(links) => self.links.extend(links),
-                None if table.postpones_unread() => objects.end_scan(position),
+                None if table.postpones_unread() => objects.cancel_scan(position),
                 None => unread.push(start),
             }
         }

@@ -144,15 +144,15 @@ impl PointerTable {
     ) -> Option<impl Iterator<Item = u64> + use<'n>> {
         let mut numbers = numbers.iter();
         for _ in 0..position.index_in_word {
-            while decode(&mut numbers) & LAST == 0 {}
+            while read_varint(&mut numbers) & LAST == 0 {}
         }
-        let mut next = Some(decode(&mut numbers)).filter(|number| *number != UNREAD);
+        let mut next = Some(read_varint(&mut numbers)).filter(|number| *number != UNREAD);
         next?;
         let (base, shift) = (base(start, self.shift), self.shift);
         Some(std::iter::from_fn(move || {
             let number = next.take()?;
             if number & LAST == 0 {
-                next = Some(decode(&mut numbers));
+                next = Some(read_varint(&mut numbers));
             }
             let distance = (number >> 2).cast_signed() ^ -((number >> 1 & 1).cast_signed());
             let link = base.wrapping_add((distance << shift).cast_unsigned());
@@ -235,9 +235,9 @@ fn append_varint(mut number: u64, bytes: &mut Vec<u8>) {
     bytes.push(number as u8);
 }
 
-/// Reads a number of [`append_varint`].
+/// Reads a number that [`append_varint`] wrote, and moves `bytes` behind it.
 #[inline]
-fn decode(bytes: &mut std::slice::Iter<'_, u8>) -> u64 {
+fn read_varint(bytes: &mut std::slice::Iter<'_, u8>) -> u64 {
     let (mut number, mut shift) = (0, 0);
     for byte in bytes.by_ref() {
         number |= u64::from(byte & 0x7f) << shift;

@@ -111,13 +111,13 @@ impl Marker<'_> {
                 worker.mark_block_words(own, WORD_STEP);
                 encoder.add_empty();
             } else {
-                self.append_varint(start, &worker.block[own], encoder);
+                self.encode_links(start, &worker.block[own], encoder);
             }
         }
     }
 
     /// Encodes the words of an object that point to unmarked objects.
-    fn append_varint(&self, start: u64, bytes: &[u8], encoder: &mut PartEncoder) {
+    fn encode_links(&self, start: u64, bytes: &[u8], encoder: &mut PartEncoder) {
         for first in (0..WORD).step_by(WORD_STEP) {
             for word in bytes.get(first..).unwrap_or_default().chunks_exact(WORD) {
                 let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));

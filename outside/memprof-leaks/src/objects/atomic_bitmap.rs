@@ -11,6 +11,7 @@ pub(super) struct AtomicBitmap(Vec<OnceLock<Box<[AtomicU64; PART_WORDS]>>>);
 const PART_WORDS: usize = 512;
 
 impl AtomicBitmap {
+    /// Bitmap of `words` words of 64 bits, without a set bit. A part of it gets memory when a bit in it is first set.
     pub(super) fn new(words: usize) -> Self {
         Self(
             (0..words.div_ceil(PART_WORDS))

@@ -114,6 +114,7 @@ impl VariableSearch<'_, '_> {
         Dict::read(self.view, layout, address, self.types, &mut self.budget)
     }
 
+    /// Reads the `str` at an address. `None` if it is none, or is too long for a name.
     fn text(&mut self, address: u64) -> Option<String> {
         self.interpreters
             .layout
@@ -156,10 +157,12 @@ impl VariableSearch<'_, '_> {
         }
     }
 
+    /// Whether the limit of variables, or of bytes in their names, is reached.
     fn is_full(&self) -> bool {
         self.found.len() >= MAX_VARIABLES || self.name_bytes >= MAX_NAME_BYTES
     }
 
+    /// Adds a variable of `owner`, whose value is in `table`.
     fn add(&mut self, owner: VariableOwner, table: u64, value: u64) {
         if let VariableOwner::Data { name, .. } = &owner {
             self.name_bytes += name.len();

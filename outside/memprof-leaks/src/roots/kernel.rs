@@ -187,6 +187,7 @@ struct UnmappedFiles {
 }
 
 impl UnmappedFiles {
+    /// Prepares a search of files in memory; those that the process has mapped as shared are not searched again.
     fn new(view: &SnapshotMemory) -> Self {
         let regions = view.regions.iter();
         let private = regions

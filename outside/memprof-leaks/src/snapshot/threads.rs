@@ -150,7 +150,7 @@ fn stop_error(tid: u32, error: StopError, limit: Duration) -> Error {
     }
 }
 
-/// Reads the registers of stopped threads. Skips threads that were killed meanwhile.
+/// Reads the registers, signal masks and queued signals of stopped threads. Skips threads that were killed meanwhile.
 fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> SnapshotThreads {
     let mut threads = Vec::with_capacity(stopped.len());
     for (tid, stopped) in stopped {

@@ -45,7 +45,7 @@ impl SamplerTables {
         intervals.filter(|interval| *interval > 0).min()
     }
 
-    /// Words of that memory, among which are the addresses of all samples.
+    /// Words of the [`table_ranges`](Self::table_ranges) that are not 0, among which are the addresses of all samples.
     pub(super) fn sample_addresses<'a>(
         &'a self,
         view: &'a SnapshotMemory,

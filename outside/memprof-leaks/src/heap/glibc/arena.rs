@@ -63,13 +63,13 @@ pub(super) fn find_arenas(view: &SnapshotMemory) -> Vec<Arena> {
     };
     let others = data().filter(|region| !is_c_library(region));
     let mut in_order = data().filter(|region| is_c_library(region)).chain(others);
-    let found = in_order.find_map(|region| find_in_data(view, region));
+    let found = in_order.find_map(|region| find_arenas_in(view, region));
     found.unwrap_or_default()
 }
 
 /// Finds the arenas of a process by the main one among the variables of a file (`region`). `None` if it is not
 /// there.
-fn find_in_data(view: &SnapshotMemory, region: &Region) -> Option<Vec<Arena>> {
+fn find_arenas_in(view: &SnapshotMemory, region: &Region) -> Option<Vec<Arena>> {
     let mut memory = CachedReader::new(view);
     // Variables without an initial value follow in an anonymous mapping.
     let after = view.region(region.range.end);
@@ -148,7 +148,7 @@ impl Arena {
         view.word(self.first_bin().checked_add(NEXT_OFFSET)?)
     }
 
-    /// Addresses of the structure.
+    /// Addresses of the arena's `struct malloc_state`.
     pub(super) fn struct_range(&self) -> Range<u64> {
         self.address..self.first_bin() + END_OFFSET
     }

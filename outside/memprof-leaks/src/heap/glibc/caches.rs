@@ -223,7 +223,7 @@ fn has_list_size(view: &SnapshotMemory, object: u64, index: u64) -> bool {
     object.is_multiple_of(ALIGNMENT) && list_sizes(index).contains(&size)
 }
 
-/// Sizes of the chunks in the list of that index.
+/// Sizes in bytes, headers included, of the chunks in the list of that index.
 fn list_sizes(index: u64) -> Range<u64> {
     match index.checked_sub(LIST_COUNT) {
         None => {

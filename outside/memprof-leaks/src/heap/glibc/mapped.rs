@@ -81,11 +81,13 @@ pub(super) fn add_mapped_chunks(
     small
 }
 
+/// Length of a range in bytes.
 fn range_length(range: &Range<u64>) -> u64 {
     range.end - range.start
 }
 
-/// Appends the chunks in a run of private memory that are in none of the `excluded` ranges.
+/// Appends the chunks in a run of private memory that are in none of the `excluded` ranges. `tail` is that of
+/// [`add_mapped_chunks`].
 fn add_chunks(
     memory: &mut CachedReader<'_>,
     run: &PrivateRun,
@@ -111,8 +113,8 @@ fn add_chunks(
     }
 }
 
-/// Chunk in a mapping that begins at an address and ends at `limit` or before. `pages` are the resident pages from there
-/// on. `None` if there is none.
+/// Chunk in a mapping that begins at an address and ends at `limit` or before. `pages` are the resident pages from
+/// there on; `tail` is that of [`add_mapped_chunks`]. `None` if there is none.
 fn find_mapped_chunk(
     mut word: impl FnMut(u64) -> Option<u64>,
     pages: impl Iterator<Item = u64>,
@@ -150,7 +152,8 @@ fn find_mapped_chunk(
     Some(whole).filter(|whole| whole.mapping.end <= limit)
 }
 
-/// Chunk at an address in a mapping that begins at `start`. `None` if there is none.
+/// Chunk at an address in a mapping that begins at `start`; `tail` is that of [`add_mapped_chunks`]. `None` if there is
+/// none.
 fn read_chunk(
     word: &mut impl FnMut(u64) -> Option<u64>,
     start: u64,
