@@ -23,6 +23,8 @@ use xtask::dist::dist;
 /// Timeout of a program's reply, long enough for a busy machine.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Runs the suite, and returns its figures in one line. Fails if a program notices an attachment: a call of it fails or
+/// returns early, a value or its code changes, or it dies.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let (waits, weather) = (length.pick(5, 60), length.pick(5, 100));
     let mut stops = Vec::new();
@@ -75,6 +77,8 @@ struct AttachTarget {
 }
 
 impl AttachTarget {
+    /// Starts a program of `target/dist/torture` with pipes for its input and output. Its control socket is in a
+    /// directory of its own.
     fn start(name: &str, args: &[&str]) -> Result<Self> {
         let dir = HostDir::new()?;
         let sockets = dir.path().join("run");
@@ -97,6 +101,7 @@ impl AttachTarget {
         })
     }
 
+    /// Command `memprof` with these arguments, which finds the program's control socket.
     fn memprof_command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(dist().join("bin/memprof"));
         command
@@ -105,6 +110,7 @@ impl AttachTarget {
         command
     }
 
+    /// Process id of the program, as an argument of `memprof`.
     fn pid(&self) -> String {
         self.child.id().to_string()
     }
@@ -148,6 +154,7 @@ impl AttachTarget {
         Ok(code)
     }
 
+    /// Detaches by `memprof detach`; fails unless that succeeds.
     fn detach(&self) -> Result<()> {
         self.run_memprof(&["detach", &self.pid()]).map(drop)
     }
@@ -303,7 +310,8 @@ fn kill_while_attaching(name: &str, times: u32) -> Result<u32> {
     Ok(tries)
 }
 
-/// Detaches after a killed attachment, which may have loaded the plugin completely.
+/// Detaches the plugin that a killed attachment may have left. Tries again until no thread of memprof is left, or fails
+/// after [`REPLY_TIMEOUT`].
 fn detach_leftover(target: &AttachTarget) -> Result<()> {
     let start = Instant::now();
     loop {

@@ -68,6 +68,8 @@ const BOMBS: [Bomb; 6] = [
     },
 ];
 
+/// Runs the suite, and returns its figures in one line. Fails if a report of a bomb or of a damaged dump takes too much
+/// memory, dies, or has a wrong total without a note.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let dir = tempfile::tempdir()?;
     let size = length.pick(8 << 20, 64 << 20);
@@ -167,10 +169,10 @@ fn report_damaged_dumps(count: usize, dir: &Path) -> Result<usize> {
     let mut damage_reported = 0;
     for round in 0..count {
         let mut bytes = whole.clone();
-        let (offset, len) = (random.below(bytes.len()), 1 + random.below(200));
+        let (offset, len) = (random.next_below(bytes.len()), 1 + random.next_below(200));
         let end = (offset + len).min(bytes.len());
         match round % 5 {
-            0 => bytes[offset] ^= 1 << random.below(8),
+            0 => bytes[offset] ^= 1 << random.next_below(8),
             1 => bytes.truncate(offset),
             2 => drop(bytes.drain(offset..end)),
             3 => bytes[offset..end].fill(0),
@@ -210,8 +212,8 @@ fn dump_with_samples(client: &mut Client) -> Result<String> {
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    /// Next number, from 0 to `limit` - 1.
-    pub(super) fn below(&mut self, limit: usize) -> usize {
+    /// Next pseudo-random number, from 0 to `limit` - 1.
+    pub(super) fn next_below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

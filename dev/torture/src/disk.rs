@@ -20,6 +20,8 @@ const IMAGE_BYTES: u64 = 1 << 30;
 /// Maximum time without an allocation in the host, longer than the scheduler's delays on a busy machine.
 const MAX_PAUSE: Duration = Duration::from_millis(700);
 
+/// Runs the suite, and returns its figures in one line. Only root can freeze a file system; for other users there is no
+/// case. Fails if a dump is damaged, or if the host allocates nothing for too long.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     if !geteuid().is_root() {
         eprintln!("not root: no file system can be frozen");
@@ -136,6 +138,7 @@ fn longest_pause(host: &StressHost, time: Duration) -> Result<Duration> {
 struct Disk(PathBuf);
 
 impl Disk {
+    /// Creates an ext4 file system in a file in `dir`, and mounts it. Needs root.
     fn mount(dir: &Path, mount_point: &Path) -> Result<Self> {
         let image = dir.join("disk");
         File::create(&image)?.set_len(IMAGE_BYTES)?;
@@ -153,10 +156,12 @@ impl Disk {
         Ok(disk)
     }
 
+    /// Freezes the file system by fsfreeze(8): writes wait until [`thaw`](Self::thaw).
     fn freeze(&self) -> Result<()> {
         run_command(Command::new("fsfreeze").arg("-f").arg(&self.0))
     }
 
+    /// Ends [`freeze`](Self::freeze).
     fn thaw(&self) -> Result<()> {
         run_command(Command::new("fsfreeze").arg("-u").arg(&self.0))
     }

@@ -24,13 +24,15 @@ const ALLOCATORS: [(&str, &[(&str, &str)]); 2] = [
     ("glibc, sampled by memprof", &[]),
 ];
 
+/// Runs the suite, and returns its figures in one line. Fails if a child fails or hangs.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let under_load = fork_under_load(length)?;
     let starts = fork_during_start(length)?;
     Ok(format!("{under_load}; {starts}"))
 }
 
-/// Runs forker.c with each allocator.
+/// Runs forker.c, which forks while its threads allocate, with each allocator. Returns the figures; fails unless each
+/// child succeeds.
 fn fork_under_load(length: SuiteLength) -> Result<String> {
     let children = length.pick(20, 200);
     for (name, env) in ALLOCATORS {
@@ -70,7 +72,7 @@ const STARTS: [(&str, &str); 4] = [
     ("libjemalloc.so.2", "filtered"),
 ];
 
-/// Runs beginner.c, which forks while the plugin starts.
+/// Runs beginner.c, which forks while the plugin starts. Returns the figures; fails unless each child succeeds.
 fn fork_during_start(length: SuiteLength) -> Result<String> {
     let programs = length.pick(3, 100);
     let dir = HostDir::new()?;

@@ -53,12 +53,14 @@ const PROGRAMS: &[Program] = &[
     },
 ];
 
+/// Path of a program's source among the fixtures of `memprof test`.
 fn source_path(name: &str) -> PathBuf {
     root()
         .join("outside/memprof-cli/tests/fixtures/gate")
         .join(name)
 }
 
+/// Compiles a fixture to `dir`, optimized and with debug information. Returns the command that executes it.
 fn compile(compiler: &str, name: &str, dir: &Path) -> Result<Vec<PathBuf>> {
     let built = dir.join(name).with_extension("");
     let optimized = if compiler == "rustc" { "-O" } else { "-O2" };
@@ -68,6 +70,8 @@ fn compile(compiler: &str, name: &str, dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(vec![built])
 }
 
+/// Runs the suite with each program, and returns its figures in one line. Fails if too little growth is detected, or if
+/// there are too many false alarms.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let runs = length.pick(3, 100);
     let lines = PROGRAMS
@@ -76,7 +80,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     Ok(lines.collect::<Result<Vec<_>>>()?.join("; "))
 }
 
-/// Measures both rates and the cost of `memprof test` with one program.
+/// Measures the rates of detection and of false alarms, and the cost, of `memprof test` with one program. Returns them
+/// as text. Fails if one of the rates is beyond its limit.
 fn check_program(program: &Program, runs: u32, length: SuiteLength) -> Result<String> {
     let dir = tempfile::tempdir()?;
     let command = (program.command)(dir.path())?;

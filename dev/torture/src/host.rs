@@ -142,6 +142,8 @@ pub(super) struct Counters {
 }
 
 impl StressHost {
+    /// Waits until the host says that it is ready, and collects its later log lines on a thread. Fails if the host ends
+    /// before.
     fn wait_until_ready(&mut self, stderr: ChildStderr) -> Result<()> {
         let mut lines = BufReader::new(stderr).lines();
         loop {
@@ -232,6 +234,7 @@ impl StressHost {
         status_number(self.pid(), field)
     }
 
+    /// Number of the host's open descriptors.
     pub(super) fn descriptor_count(&self) -> Result<usize> {
         Ok(descriptor_count(self.pid())?)
     }
@@ -248,6 +251,7 @@ impl StressHost {
         Ok(true)
     }
 
+    /// Fails, with the end of the log, if the host has exited.
     pub(super) fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),

@@ -78,6 +78,8 @@ struct Tally {
     longest_cleanup: Duration,
 }
 
+/// Runs the suite, and returns its figures in one line. Fails if a command leaves something in its target process, or
+/// if that process does not answer.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let times = length.pick(12, 200);
     let mut tally = Tally::default();
@@ -245,6 +247,7 @@ fn wait_for_lease() -> Result<Duration> {
     Ok(start.elapsed())
 }
 
+/// Whether `memprof status` says that a process is sampled.
 fn is_sampled(pid: u32) -> Result<bool> {
     let mut command = Command::new(dist().join("bin/memprof"));
     let output = command

@@ -31,6 +31,8 @@ struct Tally {
     aborted: usize,
 }
 
+/// Runs the suite, and returns its figures in one line; without a memory cgroup, runs no case. Fails if the host dies,
+/// or if a refusal does not name the cause.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let Some(group) = MemoryCgroup::create() else {
         eprintln!("no memory cgroup can be created here");
@@ -79,6 +81,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
+/// Starts a host in the cgroup; long suites have larger dumps.
 fn start_host(
     group: &MemoryCgroup,
     length: SuiteLength,

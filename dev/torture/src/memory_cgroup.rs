@@ -79,15 +79,18 @@ impl MemoryCgroup {
         self.set_limit(&(used + bytes).to_string())
     }
 
+    /// Reads a file of the cgroup.
     fn read(&self, name: &str) -> Result<String> {
         let file = self.path.join(name);
         fs::read_to_string(&file).with_context(|| file.display().to_string())
     }
 
+    /// Lets the cgroup use all memory of the machine again.
     pub(super) fn remove_limit(&self) -> Result<()> {
         self.set_limit(self.files.unlimited)
     }
 
+    /// Writes the limit as the kernel's file takes it: a number of bytes, or a word for no limit.
     pub(super) fn set_limit(&self, limit: &str) -> Result<()> {
         let file = self.path.join(self.files.limit);
         fs::write(&file, limit).with_context(|| format!("{}: {limit}", file.display()))

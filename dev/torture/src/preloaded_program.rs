@@ -76,6 +76,7 @@ impl PreloadedProgram {
         self.child.id()
     }
 
+    /// Path of the program's control socket.
     pub(super) fn socket(&self) -> PathBuf {
         let name = format!("{}.sock", self.child.id());
         self.dir.path().join("run").join(name)
@@ -110,6 +111,7 @@ impl PreloadedProgram {
         Ok(())
     }
 
+    /// Fails if the program has exited.
     pub(super) fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),

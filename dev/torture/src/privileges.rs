@@ -19,6 +19,8 @@ const PROGRAMS: [&[&str]; 4] = [
     &["effective", "become"],
 ];
 
+/// Runs the suite, and returns its figures in one line; users other than root have no privileges to drop. Fails if
+/// memprof's threads keep a privilege, or if a message gets no reply.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     if !geteuid().is_root() {
         return Ok("not root: nothing to give up".to_owned());
@@ -95,6 +97,7 @@ struct Credentials {
 }
 
 impl Credentials {
+    /// Reads the users and capabilities of a thread, given by `task`, from its status in /proc.
     fn read(pid: u32, task: u32) -> Result<Self> {
         let path = format!("/proc/{pid}/task/{task}/status");
         let status = fs::read_to_string(&path).context(path)?;

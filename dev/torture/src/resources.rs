@@ -40,6 +40,8 @@ const CASES_OF_ROOT: &[Case] = &[
     ("threads", check_thread_limit),
 ];
 
+/// Runs the suite, and returns its figures in one line; users other than root run fewer cases. Fails if a host dies,
+/// writes a bad dump, or does not name the cause of an error.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let mut tally = Tally::default();
     let cases_of_root = if geteuid().is_root() {
@@ -169,6 +171,7 @@ fn check_dumps_with_alarms(length: SuiteLength, tally: &mut Tally) -> Result<()>
     check_host_and_dumps(&mut host, &dumps)
 }
 
+/// Dumps, and requests the ledger, after the host's main thread has ended.
 fn check_dump_without_main_thread(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host = HostSetup::with_options("allocate=2 main=ends").start()?;
     let mut client = host.client()?;

@@ -71,6 +71,7 @@ impl Slots {
         Ok(slots)
     }
 
+    /// Number of slots that were read.
     pub(super) fn count(&self) -> usize {
         self.words.values().map(Vec::len).sum()
     }

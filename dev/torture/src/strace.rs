@@ -41,6 +41,7 @@ impl Tracer {
         Ok(fs::read_to_string(self.output.path())?)
     }
 
+    /// Stops strace, which then detaches from the thread; does nothing if it has exited.
     fn stop(&mut self) -> Result<()> {
         if self.child.try_wait()?.is_none() {
             kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT)?;

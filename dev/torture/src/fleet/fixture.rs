@@ -74,6 +74,7 @@ impl FleetFixture {
         })
     }
 
+    /// Path of a file in the directory of the configuration.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -104,7 +105,7 @@ impl FleetFixture {
 
     /// Starts an agent that replies over NATS.
     pub(super) fn start_agent(&self, nats: &str) -> Result<AgentProcess> {
-        AgentProcess::start(&mut self.fleet_command(&["agent", "--nats", nats]))
+        AgentProcess::start_without_stderr(&mut self.fleet_command(&["agent", "--nats", nats]))
     }
 
     /// Adds a dump to the spool as an agent does. Returns its bytes.
@@ -176,18 +177,19 @@ pub(super) fn wait_until(message: &str, mut is_done: impl FnMut() -> bool) -> Re
 pub(super) struct AgentProcess(Child);
 
 impl AgentProcess {
-    /// Starts a command without its standard error.
-    pub(super) fn start(command: &mut Command) -> Result<Self> {
-        Self::spawn(command.stderr(Stdio::null()))
+    /// Starts a command, and drops what it writes to its standard error.
+    pub(super) fn start_without_stderr(command: &mut Command) -> Result<Self> {
+        Self::start_with_stderr(command.stderr(Stdio::null()))
     }
 
-    /// Starts a command with its standard error.
-    pub(super) fn spawn(command: &mut Command) -> Result<Self> {
+    /// Starts a command, whose standard error goes where the caller has set it.
+    pub(super) fn start_with_stderr(command: &mut Command) -> Result<Self> {
         let started = command.spawn();
         let name = || command.get_program().display().to_string();
         Ok(Self(started.with_context(name)?))
     }
 
+    /// Kills the process with SIGKILL, and waits for its end.
     pub(super) fn kill(&mut self) -> Result<()> {
         self.0.kill()?;
         self.0.wait()?;

@@ -74,7 +74,7 @@ impl Machine {
             command.envs(clock_environment(&fixture.path("clock"))?);
         }
         let log = File::create(fixture.path("log"))?;
-        let agent = AgentProcess::spawn(command.stdout(log.try_clone()?).stderr(log))?;
+        let agent = AgentProcess::start_with_stderr(command.stdout(log.try_clone()?).stderr(log))?;
         Ok(Self {
             options,
             fixture,
@@ -119,6 +119,7 @@ impl Machine {
         self.fixture.is_drained()
     }
 
+    /// Lines that the agent has written to its standard output and error so far.
     pub(super) fn read_log_lines(&self) -> Result<Vec<String>> {
         let log = fs::read_to_string(self.fixture.path("log"))?;
         Ok(log.lines().map(str::to_owned).collect())

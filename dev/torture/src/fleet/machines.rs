@@ -56,6 +56,8 @@ const SHORT: Plan = Plan {
     batch: Duration::from_secs(2),
 };
 
+/// Runs the suite, and returns its figures in one line. Fails if a store lacks a profile or has it twice, if a process
+/// has no profile of a period, or if an agent repeats an error too often.
 pub(crate) fn run(length: SuiteLength) -> Result<String> {
     let plan = length.pick(SHORT, LONG);
     let mut fleet = Fleet::start(plan)?;
@@ -98,6 +100,7 @@ struct Fleet {
 }
 
 impl Fleet {
+    /// Starts the stores, the NATS server and the agents of all machines of a plan.
     fn start(plan: Plan) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let s3 = S3::start()?;
@@ -140,6 +143,7 @@ impl Fleet {
         })
     }
 
+    /// Adds a profile to the spool of each machine.
     fn add_profiles(&mut self) -> Result<()> {
         self.machines.iter_mut().try_for_each(Machine::add_profile)
     }
@@ -332,6 +336,7 @@ fn process_rows(reader: &FleetFixture) -> Result<Vec<Value>> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
+/// URL of a store in a directory.
 fn store_url(directory: &Path) -> String {
     format!("file://{}", directory.display())
 }

@@ -33,6 +33,7 @@ impl Nats {
         Self::start(fleet, program)
     }
 
+    /// Starts the server `program` on a free port.
     fn start(fleet: &FleetFixture, program: PathBuf) -> Result<Self> {
         let mut nats = Self {
             program,
@@ -43,10 +44,12 @@ impl Nats {
         Ok(nats)
     }
 
+    /// URL with which a client finds the server.
     pub(super) fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
+    /// Kills the server, if it runs; [`restart`](Self::restart) starts it again.
     pub(super) fn kill(&mut self) {
         self.server = None;
     }
@@ -56,7 +59,9 @@ impl Nats {
         let config = fleet.path("nats.conf");
         fs::write(&config, format!("listen: \"127.0.0.1:{}\"\n", self.port))?;
         let mut command = Command::new(&self.program);
-        self.server = Some(AgentProcess::start(command.arg("-c").arg(config))?);
+        self.server = Some(AgentProcess::start_without_stderr(
+            command.arg("-c").arg(config),
+        )?);
         Ok(())
     }
 

@@ -79,6 +79,7 @@ pub(super) fn check_commands(attacker: &Attacker, seed: usize) -> Result<Resourc
 struct AttackerDirs(TempDir);
 
 impl AttackerDirs {
+    /// Creates the directories, and copies the attacker's program there.
     fn new() -> Result<Self> {
         let dirs = Self(tempfile::tempdir()?);
         fs::set_permissions(dirs.0.path(), Permissions::from_mode(0o755))?;
@@ -88,14 +89,17 @@ impl AttackerDirs {
         Ok(dirs)
     }
 
+    /// Directory of the attacker's user, with the library.
     fn writable(&self) -> PathBuf {
         self.0.path().join("own")
     }
 
+    /// Directory of root, in which the attacker may not write.
     fn guarded(&self) -> PathBuf {
         self.0.path().join("guarded")
     }
 
+    /// Path of the copied program.
     fn program(&self) -> PathBuf {
         self.0.path().join("attacker")
     }

@@ -9,6 +9,7 @@ use super::witness::{ResourceLimit, ResourceUse, USUAL_LIMIT};
 use crate::SuiteLength;
 use crate::bombs::Random;
 
+/// Command whose last argument is the attacker's pid, with the usual limits.
 const fn root_command(args: &'static [&'static str]) -> RootCommand {
     RootCommand {
         args,
@@ -42,6 +43,7 @@ const HOST_COMMANDS: &[RootCommand] = &[STATUS, LIST_ALL, RECORD];
 /// Commands that inject no code, for a process with a damaged heap, which could not run it.
 const INSPECTION_COMMANDS: &[RootCommand] = &[LEAKS, HOLDERS];
 
+/// Attacker without an argument, which short runs have, too.
 const fn attacker(
     kind: &'static str,
     forgery: Forgery,
@@ -115,6 +117,8 @@ const ATTACKERS: &[Attacker] = &[
 ];
 const HEAP_ATTACKER: Attacker = attacker("heap", Forgery::Whole, INSPECTION_COMMANDS);
 
+/// Runs all commands on the attackers of this length, and on processes with random heaps. Returns the largest use of
+/// time and memory as text. Fails if it exceeds a limit, or if something is left.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     ensure!(geteuid().is_root(), "the attackers' programs need root");
     let mut worst = ResourceUse::default();
@@ -132,7 +136,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     }
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     for _ in 0..length.pick(3, 200) {
-        let seed = random.below(1 << 48);
+        let seed = random.next_below(1 << 48);
         worst = worst
             .max(check_commands(&HEAP_ATTACKER, seed).with_context(|| format!("heap {seed}"))?);
         visits += 1;

@@ -21,6 +21,8 @@ const COMMANDS: &[(&str, &[&str])] = &[
 ];
 const DUMP_COUNT: u64 = 5;
 
+/// Queries stores with random damage in their files. Returns the figures as text. Fails if a command exceeds its limits
+/// of time or memory, panics, or leaves something behind.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let agent = AgentDir::new()?;
     let mut worst = agent.run_until_stored().context("an agent")?;
@@ -65,6 +67,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
 struct AgentDir(TempDir);
 
 impl AgentDir {
+    /// Creates a configuration, and a spool with [`DUMP_COUNT`] dumps.
     fn new() -> Result<Self> {
         let agent = Self(tempfile::tempdir()?);
         let (store, spool) = (agent.store(), agent.path("spool"));
@@ -76,10 +79,12 @@ impl AgentDir {
         Ok(agent)
     }
 
+    /// Path of a file in the directory.
     fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
+    /// Directory of the store.
     fn store(&self) -> PathBuf {
         self.path("store")
     }
@@ -120,16 +125,16 @@ fn read_files(directory: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
 fn damage_bytes(bytes: &[u8], random: &mut Random) -> Vec<u8> {
     const FOOTER_BYTES: usize = 600;
     let mut bytes = bytes.to_vec();
-    for _ in 0..1 + random.below(8) {
-        let range = match random.below(3) {
+    for _ in 0..1 + random.next_below(8) {
+        let range = match random.next_below(3) {
             0 => bytes.len(),
             _ => bytes.len().min(FOOTER_BYTES),
         };
-        let index = bytes.len() - 1 - random.below(range);
-        bytes[index] = match random.below(3) {
-            0 => random.below(256) as u8,
-            1 => bytes[index] ^ (1 << random.below(8)),
-            _ => [0, 1, 0x7f, 0x80, 0xfe, 0xff][random.below(6)],
+        let index = bytes.len() - 1 - random.next_below(range);
+        bytes[index] = match random.next_below(3) {
+            0 => random.next_below(256) as u8,
+            1 => bytes[index] ^ (1 << random.next_below(8)),
+            _ => [0, 1, 0x7f, 0x80, 0xfe, 0xff][random.next_below(6)],
         };
     }
     bytes

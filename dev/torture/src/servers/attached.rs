@@ -187,6 +187,7 @@ impl Tools {
         Ok(StopTime { milliseconds, busy })
     }
 
+    /// Detaches from a process; fails unless `memprof detach` succeeds.
     fn detach(&self, pid: u32) -> Result<()> {
         self.run_memprof(&["detach", &pid.to_string()]).map(drop)
     }

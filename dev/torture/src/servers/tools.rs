@@ -33,6 +33,7 @@ pub(crate) struct Tools {
 }
 
 impl Tools {
+    /// Copies `memprof` and its plugin to a new directory that all users can read.
     pub(crate) fn install() -> Result<Self> {
         let dir = tempfile::tempdir()?;
         fs::set_permissions(&dir, Permissions::from_mode(0o755))?;

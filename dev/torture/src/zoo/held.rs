@@ -39,6 +39,7 @@ impl HeldResources {
         }
     }
 
+    /// Reads the resources once. Without `has_own_threads` only memprof's threads count.
     fn read(pid: u32, has_own_threads: bool) -> Result<Self> {
         let mut held = Self::default();
         let sockets = fs::read_to_string(format!("/proc/{pid}/net/unix"))?;

@@ -30,6 +30,8 @@ const PROGRAMS_PER_REFUSAL: usize = 3;
 /// Variable that restricts the suite to programs with this text in their names.
 const ONLY_VARIABLE: &str = "ZOO_ONLY";
 
+/// Runs the suite on each program, prints a line for each, and returns the figures of all in one line. Fails if one of
+/// them failed.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let rounds = match std::env::var(ROUNDS_VARIABLE) {
         Ok(text) => text.parse().context(ROUNDS_VARIABLE)?,
@@ -146,6 +148,7 @@ fn run_under_load<T>(
     })
 }
 
+/// Lines about the refusals, each with its number of times; empty if there are none.
 fn refusal_lines(refusals: &BTreeMap<String, usize>) -> String {
     let lines = refusals
         .iter()
@@ -162,11 +165,13 @@ struct Tally {
 }
 
 impl Tally {
+    /// Adds the figures of one program.
     fn add(&mut self, visit: Visit) {
         self.answers += visit.answers;
         self.refused += usize::from(!visit.refusals.is_empty());
     }
 
+    /// Summary of all programs. Fails if one of them failed, or if too many refused something.
     fn summary_line(self, rounds: usize) -> Result<String> {
         let Self {
             programs,

@@ -116,6 +116,7 @@ pub(super) const ODD: &[Odd] = &[
 ];
 
 impl Odd {
+    /// Name in the suite's output: the program, its first argument and its environment variable.
     pub(super) fn name(&self) -> String {
         let Self { program, kind, .. } = self;
         match self.variable {
@@ -124,6 +125,7 @@ impl Odd {
         }
     }
 
+    /// Description by which the program is started.
     pub(super) fn lines(&self) -> Lines {
         let program = dist().join("torture").join(self.program);
         Lines {

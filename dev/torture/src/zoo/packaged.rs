@@ -359,6 +359,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
 ];
 
 impl Packaged {
+    /// Description by which the program is started.
     pub(super) fn lines(&self) -> Lines {
         Lines {
             words: self.words.iter().map(|word| (*word).to_owned()).collect(),

