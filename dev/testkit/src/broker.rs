@@ -91,6 +91,7 @@ fn mqtt_string(text: &str) -> Vec<u8> {
     [&length.to_be_bytes(), text.as_bytes()].concat()
 }
 
+/// Reads exactly `length` bytes; fails if the connection ends before.
 fn read_bytes(session: &mut TcpStream, length: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     session.read_exact(&mut bytes)?;

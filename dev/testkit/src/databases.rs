@@ -159,6 +159,7 @@ fn postgres_command(dir: &ServerDir) -> Result<Command> {
     Ok(command)
 }
 
+/// Command `psql` for the server's socket, which prints only the values of rows.
 fn psql_command(dir: &ServerDir) -> Command {
     let mut client = Command::new(Path::new(POSTGRES_PROGRAMS).join("psql"));
     client.arg("-h").arg(dir.path());
@@ -212,6 +213,7 @@ pub(crate) const MARIADB: Server = Server {
     },
 };
 
+/// Executes SQL statements on MariaDB as root. Returns the rows without column names.
 fn run_sql(running: &RunningServer, statements: &str) -> Result<String> {
     let mut client = Command::new("mariadb");
     client.args(["--no-defaults", "-u", "root", "-N", "-B"]);

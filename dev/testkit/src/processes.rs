@@ -95,11 +95,13 @@ pub(crate) fn is_running(pid: u32) -> bool {
     read_stat(pid).is_some_and(|fields| !fields.starts_with(['Z', 'X']))
 }
 
+/// Process ids of all processes in /proc.
 fn all_pids() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
+/// Process id of the parent; `None` if the process has ended.
 fn parent_pid(pid: u32) -> Option<u32> {
     read_stat(pid)?.split(' ').nth(1)?.parse().ok()
 }

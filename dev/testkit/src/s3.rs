@@ -129,6 +129,7 @@ impl S3 {
     }
 }
 
+/// Locks the store, also after a thread has panicked with the lock.
 fn lock(store: &Mutex<Store>) -> MutexGuard<'_, Store> {
     store.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -156,7 +157,7 @@ fn serve_connection(stream: TcpStream, store: &Mutex<Store>) -> Result<()> {
     Ok(())
 }
 
-/// Reads a request; `None` at the end of the connection.
+/// Reads a request with its body; `None` at the end of the connection. Fails if it is cut short or malformed.
 fn read_request(reader: &mut impl BufRead) -> Result<Option<Request>> {
     let mut line = String::new();
     if reader.read_line(&mut line)? == 0 {
@@ -225,6 +226,8 @@ fn respond(request: &Request, store: &mut Store) -> Option<S3Response> {
     }
 }
 
+/// Stores an object, unless it exists and must be new. Applies the next fault, if there is one; `None` if it drops the
+/// connection.
 fn put_object(request: &Request, store: &mut Store) -> Option<S3Response> {
     store.write_count += 1;
     let fault = store.faults.pop_front();
@@ -316,6 +319,7 @@ fn delete_objects(request: &Request, store: &mut Store) -> S3Response {
 }
 
 impl S3Response {
+    /// Response with the headers that clients read of each object.
     fn new(status: &'static str, body: Vec<u8>) -> Self {
         let headers = format!("ETag: \"1\"\r\nLast-Modified: {}\r\n", MODIFIED[0]);
         Self {

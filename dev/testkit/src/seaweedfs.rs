@@ -119,11 +119,13 @@ impl SeaweedFs {
         self.signal(Signal::SIGCONT)
     }
 
+    /// Sends a signal to the server's process.
     fn signal(&self, signal: Signal) -> Result<()> {
         let pid = Pid::from_raw(self.child.id().try_into()?);
         kill(pid, signal).context("weed")
     }
 
+    /// Waits until the S3 service replies. Fails if the server exits, or after [`SERVER_TIMEOUT`].
     fn wait_until_ready(&mut self) -> Result<()> {
         let start = Instant::now();
         while let Err(error) = http_get(self.port, "/status") {

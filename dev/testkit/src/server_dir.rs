@@ -34,6 +34,7 @@ pub struct ServerDir {
 }
 
 impl ServerDir {
+    /// Creates a temporary directory in which the server's user may write, and picks a free port.
     pub(crate) fn new(user: User) -> Result<Self> {
         let temp_dir = tempfile::tempdir().context("failed to create a directory")?;
         // Servers that change their user write here too.

@@ -231,6 +231,7 @@ fn interpreter_command(
     Ok(command)
 }
 
+/// Requests `/` over HTTP.
 fn get_root(running: &mut RunningServer) -> Result<String> {
     http_get(running.dir().port, "/")
 }

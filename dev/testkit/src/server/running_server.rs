@@ -106,6 +106,7 @@ fn wrap(command: &Command, wrapper: &[OsString]) -> Command {
 }
 
 impl RunningServer {
+    /// Waits until the server replies. Fails, with the end of the log, if it exits, or after [`SERVER_TIMEOUT`].
     fn wait_until_ready(&mut self) -> Result<()> {
         let start = Instant::now();
         loop {

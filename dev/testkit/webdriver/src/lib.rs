@@ -235,14 +235,17 @@ impl Browser {
         self.post(&format!("{}/{command}", self.session), body)
     }
 
+    /// Gets a value of the session.
     fn get(&self, command: &str) -> Value {
         self.send("GET", &format!("{}/{command}", self.session), "")
     }
 
+    /// Posts a JSON body to a path of chromedriver.
     fn post(&self, path: &str, body: &Value) -> Value {
         self.send("POST", path, &body.to_string())
     }
 
+    /// Sends a request to chromedriver, and returns the `value` of the reply. Panics if its status is not 200.
     #[track_caller]
     fn send(&self, method: &str, path: &str, body: &str) -> Value {
         let (status, reply) = self
