@@ -88,6 +88,7 @@ impl CallStacks {
 }
 
 impl MappedObject {
+    /// Identifies the file that a mapping of its start shows, and the address at which it is loaded.
     fn from_mapping(mapping: &Mapping<'_>) -> Self {
         Self {
             base: mapping.range.start,

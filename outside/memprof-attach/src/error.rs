@@ -173,7 +173,7 @@ impl AttachError {
         }
     }
 
-    /// Builds an error from the act and the file; the system's error follows.
+    /// Returns a function, for `map_err`, that builds an I/O error. `what` names the act that failed, or its file.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |cause| Self::Io { what, cause }

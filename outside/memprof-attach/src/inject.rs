@@ -23,8 +23,8 @@ use crate::outcome::AttachOutcome;
 use crate::plugin::{ENTRY_NAME, Plugin, PluginSource};
 use crate::room::require_room;
 use crate::run_calls::{
-    CALLS_TIMEOUT, CallInProgress, FunctionStack, POLL_INTERVAL, are_left_mapped, has_returned,
-    map_call, run_calls, unmap_call, wait_until_mapped, write_error,
+    CALLS_TIMEOUT, CallInProgress, FunctionStack, POLL_INTERVAL, has_returned, map_call, run_calls,
+    unmap_call, unmap_ranges, wait_until_mapped, write_error,
 };
 use crate::shared_page::{self, LoaderAck, LoaderStage, RemotePage, SharedPage};
 use crate::target::{Target, read_maps, thread_lost_error};
@@ -154,7 +154,7 @@ fn inject(
         table_word: layout.page + shared_page::TABLE as u64,
     };
     let second = run_calls(target, &create, Some(stack), signals_except(unblocked));
-    let second = second.map_err(|error| error.with_pages_left(are_left_mapped(target, &mapped)))?;
+    let second = second.map_err(|error| error.with_pages_left(unmap_ranges(target, &mapped)))?;
     let page = RemotePage {
         memory: &target.memory,
         address: layout.page,
@@ -164,7 +164,7 @@ fn inject(
         LoadOutcome::NoThread(errno) => {
             // The stopped thread has unmapped the stack in its second call.
             let left = [layout.code..layout.page, layout.page..layout.stack];
-            let are_left = are_left_mapped(target, &left);
+            let are_left = unmap_ranges(target, &left);
             let refused = require_room(target.pid, &target.maps).err();
             let error = AttachError::from(refused.unwrap_or(Refusal::NoThread { errno }));
             return Err(error.with_pages_left(are_left));

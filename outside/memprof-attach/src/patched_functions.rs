@@ -90,13 +90,13 @@ pub fn patch_beside_malloc(
     })
 }
 
-/// Patches the functions of one file.
+/// Patches the functions of one file. Fails as [`patch_entry_points`] does.
 fn patch(pid: u32, code: AllocatorCode, max_pause: Duration) -> Result<PatchReport, AttachError> {
     let plan = PatchPlan::new(&code)?;
     let mut target = Target::inspect(pid)?;
     require_unchanged_code(&target, &plan)?;
     // Checked before a table is written, because it would stay in the process.
-    if table_of(&target, &plan).is_none() {
+    if find_table_of(&target, &plan).is_none() {
         pause::require_short_pause(&target, max_pause)?;
     }
     let (base, image) = find_or_write_table(&mut target, &plan)?;
@@ -147,8 +147,9 @@ fn patch(pid: u32, code: AllocatorCode, max_pause: Duration) -> Result<PatchRepo
     })
 }
 
-/// Returns the address of the table of a plan's file, written by an earlier attachment. `None` if there is none.
-fn table_of(target: &Target, plan: &PatchPlan) -> Option<u64> {
+/// Finds the table of a plan's file in the process, written by an earlier attachment, and returns its address. `None`
+/// if there is none.
+fn find_table_of(target: &Target, plan: &PatchPlan) -> Option<u64> {
     let starts = plan.functions.iter().map(|each| each.prologue.range.start);
     let range = starts.clone().min()?..=starts.max()?;
     table::find_tables(&target.memory, &target.maps).find(|base| {
@@ -250,7 +251,7 @@ fn find_or_write_table(
     plan: &PatchPlan,
 ) -> Result<(u64, TableImage), AttachError> {
     let not_relocatable = |(name, reason)| AttachError::NotPatched(format!("{name} {reason}"));
-    if let Some(base) = table_of(target, plan) {
+    if let Some(base) = find_table_of(target, plan) {
         let image = TableImage::new(plan, base).map_err(not_relocatable)?;
         let is_same = image.matches(&target.memory, base);
         if is_same.map_err(|cause| write_error(target, cause))? {

@@ -153,6 +153,7 @@ pub(crate) fn write_error(target: &Target, cause: io::Error) -> AttachError {
         .map_or_else(|error| error, failed)
 }
 
+/// Builds the call that unmaps a range.
 pub(crate) fn unmap_call(range: &Range<u64>) -> RemoteCall {
     RemoteCall::Syscall(
         SYS_munmap,
@@ -179,7 +180,7 @@ pub(crate) fn wait_until_mapped(
         if is_done {
             let message = "the kernel gave it no memory (its cgroup's or the machine's is used up, or \
                            vm.overcommit_memory=2 promises no more)";
-            let are_left = are_left_mapped(target, ranges);
+            let are_left = unmap_ranges(target, ranges);
             let failed = AttachError::Failed(message.to_owned());
             let refused = require_room(target.pid, &target.maps).err();
             return Err(refused
@@ -204,7 +205,7 @@ pub(crate) fn has_returned(target: &Target, call: &CallInProgress) -> bool {
 
 /// Unmaps those of the ranges that are mapped, and waits for it. Nothing must run in them. Returns whether some stay
 /// mapped, because no thread could unmap them.
-pub(crate) fn are_left_mapped(target: &mut Target, ranges: &[Range<u64>]) -> bool {
+pub(crate) fn unmap_ranges(target: &mut Target, ranges: &[Range<u64>]) -> bool {
     let mapped = |target: &Target| -> Vec<Range<u64>> {
         let is_mapped = |range: &&Range<u64>| {
             let mut mappings = mappings(&target.maps);

@@ -120,6 +120,7 @@ impl SharedPage {
         self.0[offset..offset + text.len()].copy_from_slice(text);
     }
 
+    /// Returns the bytes to write to the target.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }

@@ -43,6 +43,7 @@ pub(crate) struct TemporaryCopy {
 }
 
 impl TargetRoot {
+    /// Opens the root directory of a process.
     pub(crate) fn for_pid(pid: u32) -> io::Result<Self> {
         let path = format!("/proc/{pid}/root");
         // The process cannot change this link, so it may be followed.

@@ -83,6 +83,7 @@ struct LoadedLibraries {
 }
 
 impl LoadedLibraries {
+    /// Reads the mappings of a process and its loader's list of libraries. Fails if the process cannot be read.
     fn read(pid: u32) -> Result<Self, AttachError> {
         let memory = Memory::open(pid).map_err(AttachError::io(format!("/proc/{pid}/mem")))?;
         let maps = read_maps(pid)?;
@@ -95,7 +96,7 @@ impl LoadedLibraries {
         })
     }
 
-    /// Iterates over the load addresses and symbols of those whose symbols can be read.
+    /// Iterates over the load addresses and symbols of the libraries whose symbols can be read.
     fn images(&self) -> impl Iterator<Item = (u64, LibraryImage)> {
         let bases = self.bases.iter();
         bases.filter_map(|base| Some((*base, LibraryImage::read(&self.memory, *base).ok()?)))

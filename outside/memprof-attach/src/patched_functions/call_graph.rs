@@ -24,6 +24,7 @@ pub(crate) struct CallGraph<'a> {
 }
 
 impl<'a> CallGraph<'a> {
+    /// Graph of the calls in `code`, each function of which is decoded when it is first asked for.
     pub(crate) fn new(code: &'a AllocatorCode) -> Self {
         Self {
             code,
@@ -32,7 +33,8 @@ impl<'a> CallGraph<'a> {
         }
     }
 
-    /// Returns whether a function calls one of `others`, or itself, directly or through further functions.
+    /// Returns whether a function calls one of `others`, or itself, directly or through further functions. True also if
+    /// that is unknown: code is missing, or more than [`MAX_DECODED_BYTES`] were decoded.
     pub(crate) fn reaches(&mut self, function: u64, others: &HashSet<u64>) -> bool {
         let mut visited = HashSet::from([function]);
         let mut pending = vec![function];

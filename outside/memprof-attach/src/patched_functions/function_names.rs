@@ -22,10 +22,12 @@ const TEXTS: [&str; 8] = [
 /// Group of `operator new` and `operator delete`, whose names begin with it.
 const OPERATORS: &str = "_Z";
 
-static C_SHAPES: LazyLock<HashMap<&str, Shape>> = LazyLock::new(|| shapes(C_FUNCTIONS));
-static OTHER_SHAPES: LazyLock<HashMap<&str, Shape>> = LazyLock::new(|| shapes(OTHER_FUNCTIONS));
+static C_SHAPES: LazyLock<HashMap<&str, Shape>> = LazyLock::new(|| shapes_by_name(C_FUNCTIONS));
+static OTHER_SHAPES: LazyLock<HashMap<&str, Shape>> =
+    LazyLock::new(|| shapes_by_name(OTHER_FUNCTIONS));
 
-fn shapes(table: &[NamedShapes]) -> HashMap<&'static str, Shape> {
+/// Maps each function's name in a table to its shape.
+fn shapes_by_name(table: &[NamedShapes]) -> HashMap<&'static str, Shape> {
     let named = table
         .iter()
         .flat_map(|(shape, names)| names.iter().map(|name| (*name, *shape)));

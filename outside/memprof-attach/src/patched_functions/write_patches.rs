@@ -86,7 +86,7 @@ fn try_write(
     let outcome = stopped
         .map_err(|error| stop_failure(target, error))
         .and_then(|()| {
-            let fixups = fix_up_threads(target, &mapped, &threads, relocated)?;
+            let fixups = collect_fixups(target, &mapped, &threads, relocated)?;
             for (stopped, registers) in fixups {
                 let set = stopped.set_registers(&registers);
                 set.map_err(|_| PatchFailure::Retry("a thread ends"))?;
@@ -121,7 +121,7 @@ type RegisterFixups<'a> = Vec<(&'a StoppedThread, user_regs_struct)>;
 
 /// Returns the threads that are about to execute a relocated instruction, with registers to continue at its new
 /// address. It has the same effect there, whether the patches are written or not.
-fn fix_up_threads<'a>(
+fn collect_fixups<'a>(
     target: &Target,
     mapped: &[Range<u64>],
     threads: &'a [(u32, StoppedThread)],
