@@ -90,7 +90,7 @@ pub(crate) fn find_glibc_by_name<'a>(
     })
 }
 
-/// Finds the first mapping of a process's glibc that `is_loaded` accepts.
+/// Finds the first mapping of a process's glibc that `is_loaded` accepts. Fails with `Musl`, `NoGlibc` or `OldGlibc`.
 fn find_glibc<'a>(
     loader: &[u8],
     maps: &'a [u8],

@@ -206,6 +206,7 @@ struct TracedProgram {
 }
 
 impl TracedProgram {
+    /// Program whose only thread so far is `pid`.
     fn new(pid: pid_t) -> Self {
         Self {
             pid,
@@ -285,7 +286,7 @@ impl TracedProgram {
         status.is_ok_and(|status| status.thread_group == self.pid.cast_unsigned())
     }
 
-    /// Converts the program, whose last thread is stopped.
+    /// Converts it to an exiting program: all its threads have begun to exit, and `last` is stopped there.
     fn into_exiting(mut self, last: pid_t) -> ExitingProgram {
         self.started.remove(&last);
         self.started.remove(&self.pid);

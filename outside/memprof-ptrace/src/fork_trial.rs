@@ -46,6 +46,7 @@ pub fn measure_page_copy_time() -> io::Result<Duration> {
 struct TrialMemory(*mut libc::c_void);
 
 impl TrialMemory {
+    /// Maps [`TRIAL_BYTES`] of private memory in small pages, and writes to each.
     fn new() -> io::Result<Self> {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -65,6 +66,7 @@ impl TrialMemory {
         Ok(memory)
     }
 
+    /// Calls madvise(2) for the memory; the advice must keep its data.
     fn advise(&self, advice: i32) -> io::Result<()> {
         // SAFETY: madvise(2) on the mapping of `new`, with advice that keeps its data.
         match unsafe { libc::madvise(self.0, TRIAL_BYTES, advice) } {

@@ -60,6 +60,7 @@ fn parse_line(line: &[u8]) -> Option<Mapping<'_>> {
     })
 }
 
+/// Parses hexadecimal digits without a prefix; `None` if malformed.
 fn parse_hex(digits: &str) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok()
 }

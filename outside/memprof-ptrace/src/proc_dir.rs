@@ -25,6 +25,7 @@ pub(crate) struct ProcDir {
 }
 
 impl ProcDir {
+    /// Directory of the process with that pid, whose files are read again each time.
     pub(crate) fn for_pid(pid: u32) -> Self {
         Self {
             path: PathBuf::from(format!("/proc/{pid}")),
@@ -40,6 +41,7 @@ impl ProcDir {
         }
     }
 
+    /// Directory of this process.
     pub(crate) fn current() -> Self {
         Self {
             path: PathBuf::from("/proc/self"),
