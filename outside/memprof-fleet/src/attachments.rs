@@ -53,6 +53,7 @@ type AttemptResult = (AttachCandidate, anyhow::Result<()>);
 type Attempt = (String, anyhow::Result<()>);
 
 impl Attachments {
+    /// State of an agent that has not attached to any process.
     pub(crate) fn new() -> Self {
         Self {
             attached: HashMap::new(),
@@ -71,7 +72,7 @@ impl Attachments {
         hosts: &HashSet<u32>,
         machine: &MachineInfo,
     ) -> anyhow::Result<Vec<Attempt>> {
-        let candidates = self.candidates(rules, hosts, machine)?;
+        let candidates = self.list_candidates(rules, hosts, machine)?;
         // Results are recorded after the candidates are listed: a process whose attempt has just ended may
         // not be among `hosts` yet.
         let results: Vec<_> = self.results.1.try_iter().collect();
@@ -88,7 +89,7 @@ impl Attachments {
 
     /// Lists the processes to attach to now: those that a rule names, except processes that have the plugin, are being
     /// attached to, or failed less than the rule's period ago. Drops the state of processes that have ended.
-    fn candidates(
+    fn list_candidates(
         &mut self,
         rules: &[ServiceRule],
         hosts: &HashSet<u32>,
@@ -96,7 +97,7 @@ impl Attachments {
     ) -> anyhow::Result<Vec<AttachCandidate>> {
         let mut running = HashSet::new();
         let mut candidates = Vec::new();
-        for (pid, program) in programs()? {
+        for (pid, program) in list_programs()? {
             // The process may have ended meanwhile.
             let Some(start) = start_ticks(pid) else {
                 continue;
@@ -192,8 +193,8 @@ impl Attachments {
 }
 
 /// Returns the process ids and file names of the programs that run on this machine, except this process and those that
-/// this user cannot inspect.
-fn programs() -> anyhow::Result<Vec<(u32, String)>> {
+/// this user cannot inspect. Fails if /proc cannot be read.
+fn list_programs() -> anyhow::Result<Vec<(u32, String)>> {
     let entries = fs::read_dir("/proc").context("failed to read /proc")?;
     let pids = entries.flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

@@ -52,12 +52,14 @@ pub(crate) fn check_footer(footer: &[u8]) -> Result<()> {
 struct CompactReader<'a>(&'a [u8]);
 
 impl CompactReader<'_> {
+    /// Reads a byte. Fails at the end of the footer.
     fn byte(&mut self) -> Result<u8> {
         let (first, rest) = self.0.split_first().context("its footer is truncated")?;
         self.0 = rest;
         Ok(*first)
     }
 
+    /// Skips `count` bytes. Fails beyond the end of the footer.
     fn skip(&mut self, count: u64) -> Result<()> {
         let rest = usize::try_from(count)
             .ok()

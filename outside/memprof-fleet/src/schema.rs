@@ -49,6 +49,7 @@ const ZSTD_LEVEL: i32 = 3;
 impl Table {
     pub(crate) const ALL: [Self; 3] = [Self::Samples, Self::Profiles, Self::Stacks];
 
+    /// Returns the name of the table's folder in the store.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Samples => "samples",

@@ -177,6 +177,7 @@ pub(crate) fn pending_bytes(spool: &Path) -> anyhow::Result<u64> {
     parts.map(|name| bytes_in(&spool.join(name))).sum()
 }
 
+/// Returns the last component of a path; empty if there is none.
 fn file_name(path: &Path) -> &std::ffi::OsStr {
     path.file_name().unwrap_or_default()
 }

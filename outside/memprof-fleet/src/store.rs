@@ -83,6 +83,7 @@ impl ProfileStore {
         })
     }
 
+    /// Returns the URL by which the store was opened.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }

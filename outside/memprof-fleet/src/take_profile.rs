@@ -37,6 +37,8 @@ pub(crate) struct MachineInfo {
 }
 
 impl MachineInfo {
+    /// Reads this machine's name and id. `labels` are those of each of its profiles; the offset of its clock is not
+    /// known yet.
     pub(crate) fn new(labels: BTreeMap<String, String>) -> Self {
         let name = rustix::system::uname()
             .nodename()

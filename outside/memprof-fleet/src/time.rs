@@ -28,6 +28,7 @@ const HOUR_MS: i64 = 60 * MINUTE_MS;
 const MINUTE_MS: i64 = 60 * 1000;
 
 impl Instant {
+    /// Returns the current time of the wall clock.
     pub(crate) fn now() -> Self {
         Self::from_system_time(SystemTime::now())
     }
@@ -62,6 +63,7 @@ impl Instant {
 }
 
 impl Uptime {
+    /// Returns the time since the boot, in which suspension counts.
     pub(crate) fn now() -> Self {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         Self(now.tv_sec * 1000 + now.tv_nsec / 1_000_000)

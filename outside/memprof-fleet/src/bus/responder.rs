@@ -110,6 +110,7 @@ impl BusLog {
         }
     }
 
+    /// Locks the log.
     fn errors(&self) -> MutexGuard<'_, ErrorLog> {
         // A panic in another thread leaves the log intact.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

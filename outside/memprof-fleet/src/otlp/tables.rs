@@ -48,6 +48,7 @@ pub(super) struct Tables<'n> {
 }
 
 impl<'n> Tables<'n> {
+    /// Dictionary for stacks of this profile, with the default entry of each table.
     pub(super) fn new(symbolized: &'n SymbolizedProfile) -> Self {
         let mut strings = Strings::default();
         strings.intern("");

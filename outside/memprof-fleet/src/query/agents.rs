@@ -15,7 +15,7 @@ use super::table::format_bytes;
 use crate::args::{DumpArgs, ProcessArgs, TimeWindow};
 use crate::bus::{AgentProcess, AgentReply, AgentRequest, ConnectionEvent, Verb, connect, subject};
 use crate::config::Config;
-use crate::query::{ProfileQuery, profiles, shared_machine_names as shared_names_in_store};
+use crate::query::{ProfileQuery, read_profiles, shared_machine_names as shared_names_in_store};
 use crate::target::Target;
 
 /// Time in which agents must announce themselves.
@@ -87,7 +87,7 @@ fn request_and_print(
         .build()?;
     let replies = runtime.block_on(collect_replies(config, verb, target, request, timeout))?;
     drop(runtime);
-    let missing = missing_agents(config, target, &replies);
+    let missing = find_missing_agents(config, target, &replies);
     if replies.agents.is_empty() && missing.is_empty() {
         let url = config.nats.url()?;
         let message =
@@ -158,7 +158,7 @@ fn shared_machine_names(agents: &Agents) -> BTreeSet<&str> {
 
 /// Returns the machines whose agents did not reply, or not completely, with the reasons. Expected are those that wrote
 /// a profile of the target within [`EXPECTED_AGENT_AGE`]; if the store cannot be read, that is only noted.
-fn missing_agents(
+fn find_missing_agents(
     config: &Config,
     target: &Target,
     replies: &AgentReplies,
@@ -168,7 +168,8 @@ fn missing_agents(
         until: None,
         length: EXPECTED_AGENT_AGE,
     };
-    let expected = ProfileQuery::new(config, &window, target).and_then(|query| profiles(&query));
+    let expected =
+        ProfileQuery::new(config, &window, target).and_then(|query| read_profiles(&query));
     match expected {
         Ok(expected) => {
             for (host, machines) in shared_names_in_store(&expected) {

@@ -19,7 +19,7 @@ use memprof_output::{NO_DATA, with_exit_code, write_output};
 use memprof_report::{Format, Options};
 
 pub(crate) use notes::Notes;
-pub(crate) use profiles::{Profile, newest_profiles, profiles, shared_machine_names};
+pub(crate) use profiles::{Profile, newest_profiles, read_profiles, shared_machine_names};
 pub(crate) use weights::Weighting;
 
 use crate::args::{DiffArgs, FlameArgs, FlameFormat, SelectArgs, TableArgs, TimeWindow, TopArgs};
@@ -67,7 +67,7 @@ impl ProfileQuery {
     /// Reads the selected profiles, sorted by process and time; only those whose build id begins with `build` if it is
     /// given. Fails if there is none (exit code 5), or the store cannot be read.
     pub(crate) fn profiles(&self, build: Option<&str>) -> anyhow::Result<Vec<Profile>> {
-        let mut profiles = profiles(self)?;
+        let mut profiles = read_profiles(self)?;
         let all = profiles.len();
         profiles.retain(|profile| build.is_none_or(|build| profile.build_id.starts_with(build)));
         match (profiles.is_empty(), build) {
@@ -101,7 +101,7 @@ pub(crate) fn machines_writing_since(
         // The notes are dropped.
         notes: Notes::Collect(Mutex::default()),
     };
-    let profiles = profiles(&query)?.into_iter();
+    let profiles = read_profiles(&query)?.into_iter();
     Ok(profiles.map(|profile| profile.host).collect())
 }
 

@@ -60,6 +60,7 @@ pub(crate) struct Growth {
 }
 
 impl MissedCounts {
+    /// Takes the counts from a profile; each is `None` if the profile has no counts of memprof's sampler.
     fn new(profile: &Profile) -> Self {
         let count = |count: fn(SamplerCounts) -> i64| profile.sampler.map(count);
         Self {

@@ -65,7 +65,7 @@ impl Profile {
 
 /// Reads the selected profiles, sorted by process and time. Files that cannot be read are left out. Notes report them,
 /// wrong clocks, and what memprof's sampler missed.
-pub(crate) fn profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
+pub(crate) fn read_profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
     let found = table_files(&query.store, Table::Profiles, (query.from, query.to))?;
     for finding in found.findings() {
         query.notes.add(finding);
