@@ -54,6 +54,7 @@ pub(crate) struct Printable<W: Write> {
 }
 
 impl<W: Write> Printable<W> {
+    /// Writer that passes text to `inner` in printable form.
     pub(crate) fn new(inner: W) -> Self {
         Self {
             inner,

@@ -20,7 +20,7 @@ pub fn write_to_stdout<T>(
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<Option<T>> {
     let is_terminal = io::stdout().is_terminal();
-    fill(io::stdout().lock(), is_terminal, write)
+    write_watched(io::stdout().lock(), is_terminal, write)
 }
 
 /// Prints a command's text in printable form, with a newline at its end. If it cannot be written, reports that on
@@ -29,7 +29,7 @@ pub fn print(text: &str) {
     let line_end = if text.ends_with('\n') { "" } else { "\n" };
     let text = printable(text);
     // Not for a terminal: `text` is printable already.
-    let printed = fill(io::stdout().lock(), false, |out| {
+    let printed = write_watched(io::stdout().lock(), false, |out| {
         Ok(write!(out, "{text}{line_end}")?)
     });
     if let Err(error) = printed
@@ -47,9 +47,9 @@ pub(crate) fn is_complete() -> bool {
     !IS_INCOMPLETE.load(Ordering::Relaxed)
 }
 
-/// Calls `write` with a writer to `out`, which makes the text printable for a terminal. `None` if the reader of `out`
-/// went away.
-fn fill<T>(
+/// Calls `write` with a writer to `out`, which makes the text printable if `is_terminal`. `None` if the reader of `out`
+/// went away, which is no error.
+fn write_watched<T>(
     out: impl Write,
     is_terminal: bool,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
@@ -122,21 +122,21 @@ mod tests {
         let text = |out: &mut dyn Write| Ok(out.write_all(b"text")?);
         let (reader, closed) = io::pipe().unwrap();
         drop(reader);
-        assert_eq!(fill(&closed, false, text).unwrap(), None);
-        assert_eq!(fill(&closed, true, text).unwrap(), None);
+        assert_eq!(write_watched(&closed, false, text).unwrap(), None);
+        assert_eq!(write_watched(&closed, true, text).unwrap(), None);
 
         let mut bytes = Vec::new();
-        assert_eq!(fill(&mut bytes, false, text).unwrap(), Some(()));
+        assert_eq!(write_watched(&mut bytes, false, text).unwrap(), Some(()));
         assert_eq!(bytes, b"text");
 
         // Reading from a socket may fail with the same error.
-        let failed = fill(&mut bytes, false, |_| -> anyhow::Result<()> {
+        let failed = write_watched(&mut bytes, false, |_| -> anyhow::Result<()> {
             Err(broken_pipe().into())
         });
         assert!(failed.unwrap_err().is::<io::Error>());
 
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let lost = fill(&full, false, text).unwrap_err();
+        let lost = write_watched(&full, false, text).unwrap_err();
         assert!(lost.to_string().starts_with("No space left"), "{lost}");
     }
 }
