@@ -67,7 +67,8 @@ impl<'a> Decoder<'a> {
         self.mark_half(word).or_else(|| self.mark_encoded(word))
     }
 
-    /// Marks the unreachable object whose start is the lower or upper 32 bits of a word. Returns that start.
+    /// Marks the unreachable object whose start is the lower or upper 32 bits of a word. Returns that start; `None` if
+    /// there is none, or no object lies below 4 GiB.
     fn mark_half(&self, word: u64) -> Option<u64> {
         if !self.has_low_objects || word < LOW_END {
             return None;
@@ -80,8 +81,8 @@ impl<'a> Decoder<'a> {
             .find_map(|start| self.objects.mark(start))
     }
 
-    /// Marks the unreachable object to which a word points with a tag in its upper bits, shifted, or mangled by glibc.
-    /// Returns its start. The pointer must be to its first [`MAX_HEADER_SIZE`] bytes.
+    /// Marks the unreachable object to whose first [`MAX_HEADER_SIZE`] bytes a word points with a tag in its upper
+    /// bits, shifted, or mangled by glibc. Returns its start; `None` if there is none.
     fn mark_encoded(&self, word: u64) -> Option<u64> {
         // A plain pointer or a small number.
         if word >> ADDRESS_BITS == 0 {
@@ -182,7 +183,8 @@ fn unreachable_total(objects: &Objects) -> HeldObjects {
     total
 }
 
-/// Queues an object that was marked. Beyond [`MAX_QUEUED`], objects are found later by their marks.
+/// Queues the start of an object that was marked, if there is one. Beyond [`MAX_QUEUED`], objects are found later by
+/// their marks.
 fn queue(found: &mut Vec<u64>, start: Option<u64>) {
     if found.len() < MAX_QUEUED {
         found.extend(start);

@@ -171,7 +171,8 @@ fn divide_memory(space: &AddressSpace, claims: &[MemoryClaim]) -> Vec<MappedPart
     parts
 }
 
-/// Owners of the claimed memory, by address. Where claims overlap, the first counts.
+/// Owners of the claimed memory, by address; `None` for memory of a walked heap. Where claims overlap, the first
+/// counts.
 fn claimed_memory(claims: &[MemoryClaim]) -> RangeMap<u64, Option<&MemoryOwner>> {
     let claims = claims.iter().filter(|claim| !claim.range.is_empty());
     // A later entry of the map takes the place of earlier ones.

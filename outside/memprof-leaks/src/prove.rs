@@ -80,7 +80,7 @@ fn prove_twice(
     let leaked = report.with_snapshot(&target, options, progress, |report, analyzed| {
         mark_all(&analyzed, report, progress)?;
         mark_signal_stacks(&target, &analyzed, report)?;
-        excuse_disguised(&analyzed, report)?;
+        mark_and_note_disguised(&analyzed, report)?;
         Ok(UnsymbolizedGroups::new(
             &analyzed,
             first.still_unreachable(&analyzed),
@@ -117,7 +117,7 @@ pub fn prove_at_exit(
             "it cannot be read at the exit",
         ));
     }
-    excuse_disguised(&analyzed, &mut report)?;
+    mark_and_note_disguised(&analyzed, &mut report)?;
     let leaked = UnsymbolizedGroups::new(&analyzed, analyzed.objects.unreachable());
     progress(Phase::Symbolize);
     let leaked = leaked.symbolize(exiting.last_thread(), &mut report);
@@ -219,8 +219,9 @@ fn mark_signal_stacks(
     Ok(())
 }
 
-/// Marks the objects that only disguised pointers hold, and notes how many there are.
-fn excuse_disguised(
+/// Marks the objects that only disguised pointers hold, and notes in the report how many there are. Fails as
+/// [`mark_disguised`] does.
+fn mark_and_note_disguised(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,
 ) -> Result<(), Error> {

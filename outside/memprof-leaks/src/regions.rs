@@ -83,12 +83,12 @@ impl Region {
 }
 
 impl ProcessMemory {
-    /// Opens the memory of a running process.
+    /// Opens the memory of a running process. Fails with `Io` if this user may not read it.
     pub(crate) fn open(pid: u32) -> Result<Self, Error> {
         Self::open_copy(pid, pid)
     }
 
-    /// Opens the memory of a copy of process `original`.
+    /// Opens the memory of a copy of process `original`. Fails with `Io` if this user may not read it.
     pub(crate) fn open_copy(pid: u32, original: u32) -> Result<Self, Error> {
         let memory = Memory::open_copy_by_child(pid, original);
         let memory = memory.map_err(Error::io(format!("/proc/{pid}/mem")))?;

@@ -117,7 +117,7 @@ impl Pages {
     }
 }
 
-/// Finds pages of a kind, by `PAGEMAP_SCAN` if the kernel has it.
+/// Finds pages of a kind, by `PAGEMAP_SCAN` if the kernel has it. Fails if the pagemap cannot be read.
 fn find_pages(
     pagemap: &File,
     range: &Range<u64>,
@@ -164,7 +164,8 @@ fn scan_pagemap(
     Ok(found)
 }
 
-/// Finds the pages like [`scan_pagemap`] on any Linux, by reading the pagemap entry of each page.
+/// Finds the pages like [`scan_pagemap`] on any Linux, by reading the pagemap entry of each page. Fails if these cannot
+/// be read.
 fn read_pagemap(
     pagemap: &File,
     range: &Range<u64>,

@@ -58,7 +58,7 @@ impl SharedObject {
         }
     }
 
-    /// Text that describes the queue, if it is a POSIX message queue.
+    /// Text that describes a POSIX message queue. `None` if the object is none.
     pub(crate) fn message_queue_text(&self) -> Option<String> {
         let mut bytes = [0; 256];
         let read = self.is_message_queue.then(|| self.read(0, &mut bytes))?;
@@ -103,7 +103,7 @@ impl SharedObject {
     }
 }
 
-/// Finds the next data or hole of a file (lseek(2)).
+/// Finds the next data or hole of a file at or after an offset (lseek(2)). Fails if there is none.
 fn seek(file: &File, offset: u64, whence: libc::c_int) -> io::Result<u64> {
     let whence = match whence {
         libc::SEEK_DATA => nix::unistd::Whence::SeekData,

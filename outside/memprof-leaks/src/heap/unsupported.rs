@@ -274,7 +274,7 @@ fn jemalloc_file(view: &SnapshotMemory) -> Option<&str> {
     library.or_else(|| program_file(view).filter(|program| contains_jemalloc(view, program)))
 }
 
-/// Path of the program, which has the lowest addresses, below its heap.
+/// Path of the program, whose mappings have the lowest addresses of all files. `None` if no file is mapped.
 fn program_file(view: &SnapshotMemory) -> Option<&str> {
     let program = view.regions.iter().find(|region| region.is_file);
     program.map(|region| region.name.as_str())

@@ -77,7 +77,8 @@ impl ExternalHolders {
     }
 }
 
-/// Adds the holders in a range outside the heap with the objects to which they point.
+/// Adds the holders in a range outside the heap with the objects to which they point. Fails with `Memory` if these
+/// exceed `--max-memory`.
 fn add_range(
     analyzed: &AnalyzedSnapshot<'_>,
     scanner: &PointerScanner<'_>,

@@ -74,8 +74,8 @@ fn stack_pointers(pid: u32) -> BTreeSet<u64> {
     texts.filter_map(pointer).collect()
 }
 
-/// Finds the first control block in a range, whose first and third word are its own address (`tcbhead_t`). Returns the end
-/// of its memory. Only resident pages are read.
+/// Finds the first control block in the resident pages of a range: its first and third word are its own address
+/// (`tcbhead_t`). Returns the end of its memory; `None` if there is none.
 fn find_control_block(space: &AddressSpace, range: Range<u64>) -> Option<u64> {
     let limit = range.end.min(range.start.saturating_add(SEARCH_LIMIT));
     let pages = space.resident_runs(&(range.start & !(CONTROL_BLOCK_SIZE - 1)..limit));

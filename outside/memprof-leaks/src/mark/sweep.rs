@@ -37,8 +37,9 @@ impl Marker<'_> {
         Some(table)
     }
 
-    /// Sweeps again if the table lacked many objects that were reached: most of the others are scanned, so there is room
-    /// for more. Else, or if this is the last chance, those that it lacks are read one by one.
+    /// Sweeps again, as [`sweep`](Self::sweep) does, if the table lacked many objects that were reached: most of the
+    /// others are scanned, so there is room for more. Else, or if this is the last chance, returns the table, and those
+    /// that it lacks are read one by one.
     pub(super) fn sweep_again(
         &self,
         mut table: PointerTable,

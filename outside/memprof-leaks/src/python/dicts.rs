@@ -44,7 +44,7 @@ impl KeyTable {
         Self::parse(layout.minor, [word(0)?, word(8)?, word(24)?, word(32)?])
     }
 
-    /// Parses the words 0, 1, 3 and 4 of a table.
+    /// Parses the words 0, 1, 3 and 4 of a table. `None` if they are inconsistent.
     fn parse(minor: u32, [references, form, third, fourth]: [u64; 4]) -> Option<Self> {
         let (size, index_bytes, start, stride, used) = match minor {
             ..=10 => {
@@ -75,12 +75,12 @@ impl KeyTable {
         })
     }
 
-    /// Bytes of the table up to the last entry that was ever used.
+    /// Bytes of the table up to the last entry that was ever used. `None` if the size overflows.
     pub(super) fn size_of_used(&self) -> Option<u64> {
         self.head.checked_add(self.used.checked_mul(self.stride)?)
     }
 
-    /// Bytes of the table.
+    /// Bytes of the table. `None` if the size overflows.
     pub(super) fn size(&self) -> Option<u64> {
         self.head.checked_add(self.room.checked_mul(self.stride)?)
     }

@@ -139,7 +139,8 @@ impl Interpreters {
     }
 }
 
-/// `_PyRuntime` and the address of `Py_Version`, if the version has it, of the first loaded file that has them.
+/// Addresses of `_PyRuntime`, and that of `Py_Version` if the version has it, in the first loaded file that defines
+/// `_PyRuntime`. `None` if no file does.
 fn runtime_symbols(view: &SnapshotMemory) -> Option<(Range<u64>, Option<u64>)> {
     let memory = view.copy_memory();
     let maps = fs::read(format!("/proc/{}/maps", view.copy_pid())).ok()?;

@@ -109,7 +109,8 @@ impl Layout {
         }
     }
 
-    /// Reads `_Py_DebugOffsets` of 3.13.
+    /// Reads the layout from `_Py_DebugOffsets` of 3.13. The error is the reason why it is unknown, such as a build
+    /// without the GIL.
     fn from_debug_offsets(
         view: &SnapshotMemory,
         runtime: u64,

@@ -106,7 +106,7 @@ pub(crate) fn size_of_object(
 }
 
 /// Parts of an object's tables that have its elements: a list's, a dict's, a class's, or the values of its attributes.
-/// Behind them, there may be pointers of what was there before.
+/// Behind them, there may be pointers of what was there before. `None` for each table that it does not have.
 pub(crate) fn elements_of_object(
     view: &SnapshotMemory,
     memory: &mut CachedReader<'_>,

@@ -104,7 +104,7 @@ impl<'a> PythonTypes<'a> {
         is_found.then(|| Self::new(view, None, Vec::new()))
     }
 
-    /// `CPython`'s minor version, if its layout is known.
+    /// `CPython`'s minor version, 8 for 3.8. `None` if its layout is unknown.
     fn minor(&self) -> Option<u32> {
         self.layout.map(|layout| layout.minor)
     }

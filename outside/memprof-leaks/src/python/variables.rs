@@ -108,7 +108,7 @@ pub(crate) fn find_variables<'a>(
 }
 
 impl VariableSearch<'_, '_> {
-    /// Reads a dict, unless too much was read already.
+    /// Reads a dict. `None` if it is none, is too large, or too much was read already.
     fn dict(&mut self, address: u64) -> Option<Dict> {
         let layout = &self.interpreters.layout;
         Dict::read(self.view, layout, address, self.types, &mut self.budget)

@@ -270,7 +270,8 @@ fn is_fifo(link: &Path) -> bool {
     fs::metadata(link).is_ok_and(|metadata| metadata.file_type().is_fifo())
 }
 
-/// Adds the words of a queue at all offsets: messages before them may have any length.
+/// Adds the words of a queue at all offsets, because messages before them may have any length. Counts what was not
+/// read. `content` is the result of [`QueueReader::read_queue`], `None` if the process could not be opened.
 fn add_queue(
     content: Option<io::Result<Option<QueueContent>>>,
     queues: &mut Queues,

@@ -200,7 +200,7 @@ impl SnapshotThreads {
         self.pick_thread_for(require_snapshot_calls, has_room)
     }
 
-    /// Like [`Self::pick_thread`], for the calls that `require_calls` allows.
+    /// Like [`Self::pick_thread`], also in its errors, for the calls that `require_calls` allows.
     pub(super) fn pick_thread_for(
         &mut self,
         require_calls: fn(u32) -> Result<(), Refusal>,

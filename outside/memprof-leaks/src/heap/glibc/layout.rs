@@ -122,8 +122,8 @@ impl Release {
         None
     }
 
-    /// Finds the version in bytes of a library, e.g. 2.36 in `GNU C Library (Debian GLIBC 2.36-9) stable release version
-    /// 2.36.`
+    /// Finds the version in bytes of a library, e.g. 2.36 in `GNU C Library (Debian GLIBC 2.36-9) stable release
+    /// version 2.36.` `None` if they do not contain such a text.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let banner = &bytes[memmem::find(bytes, BANNER)?..];
         let banner = &banner[..banner.len().min(MAX_BANNER)];

@@ -75,7 +75,7 @@ pub(super) fn walk_segments(
     Ok(unwalked)
 }
 
-/// Memory of brk(2). Its parts may be mappings with different protections.
+/// Memory of brk(2), whose parts may be mappings with different protections. `None` if it is not mapped.
 fn break_range(view: &SnapshotMemory) -> Option<Range<u64>> {
     let mut parts = view.regions.iter().filter(|region| region.name == "[heap]");
     let first = parts.next()?;
