@@ -130,7 +130,8 @@ impl RuleSource for CallStacks {
 }
 
 impl UnwindInfo {
-    /// Reads the unwind information (`.eh_frame_hdr`) of the object that is loaded at `base`.
+    /// Reads the unwind information (`.eh_frame_hdr`) of the object that is loaded at `base`. Fails if it has none, is
+    /// no 64-bit ELF file, or cannot be read.
     fn read(memory: &Memory, base: u64) -> io::Result<Self> {
         let header: [u8; 64] = memory.read_array(base)?;
         if header[..5] != *b"\x7fELF\x02" {

@@ -62,7 +62,8 @@ fn send_load_request(jvm: &mut UnixStream, plugin: &Path, options: &str) -> io::
     jvm.write_all(&request)
 }
 
-/// Reads the reply to its end. The peer may be no JVM, so time and size are limited.
+/// Reads the reply to its end. The peer may be no JVM, so time and size are limited: fails with `TimedOut` at the
+/// deadline, with `InvalidData` if the reply is too long.
 fn read_reply(jvm: &mut UnixStream, deadline: Instant) -> io::Result<String> {
     let mut reply = Vec::new();
     let mut buffer = [0; 4096];

@@ -73,7 +73,7 @@ pub fn attach_by_node_inspector(
     watch_program(pid, || load_by_inspector(pid, plugin, attachment))
 }
 
-/// Like [`attach_by_node_inspector`], without watching for the end of the process.
+/// Like [`attach_by_node_inspector`], also in its errors, without watching for the end of the process.
 fn load_by_inspector(
     pid: u32,
     plugin: &Plugin,

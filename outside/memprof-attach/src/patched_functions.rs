@@ -215,7 +215,7 @@ fn restore_unwatched(pid: u32) -> Result<Option<PatchReport>, AttachError> {
     }))
 }
 
-/// Returns whether memprof's jump is at the start of the function now.
+/// Returns whether memprof's jump is at the start of the function now. Fails if the code cannot be read.
 fn is_patched(memory: &Memory, entry: &InstalledEntry) -> std::io::Result<bool> {
     let found: [u8; EntryRow::JUMP_SIZE] = memory.read_array(entry.function)?;
     Ok(found == entry.jump)

@@ -200,7 +200,7 @@ fn list_candidates(
     Ok((waiting, running))
 }
 
-/// Stops a thread. If it is at no safe point, resumes it and returns the reason.
+/// Stops a thread. If it is at no safe point, resumes it and fails with the reason.
 fn stop_if_safe(
     target: &mut Target,
     tid: u32,

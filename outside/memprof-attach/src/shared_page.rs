@@ -139,7 +139,7 @@ impl RemotePage<'_> {
         self.memory.read_u64(self.address + offset as u64)
     }
 
-    /// Reads the progress of the thread.
+    /// Reads the progress of the thread. Fails if the page is not mapped any more.
     pub(crate) fn stage(self) -> std::io::Result<LoaderStage> {
         Ok(match self.word(STAGE)? {
             0 => LoaderStage::NotStarted,
@@ -151,7 +151,7 @@ impl RemotePage<'_> {
         })
     }
 
-    /// Writes a reply, for which the thread polls.
+    /// Writes a reply, for which the thread polls. Fails if the page is not mapped any more.
     pub(crate) fn send_reply(self, reply: LoaderAck) -> std::io::Result<()> {
         let reply = reply as u64;
         let address = self.address + REPLY as u64;

@@ -90,7 +90,7 @@ impl Target {
         }
     }
 
-    /// Like [`inspect`](Self::inspect), without waiting for the loader.
+    /// Like [`inspect`](Self::inspect), also in its errors, without waiting for the loader.
     fn inspect_once(pid: u32) -> Result<Self, AttachError> {
         let path = format!("/proc/{pid}/mem");
         let memory = Memory::open_by_child(pid);
@@ -107,7 +107,8 @@ impl Target {
         Ok(target)
     }
 
-    /// Finds libc, its functions, the gadgets and the allocators in the process's memory.
+    /// Finds libc, its functions, the gadgets and the allocators in the process's memory. Fails if libc is missing, too
+    /// old or unknown, if a sanitizer is linked into the program, or if the process has ended.
     fn read_facts(pid: u32, memory: Arc<Memory>) -> Result<Self, AttachError> {
         let maps = read_maps(pid)?;
         let program =

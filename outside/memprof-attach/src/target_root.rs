@@ -43,7 +43,7 @@ pub(crate) struct TemporaryCopy {
 }
 
 impl TargetRoot {
-    /// Opens the root directory of a process.
+    /// Opens the root directory of a process. Fails if the process has ended, or this user may not open it.
     pub(crate) fn for_pid(pid: u32) -> io::Result<Self> {
         let path = format!("/proc/{pid}/root");
         // The process cannot change this link, so it may be followed.
@@ -115,7 +115,7 @@ impl TargetRoot {
         target.is_ok_and(|target| namespace("self").is_ok_and(|own| own == target))
     }
 
-    /// Opens a directory below the process's root; symbolic links cannot leave it.
+    /// Opens a directory below the process's root; symbolic links cannot leave it. Fails if there is none.
     pub(crate) fn open_directory(&self, path: &str) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -134,7 +134,7 @@ pub(crate) fn require_writable(directory: &Stat, user: u32) -> Result<(), Errno>
     }
 }
 
-/// Creates a directory, and makes sure that it was not replaced by another user's.
+/// Creates a directory. Fails with `EPERM` if another user has replaced it meanwhile.
 fn create_dir(parent: &OwnedFd, name: &str, mode: Mode) -> io::Result<OwnedFd> {
     mkdirat(parent, name, mode)?;
     let directory = openat(parent, name, DIRECTORY_FLAGS, Mode::empty())?;

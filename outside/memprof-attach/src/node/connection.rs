@@ -12,7 +12,8 @@ pub(super) struct InspectorConnection {
 }
 
 impl InspectorConnection {
-    /// Connects, within `timeout`, which is also the deadline for the first reads and writes.
+    /// Connects within `timeout`, which is also the deadline for the first reads and writes. Fails with `TimedOut`
+    /// after it.
     pub(super) fn new(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
         let deadline = Instant::now() + timeout;
         let stream = TcpStream::connect_timeout(&address, timeout)?;

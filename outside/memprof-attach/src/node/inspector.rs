@@ -58,7 +58,8 @@ impl Inspector {
     }
 }
 
-/// Requests `GET /json/list`; returns the body of the response.
+/// Requests `GET /json/list`, and returns the body of the response. Fails if the peer sends none in time, or sends too
+/// much.
 fn list_targets(address: SocketAddr) -> io::Result<Vec<u8>> {
     let mut connection = InspectorConnection::new(address, LIST_TIMEOUT)?;
     let request =

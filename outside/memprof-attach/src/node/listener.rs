@@ -16,7 +16,7 @@ pub(super) struct Listener {
     inode: u64,
 }
 
-/// Lists the listening sockets of a process in this network namespace.
+/// Lists the listening sockets of a process in this network namespace. Fails if its descriptors cannot be read.
 pub(super) fn listeners(pid: u32) -> io::Result<Vec<Listener>> {
     let mut sockets = HashSet::new();
     for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))? {
@@ -38,7 +38,7 @@ pub(super) fn is_port_in_use(port: u16) -> bool {
     all_listeners().is_ok_and(|all| all.iter().any(is_on_port))
 }
 
-/// Lists the listening sockets of all processes in this network namespace.
+/// Lists the listening sockets of all processes in this network namespace. Fails if the kernel's tables cannot be read.
 fn all_listeners() -> io::Result<Vec<Listener>> {
     let mut all = Vec::new();
     for table in ["tcp", "tcp6"] {

@@ -248,7 +248,8 @@ impl AllocatorCode {
         }
     }
 
-    /// Returns the function of this file whose address is in the slot that a jump or call reads.
+    /// Returns the function of this file whose address is in the slot that a jump or call reads. `None` for other
+    /// instructions, and for slots of other functions.
     fn slot_function(&self, instruction: &Instruction) -> Option<u64> {
         let is_branch = instruction.is_jmp_near_indirect() || instruction.is_call_near_indirect();
         let slot = (is_branch && has_fixed_operand(instruction))

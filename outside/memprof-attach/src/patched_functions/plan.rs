@@ -137,7 +137,8 @@ impl PatchPlan {
     }
 }
 
-/// Returns the functions that have hooks, by address, each with one of its names.
+/// Returns the functions that have hooks, by address, each with one of its names. Fails with `NotPatched` if one of
+/// them cannot be patched, two have one name, or `malloc` or `free` of the process is missing.
 fn hooked_functions(
     code: &AllocatorCode,
 ) -> Result<BTreeMap<u64, (&KnownFunction, &AllocatorFunction)>, AttachError> {
