@@ -85,7 +85,7 @@ pub fn proc_denied_refusal(pid: u32, file: &str, errno: Errno) -> Refusal {
 }
 
 impl TracerCredentials {
-    /// Examines a process for a purpose, with these credentials.
+    /// Examines a process for a purpose, with these credentials. Fails with the reason why it is unsuitable.
     pub(crate) fn examine(&self, purpose: Purpose, pid: u32) -> Result<ExaminedProcess, Refusal> {
         let proc_dir = ProcDir::for_pid(pid);
         match proc_dir.parse("status", ProcStatus::parse) {

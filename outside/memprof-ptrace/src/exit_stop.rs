@@ -147,7 +147,7 @@ struct StartGate {
 }
 
 impl StartGate {
-    /// Lets children of `command` wait at a new gate.
+    /// Lets children of `command` wait at a new gate. Fails if no pipe can be created.
     fn new(command: &mut Command) -> io::Result<Self> {
         let pids = io::pipe()?;
         let (reader, opened) = io::pipe()?;
@@ -180,14 +180,15 @@ impl StartGate {
         let _ = (&self.pids.1).write(&pid.to_ne_bytes());
     }
 
-    /// Blocks until the child has reported its pid. `None` if there is none.
+    /// Blocks until the child, or the thread that starts it, has reported a pid. `None` if that is 0: no child has
+    /// started.
     fn wait_for_pid(&self) -> io::Result<Option<pid_t>> {
         let mut pid = [0; size_of::<pid_t>()];
         (&self.pids.0).read_exact(&mut pid)?;
         Ok(Some(pid_t::from_ne_bytes(pid)).filter(|pid| *pid != 0))
     }
 
-    /// Lets the child execute its program if it is traced, or fail with EPERM.
+    /// Lets the child execute its program if it is traced, or else fail with EPERM.
     fn open(&self, is_traced: bool) -> io::Result<()> {
         (&self.opened).write_all(&[is_traced.into()])
     }
@@ -217,7 +218,7 @@ impl TracedProgram {
         }
     }
 
-    /// Resumes each thread that stops, until the last one is about to exit.
+    /// Resumes each thread that stops, until the last one is about to exit. Fails if a thread cannot be traced.
     fn run(mut self) -> io::Result<RunOutcome> {
         loop {
             if let Some(held) = self.held.filter(|_| self.running.is_empty()) {

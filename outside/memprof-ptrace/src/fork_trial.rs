@@ -83,7 +83,7 @@ impl Drop for TrialMemory {
     }
 }
 
-/// Time of one fork of this process. The child ends at once.
+/// Time of one fork of this process. The child ends at once. Fails if the kernel refuses the fork.
 fn time_fork() -> io::Result<Duration> {
     // Signals are meant for this process, not for the child.
     let old_mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;

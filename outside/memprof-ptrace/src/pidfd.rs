@@ -94,7 +94,7 @@ impl PidFd {
         }
     }
 
-    /// Calls `pidfd_send_signal(2)`.
+    /// Sends a signal by `pidfd_send_signal(2)`; `flags` say to whom. Fails with the errno of the call.
     fn send(&self, signal: Signal, flags: libc::c_uint) -> io::Result<()> {
         let descriptor = self.descriptor.as_raw_fd();
         let no_info = ptr::null::<libc::siginfo_t>();

@@ -64,7 +64,7 @@ pub(crate) fn request(operation: u32, tid: pid_t, address: usize, data: usize) -
     request_value(operation, tid, address, data).map(drop)
 }
 
-/// Like [`request`], for a request that returns a number.
+/// Like [`request`], for a request that returns a number. Fails with the errno of ptrace(2) if the number is negative.
 pub(crate) fn request_value(
     operation: u32,
     tid: pid_t,

@@ -151,7 +151,8 @@ impl Reader {
         done
     }
 
-    /// Makes the child read exactly `length` bytes into the window.
+    /// Makes the child read exactly `length` bytes into the window. Fails with `UnexpectedEof` if none can be read,
+    /// with `EIO` if fewer, with `TimedOut` if they do not arrive in time.
     fn read_part(&mut self, address: u64, length: usize) -> io::Result<()> {
         match self.read_available(address, length)? {
             done if done == length => Ok(()),

@@ -142,7 +142,8 @@ impl<'a> StatusFields<'a> {
         numbers.collect()
     }
 
-    /// Returns the values of `Uid` or `Gid`: real, effective, saved, file system.
+    /// Returns the values of `Uid` or `Gid`: real, effective, saved, file system. Fails if they are missing or
+    /// malformed.
     fn four_numbers(&self, name: &'static str) -> Result<[u32; 4], MalformedProcFile> {
         let numbers = self.numbers(name)?;
         numbers.try_into().map_err(|_| MalformedProcFile(name))

@@ -121,7 +121,7 @@ pub fn evaluate(
     Ok(FilterAction::from_return_value(decided))
 }
 
-/// Runs one filter; returns its return value (`SECCOMP_RET_*` with its data).
+/// Runs one filter; returns its return value (`SECCOMP_RET_*` with its data). Fails as [`evaluate`] does.
 fn run_filter(filter: &[BpfInstruction], call: &SeccompData) -> Result<u32, UndecidedFilter> {
     let mut machine = BpfMachine::default();
     let mut index = 0;
