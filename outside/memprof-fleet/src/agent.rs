@@ -350,7 +350,8 @@ impl Agent {
     }
 }
 
-/// Starts a thread that sends [`AgentEvent::End`] on SIGTERM, SIGINT or SIGHUP.
+/// Starts a thread that sends [`AgentEvent::End`] on SIGTERM, SIGINT or SIGHUP. Fails if it cannot wait for these
+/// signals.
 fn notify_on_signal(send: Sender<AgentEvent>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

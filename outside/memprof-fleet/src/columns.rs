@@ -119,7 +119,8 @@ impl<'b> Columns<'b> {
         Ok(texts.with_context(|| wrong_type_message(name))?.collect())
     }
 
-    /// Returns the column `labels`: pairs of key and value for each row.
+    /// Returns the column `labels`: pairs of key and value for each row. Fails if it is missing, has another type or a
+    /// null.
     pub(crate) fn labels(&self) -> anyhow::Result<Vec<Vec<(String, String)>>> {
         let type_error = || wrong_type_message("labels");
         let column = self

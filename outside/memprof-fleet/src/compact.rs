@@ -29,7 +29,8 @@ pub(crate) struct CompactStats {
     pub(crate) merged_into: usize,
 }
 
-/// Runs `memprof fleet compact`.
+/// Runs `memprof fleet compact`: merges the files of past hours, and prints their number. Fails if the store cannot be
+/// read or written.
 pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     let store = Arc::new(ProfileStore::open(&config.store)?);
     let stats = compact(&store, Instant::now().before(GRACE_PERIOD))?;
@@ -255,7 +256,8 @@ fn read_samples(
     Ok(())
 }
 
-/// Adds the rows of a batch of profiles to `rows`, each with a context.
+/// Adds the rows of a batch of profiles to `rows`, each with a context. Fails if a column is missing or of another
+/// type.
 fn read_profiles(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
     let samples = columns.numbers("samples")?;
     let inuse = [
@@ -291,7 +293,7 @@ fn read_profiles(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds the rows of a batch of stacks to `rows`.
+/// Adds the rows of a batch of stacks to `rows`. Fails if a column is missing or of another type.
 fn read_stacks(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
     let functions = columns.plain_texts("function")?;
     let lists = columns

@@ -68,7 +68,7 @@ impl CompactReader<'_> {
         Ok(())
     }
 
-    /// Reads a number of up to 64 bits, seven in each byte.
+    /// Reads a number, seven bits in each byte. Fails if it has more than 64 bits.
     fn number(&mut self) -> Result<u64> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
@@ -115,7 +115,7 @@ impl CompactReader<'_> {
         }
     }
 
-    /// Skips a value that may have others within it, `depth` levels at most.
+    /// Skips a value that may have others within it. Fails if these are nested in more than `depth` levels.
     fn skip_value(&mut self, kind: u8, depth: u32) -> Result<()> {
         let depth = depth
             .checked_sub(1)

@@ -133,7 +133,7 @@ fn deserialize_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, 
     parse_share(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }
 
-/// Parses a share, as `5%`, to a number from 0 to 1.
+/// Parses a share, as `5%`, to a number from 0 to 1. The error says what is expected.
 pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
     let share = text.strip_suffix('%').and_then(|text| text.parse().ok());
     let share = share.filter(|share| (0.0..=100.0).contains(share));

@@ -152,7 +152,8 @@ fn read_sources(store: &Arc<ProfileStore>, object: &Object) -> anyhow::Result<Ve
     catch_panic(|| read_source_names(store, object))
 }
 
-/// Reads the names of the files that a merged one contains; none if it is not a merged one.
+/// Reads the names of the files that a merged one contains; none if it is not a merged one. May panic on a damaged
+/// file.
 fn read_source_names(store: &Arc<ProfileStore>, object: &Object) -> anyhow::Result<Vec<String>> {
     let reader = open_file(store, object)?;
     let entries = reader.metadata().file_metadata().key_value_metadata();

@@ -65,7 +65,7 @@ impl Spool {
         })
     }
 
-    /// Writes a profile to the spool, and waits until it is on the disk.
+    /// Writes a profile to the spool, and waits until it is on the disk. Fails if that is full or cannot be written.
     pub(crate) fn add(&mut self, profile: &ProcessProfile) -> anyhow::Result<()> {
         self.added += 1;
         let (time, added) = (profile.context.time.0, self.added);
@@ -161,7 +161,8 @@ impl Spool {
         Ok(profiles)
     }
 
-    /// Deletes the profiles whose files for the store are complete. Does nothing if there are none.
+    /// Deletes the profiles whose files for the store are complete. Does nothing if there are none. Fails if they
+    /// cannot be deleted.
     fn remove_converted(&self) -> anyhow::Result<()> {
         let done = self.directory.join("done");
         match fs::remove_dir_all(&done) {

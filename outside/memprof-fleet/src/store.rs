@@ -93,7 +93,7 @@ impl ProfileStore {
         self.url.starts_with("file://")
     }
 
-    /// Lists the objects below the folder `prefix`, sorted by name.
+    /// Lists the objects below the folder `prefix`, sorted by name. Fails if the store cannot be reached (exit code 3).
     pub(crate) fn list(&self, prefix: &str) -> anyhow::Result<Vec<Object>> {
         let prefix = Path::from(prefix);
         let listed = self.objects.list(Some(&prefix)).map_ok(|meta| Object {
@@ -159,7 +159,8 @@ impl ProfileStore {
         }
     }
 
-    /// Returns the metadata of an object. `None` if it does not exist.
+    /// Returns the metadata of an object. `None` if it does not exist. Fails if the store cannot be reached (exit code
+    /// 3).
     pub(crate) fn head(&self, name: &str) -> anyhow::Result<Option<Object>> {
         match self.runtime.block_on(self.objects.head(&Path::from(name))) {
             Ok(meta) => Ok(Some(Object {
@@ -198,7 +199,7 @@ impl ProfileStore {
         Ok(object.written)
     }
 
-    /// Deletes an object. Does nothing if it does not exist.
+    /// Deletes an object. Does nothing if it does not exist. Fails if the store cannot be reached (exit code 3).
     pub(crate) fn delete(&self, name: &str) -> anyhow::Result<()> {
         match self
             .runtime

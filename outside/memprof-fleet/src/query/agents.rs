@@ -41,7 +41,7 @@ struct AgentReplies {
     agents: Agents,
 }
 
-/// Runs `memprof fleet ps` over NATS.
+/// Runs `memprof fleet ps` over NATS: prints the processes that agents list. Fails if none replies (exit code 3).
 pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
     let request = AgentRequest {
         target: target.clone(),
@@ -52,7 +52,8 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
     request_and_print(config, Verb::Ps, target, &request, LIST_TIMEOUT, json)
 }
 
-/// Runs `memprof fleet dump`. Waits for the requested spread and up to [`DUMP_TIMEOUT`] more.
+/// Runs `memprof fleet dump`. Waits for the requested spread and up to [`DUMP_TIMEOUT`] more. Fails if no agent replies
+/// (exit code 3), or there is no process to dump (5).
 pub(crate) fn dump(args: &DumpArgs) -> anyhow::Result<ExitCode> {
     let ProcessArgs {
         store,

@@ -59,7 +59,8 @@ impl ProfileQuery {
         })
     }
 
-    /// Selects the profiles that the command line names.
+    /// Selects the profiles that the command line names. Fails if the configuration or the store's URL is invalid (exit
+    /// code 2).
     fn from_args(args: &SelectArgs) -> anyhow::Result<Self> {
         Self::new(&Config::read(&args.store)?, &args.window, &args.target)
     }
@@ -88,7 +89,7 @@ impl ProfileQuery {
     }
 }
 
-/// Returns the machines that have written a profile since `from`.
+/// Returns the machines that have written a profile since `from`. Fails if the store cannot be read.
 pub(crate) fn machines_writing_since(
     store: &Arc<ProfileStore>,
     from: Instant,
@@ -117,21 +118,24 @@ impl std::fmt::Display for ProfileQuery {
     }
 }
 
-/// Runs `memprof fleet top`.
+/// Runs `memprof fleet top`: prints the functions with most memory in the newest profiles. Fails if there is no profile
+/// (exit code 5).
 pub(crate) fn top(args: &TopArgs) -> anyhow::Result<ExitCode> {
     let query = ProfileQuery::from_args(&args.select)?;
     let result = sum_profiles(&query, args.build.as_deref(), Weighting::Newest)?;
     print_table(&query, &result, &args.table)
 }
 
-/// Runs `memprof fleet diff`.
+/// Runs `memprof fleet diff`: prints the functions in which two builds differ. Fails if one has no profile (exit code
+/// 5).
 pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     let query = ProfileQuery::from_args(&args.select)?;
     let result = compare_builds(&query, &args.build, &args.base)?;
     print_table(&query, &result, &args.table)
 }
 
-/// Runs `memprof fleet flame`: writes the mean of the profiles to a file or to stdout.
+/// Runs `memprof fleet flame`: writes the mean of the profiles to a file or to stdout. Fails if there is no profile
+/// (exit code 5).
 pub(crate) fn flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
     let query = ProfileQuery::from_args(&args.select)?;
     let result = sum_profiles(&query, args.build.as_deref(), Weighting::Mean)?;

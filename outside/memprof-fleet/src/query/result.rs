@@ -14,7 +14,7 @@ pub(crate) struct QueryResult {
     base: Option<(String, SymbolizedProfile)>,
 }
 
-/// Sums the selected profiles, of one build if `build` is given.
+/// Sums the selected profiles, of one build if `build` is given. Fails if there is none (exit code 5).
 pub(crate) fn sum_profiles(
     query: &ProfileQuery,
     build: Option<&str>,
@@ -27,7 +27,7 @@ pub(crate) fn sum_profiles(
     })
 }
 
-/// Compares the mean process of a build with that of another build.
+/// Compares the mean process of a build with that of build `base`. Fails if one of them has no profile (exit code 5).
 pub(crate) fn compare_builds(
     query: &ProfileQuery,
     build: &str,

@@ -174,7 +174,8 @@ fn sum(numbers: impl Iterator<Item = f64>) -> f64 {
     numbers.fold(0.0, std::ops::Add::add)
 }
 
-/// Adds the samples of a batch, times their weights, to `sums`: bytes and objects by stack id.
+/// Adds the samples of a batch, times their weights, to `sums`: bytes and objects by stack id. Fails if a column is
+/// missing or of another type.
 fn add_batch(
     columns: &Columns<'_>,
     weights: &Weights,

@@ -28,7 +28,8 @@ struct ServerState {
     permits: Arc<Semaphore>,
 }
 
-/// Runs `memprof serve --store` until a signal ends it.
+/// Runs `memprof serve --store` until a signal ends it. Fails if the store's URL is invalid or the address is exposed
+/// (exit code 2), or if the address cannot be listened on.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let config = Config::read(&args.store)?;
     // An invalid URL is reported before the server starts.
