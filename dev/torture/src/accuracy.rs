@@ -65,7 +65,7 @@ fn check_runs(runs: &[Run], max_deviations: f64) -> Result<String> {
     Ok(summary)
 }
 
-/// Runs accuracy.c and parses its line for each run.
+/// Runs accuracy.c and parses its line for each run. Fails if the program fails, or prints another form.
 fn run_program(threads: usize, runs: usize) -> Result<Vec<Run>> {
     let dir = tempfile::tempdir()?;
     let config = dir.path().join("accuracy.toml");

@@ -138,7 +138,7 @@ impl AttachTarget {
         stopped.with_context(|| format!("no stopped_ms: {reply}"))
     }
 
-    /// Reads the executable mappings of the program's own file from its memory.
+    /// Reads the executable mappings of the program's own file from its memory. Fails if the program has ended.
     fn read_code(&self) -> Result<Vec<u8>> {
         let pid = self.pid();
         let program = std::fs::read_link(format!("/proc/{pid}/exe"))?;
@@ -159,7 +159,8 @@ impl AttachTarget {
         self.run_memprof(&["detach", &self.pid()]).map(drop)
     }
 
-    /// Sends a ping, and returns how often the program has found one of its values changed.
+    /// Sends a ping, and returns how often the program has found one of its values changed. Fails if the program has
+    /// ended, or answers after [`REPLY_TIMEOUT`].
     fn ping(&mut self) -> Result<u64> {
         let start = Instant::now();
         self.input.write_all(b"ping\n").context("it is dead")?;

@@ -86,7 +86,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Checks that reports of a bomb, plain and compressed, succeed or fail within the memory limit.
+/// Reports a bomb, plain and compressed, in three formats. Fails unless each report succeeds, or fails by itself,
+/// within the memory limit.
 fn report_bomb(bomb: &Bomb, size: usize, dir: &Path) -> Result<()> {
     let mut bytes = bomb.begin.to_vec();
     let mut index = 0;
@@ -120,7 +121,7 @@ fn report_bomb(bomb: &Bomb, size: usize, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs `memprof report` with a limit of `limit` KiB for its data (ulimit -d).
+/// Runs `memprof report` with a limit of `limit` KiB for its data (ulimit -d). Fails only if it cannot be started.
 fn report_with_limit(file: &Path, format: &str, limit: usize) -> Result<Output> {
     let mut report = Command::new("bash");
     report

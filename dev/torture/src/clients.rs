@@ -71,7 +71,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Runs slow clients of these kinds for a time, and probes the server meanwhile.
+/// Runs slow clients of these kinds for a time, and probes the server meanwhile. Returns the figures as text. Fails if
+/// more than `max_refused_percent` of the probes are refused.
 fn run_clients(
     server: &Server,
     kinds: &[(&str, SlowClient)],
@@ -118,7 +119,7 @@ fn probe_for(time: Duration, address: &str) -> Result<(usize, usize, Duration)> 
     while Instant::now() < end {
         for probe in PROBES {
             let start = Instant::now();
-            let status = response_status(address, probe).with_context(|| format!("{probe:?}"))?;
+            let status = request_status(address, probe).with_context(|| format!("{probe:?}"))?;
             ensure!(["200", "503"].contains(&&*status), "{probe:?}: {status}");
             answered += usize::from(status == "200");
             slowest = slowest.max(start.elapsed());
@@ -128,8 +129,9 @@ fn probe_for(time: Duration, address: &str) -> Result<(usize, usize, Duration)> 
     Ok((answered, probes, slowest))
 }
 
-/// Sends a request, reads the whole response and returns its status.
-fn response_status(address: &str, request: &str) -> Result<String> {
+/// Sends a request, reads the whole response and returns its status. Fails if the server sends nothing for
+/// [`RESPONSE_TIMEOUT`].
+fn request_status(address: &str, request: &str) -> Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     stream.write_all(request.as_bytes())?;
@@ -191,7 +193,7 @@ fn send_half_body(stream: &mut TcpStream, is_over: &dyn Fn() -> bool) -> std::io
     Ok(())
 }
 
-/// Sends a request head one byte each 100 ms.
+/// Sends a request head one byte each 100 ms. Fails when the server closes the connection.
 fn send_byte_by_byte(stream: &mut TcpStream, is_over: &dyn Fn() -> bool) -> std::io::Result<()> {
     for byte in b"GET /api/v1/status HTTP/1.1\r\n"
         .iter()

@@ -66,7 +66,8 @@ enum FreezeMoment {
     While,
 }
 
-/// Freezes the disk for a time, and dumps. Returns the longest time without an allocation.
+/// Freezes the disk for a time, and dumps. Returns the longest time without an allocation. Fails unless the dump waits
+/// for the disk, then succeeds, and a status is answered meanwhile.
 fn dump_while_frozen(
     host: &StressHost,
     disk: &Disk,
@@ -84,7 +85,7 @@ fn dump_while_frozen(
             }
             disk.freeze()?;
         }
-        let pause = longest_pause(host, freeze_time);
+        let pause = measure_longest_pause(host, freeze_time);
         let has_waited = !reply.is_finished();
         let status = send_message(&mut host.client()?, "status", "");
         // The disk is thawed before any check, because a thread that waits for it cannot even be killed.
@@ -118,7 +119,7 @@ fn is_dumping(host: &StressHost) -> Result<bool> {
 }
 
 /// Longest time without an allocation while `time` passes.
-fn longest_pause(host: &StressHost, time: Duration) -> Result<Duration> {
+fn measure_longest_pause(host: &StressHost, time: Duration) -> Result<Duration> {
     let start = Instant::now();
     let (mut last, mut since) = (host.counters()?.allocations, start);
     let mut longest = Duration::ZERO;

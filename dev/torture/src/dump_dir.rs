@@ -15,7 +15,7 @@ pub(super) struct DumpDirContents {
     pub(super) bad: Vec<PathBuf>,
 }
 
-/// Checks every file of a directory; a missing directory is empty.
+/// Checks every file of a directory; a missing directory is empty. Fails if a file cannot be read.
 pub(super) fn scan_dump_dir(directory: &Path) -> Result<DumpDirContents> {
     let mut contents = DumpDirContents::default();
     if !directory.exists() {

@@ -56,7 +56,7 @@ struct Exit {
     is_dumped: bool,
 }
 
-/// Lets a program exit inside malloc.
+/// Lets a program exit inside malloc. Fails if it does not end within [`EXIT_TIMEOUT`].
 fn exit_in_malloc() -> Result<Exit> {
     let dir = tempfile::tempdir()?;
     let (config, dumps) = (dir.path().join("config"), dir.path().join("dumps"));

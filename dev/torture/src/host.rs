@@ -73,12 +73,13 @@ impl HostSetup {
         }
     }
 
-    /// Starts the host in a new directory, and waits until it serves.
+    /// Starts the host in a new directory, and waits until it serves. Fails, with its log, if it exits before.
     pub(super) fn start(self) -> Result<StressHost> {
         self.start_in(HostDir::new()?)
     }
 
-    /// Starts the host in a directory that may be another host's, and waits until it serves.
+    /// Starts the host in a directory that may be another host's, and waits until it serves. Fails, with its log, if it
+    /// exits before.
     pub(super) fn start_in(self, dir: HostDir) -> Result<StressHost> {
         let config = dir.path().join("host.toml");
         let text = format!(
@@ -220,7 +221,7 @@ impl StressHost {
         })
     }
 
-    /// Id of the thread with this name.
+    /// Id of the thread with this name. Fails if the host has none.
     pub(super) fn thread_id(&self, name: &str) -> Result<u32> {
         let mut threads = threads(self.pid())?.into_iter();
         let thread = threads.find(|(_, known)| known == name);
@@ -276,7 +277,7 @@ impl StressHost {
         Ok(self.dir.take().expect("a host is killed once"))
     }
 
-    /// Sends SIGTERM, as an operator would, and waits for the exit.
+    /// Sends SIGTERM, as an operator would, and waits for the exit. Fails after [`REPLY_TIMEOUT`].
     pub(super) fn terminate(&mut self) -> Result<ExitStatus> {
         kill(Pid::from_raw(self.pid().cast_signed()), Signal::SIGTERM)?;
         let start = Instant::now();

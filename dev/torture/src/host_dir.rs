@@ -12,6 +12,7 @@ use tempfile::TempDir;
 pub(super) struct HostDir(TempDir);
 
 impl HostDir {
+    /// Creates a temporary directory, which is removed when this value is dropped.
     pub(super) fn new() -> Result<Self> {
         Ok(Self(
             tempfile::tempdir().context("failed to create a directory")?,

@@ -148,7 +148,8 @@ fn faults_for_calls(calls: &[String]) -> Vec<Fault> {
     faults
 }
 
-/// Dumps with a fault, and checks the reply and the dump directory.
+/// Dumps with a fault, and counts the result. Fails if the host dies, leaves a bad file, or names no errno in its
+/// error.
 fn dump_with_fault(host: &mut StressHost, fault: &Fault, tally: &mut Tally) -> Result<()> {
     let directory = host.dir().dump_dir();
     let before = scan_dump_dir(&directory)?;

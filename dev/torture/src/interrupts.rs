@@ -110,7 +110,8 @@ impl fmt::Display for InterruptedCommand {
 }
 
 impl InterruptedCommand {
-    /// Interrupts the command `times` times, after random delays within its usual run time.
+    /// Interrupts the command `times` times, after random delays within its usual run time. Fails as
+    /// [`interrupt`](Self::interrupt) does.
     fn interrupt_often(&self, times: u32, tally: &mut Tally) -> Result<()> {
         let mut target = PlantedProgram::start("")?;
         let start = Instant::now();
@@ -143,7 +144,8 @@ impl InterruptedCommand {
         Ok(command.spawn()?)
     }
 
-    /// Runs the command and sends a signal after `delay`. Returns the time until the process was as before.
+    /// Runs the command and sends a signal after `delay`. Returns the time until the process was as before. Fails if it
+    /// is not within [`CLEAN_TIMEOUT`], or if the command leaves a file.
     fn interrupt(
         &self,
         target: &mut PlantedProgram,
@@ -226,7 +228,8 @@ fn detach_with_retries(pid: u32) -> Result<()> {
     }
 }
 
-/// Kills a recording that samples, and waits until its plugin unloads at the end of the lease.
+/// Kills a recording that samples, and waits until its plugin unloads at the end of the lease. Returns the time that
+/// this took. Fails after [`LEASE_TIMEOUT`].
 fn wait_for_lease() -> Result<Duration> {
     let mut target = PlantedProgram::start("")?;
     let temporary = tempfile::tempdir()?;

@@ -120,7 +120,7 @@ impl PlantedProgram {
         self.child.id()
     }
 
-    /// Checks that the program still answers.
+    /// Fails unless the program still answers.
     pub(super) fn ping(&mut self) -> Result<()> {
         self.input.write_all(b"ping\n").context("it is dead")?;
         let line = self.read_line()?;

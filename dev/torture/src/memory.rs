@@ -120,7 +120,7 @@ fn count_reply(reply: &Value, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Checks that fetching a kept dump needs no memory.
+/// Fetches a kept dump. Fails if the cgroup then uses 2 MiB more, or if the size is wrong.
 fn check_fetch(client: &mut Client, group: &MemoryCgroup, dump: &Value) -> Result<()> {
     let id = format!("id={}", dump["id"].as_str().context("id")?);
     let before = group.usage()?;
@@ -135,7 +135,8 @@ fn check_fetch(client: &mut Client, group: &MemoryCgroup, dump: &Value) -> Resul
     Ok(())
 }
 
-/// Lowers the limit as soon as the dump's memfd exists, after the host has estimated its memory.
+/// Dumps, and lowers the limit as soon as the dump's memfd exists, after the host has estimated its memory. Returns the
+/// reply; `headroom` is in bytes.
 fn dump_with_falling_limit(
     host: &StressHost,
     group: &MemoryCgroup,
@@ -182,7 +183,7 @@ fn check_rule(group: &MemoryCgroup, length: SuiteLength) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the host's log contains a text.
+/// Waits until the host's log contains a text. Fails after [`REPLY_TIMEOUT`].
 fn wait_for_log(host: &StressHost, text: &str) -> Result<()> {
     let start = Instant::now();
     while !host.log().contains(text) {

@@ -100,7 +100,7 @@ impl Add for ClientStats {
     }
 }
 
-/// Sends messages from all clients in parallel for `time`.
+/// Sends messages from all clients in parallel for `time`. Fails if one of them gets an error other than `busy`.
 fn send_messages(time: Duration, socket: &Path) -> Result<ClientStats> {
     let end = Instant::now() + time;
     thread::scope(|scope| {

@@ -92,7 +92,7 @@ impl PreloadedProgram {
         writeln!(self.input, "{line}").with_context(|| line.to_owned())
     }
 
-    /// Reads the next line of the program's standard output.
+    /// Reads the next line of the program's standard output. Fails if the program has exited.
     pub(super) fn read_line(&mut self) -> Result<String> {
         let mut line = String::new();
         if self.output.read_line(&mut line)? == 0 {

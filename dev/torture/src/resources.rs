@@ -101,7 +101,7 @@ fn check_host_and_dumps(host: &mut StressHost, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Dumps with 0 to 7 descriptors left.
+/// Dumps with 0 to 7 descriptors left. Fails unless each dump succeeds or names the cause, and the host survives.
 fn check_descriptor_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host = HostSetup::default().start()?;
     let mut client = host.client()?;
@@ -119,7 +119,8 @@ fn check_descriptor_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     check_host_and_dumps(&mut host, &dumps)
 }
 
-/// Dumps with limits of the file size that are smaller than a dump.
+/// Dumps with limits of the file size that are smaller than a dump. Fails unless each dump succeeds or names the cause,
+/// and the host survives.
 fn check_file_size_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host = HostSetup::default().start()?;
     let mut client = host.client()?;
@@ -133,7 +134,7 @@ fn check_file_size_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     check_host_and_dumps(&mut host, &dumps)
 }
 
-/// Dumps with little address space left.
+/// Dumps with little address space left. Fails unless each dump succeeds or names the cause, and the host survives.
 fn check_address_space_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host = HostSetup::default().start()?;
     let mut client = host.client()?;
@@ -153,7 +154,7 @@ fn check_address_space_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     check_host_and_dumps(&mut host, &dumps)
 }
 
-/// Dumps again and again while signals of a timer interrupt the host.
+/// Dumps again and again while signals of a timer interrupt the host. Fails unless each dump succeeds.
 fn check_dumps_with_alarms(length: SuiteLength, tally: &mut Tally) -> Result<()> {
     let time = length.pick(Duration::from_secs(1), Duration::from_secs(10));
     let mut host = HostSetup::with_options("allocate=2 alarms=1").start()?;
@@ -171,7 +172,7 @@ fn check_dumps_with_alarms(length: SuiteLength, tally: &mut Tally) -> Result<()>
     check_host_and_dumps(&mut host, &dumps)
 }
 
-/// Dumps, and requests the ledger, after the host's main thread has ended.
+/// Dumps, and requests the ledger, after the host's main thread has ended. Fails unless both succeed.
 fn check_dump_without_main_thread(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host = HostSetup::with_options("allocate=2 main=ends").start()?;
     let mut client = host.client()?;
@@ -182,7 +183,7 @@ fn check_dump_without_main_thread(_: SuiteLength, tally: &mut Tally) -> Result<(
     check_host_and_dumps(&mut host, &dumps)
 }
 
-/// Dumps in a PID namespace of the host's own.
+/// Dumps in a PID namespace of the host's own. Fails unless the dump succeeds.
 fn check_dump_in_pid_namespace(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut wrapper = vec!["unshare", "--pid", "--fork", "--kill-child"];
     if !geteuid().is_root() {

@@ -76,7 +76,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Activates sampling, sends a message and deactivates sampling.
+/// Activates sampling, sends a message and deactivates sampling. Fails if one of the replies is an error.
 fn run_cycle(client: &mut Client, cycle: usize) -> Result<()> {
     let active = send_message(client, "activate", ACTIVATE_ARGS)?;
     ensure!(active["profiling"] == "active", "{active}");

@@ -73,7 +73,7 @@ fn measure(host: &StressHost, work: impl FnOnce() -> Result<()>) -> Result<(f64,
     Ok((allocations as f64 / elapsed.as_secs_f64(), after))
 }
 
-/// Requests the status as long as the dump runs.
+/// Requests the status as long as the dump runs. Fails if a reply takes longer than a second.
 fn poll_status(host: &StressHost, running: impl Fn() -> bool) -> Result<()> {
     let mut client = host.client()?;
     let mut seen_busy = false;

@@ -55,7 +55,7 @@ impl FleetFixture {
         )
     }
 
-    /// Writes a configuration for a store. `rules` are its other keys.
+    /// Writes a configuration for a store, and creates the spool. `rules` are the other keys of the configuration.
     pub(super) fn new(
         store: &str,
         environment: &[(&'static str, String)],
@@ -91,7 +91,8 @@ impl FleetFixture {
         command
     }
 
-    /// Runs `memprof-fleet` with the configuration, and returns its standard output.
+    /// Runs `memprof-fleet` with the configuration, and returns its standard output. Fails, with its notes, unless it
+    /// succeeds.
     pub(super) fn run_fleet(&self, args: &[&str]) -> Result<String> {
         let output = self.fleet_command(args).output()?;
         let notes = String::from_utf8_lossy(&output.stderr);
@@ -103,7 +104,7 @@ impl FleetFixture {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Starts an agent that replies over NATS.
+    /// Starts an agent that replies over the NATS server with this URL.
     pub(super) fn start_agent(&self, nats: &str) -> Result<AgentProcess> {
         AgentProcess::start_without_stderr(&mut self.fleet_command(&["agent", "--nats", nats]))
     }
@@ -131,7 +132,7 @@ impl FleetFixture {
         }
     }
 
-    /// Waits until the spool is empty.
+    /// Waits until the spool is empty. Fails after [`AGENT_TIMEOUT`].
     pub(super) fn wait_until_drained(&self) -> Result<()> {
         wait_until("the spool is not drained", || self.is_drained())
     }
@@ -143,7 +144,7 @@ impl FleetFixture {
         waiting.next().is_none()
     }
 
-    /// Checks that the store has each dump once. `dumped` are the bytes of all dumps.
+    /// Fails unless the store has as many bytes as all dumps together. `dumped` are the bytes of each.
     pub(super) fn check_total(&self, dumped: &[u64]) -> Result<()> {
         let day = ["--at", "2026-11-21T23:00:00Z", "--for", "24h"];
         let flame = ["fleet", "flame", "--format", "collapsed"];

@@ -169,7 +169,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Sets the clocks that can be set, each by another step, which depends on the round.
+    /// Sets each clock that can be set: the first one to a wrong time, the others by a step that depends on the round.
     fn set_clocks(&self, round: usize) -> Result<()> {
         let machines = self
             .machines
@@ -210,7 +210,7 @@ impl Fleet {
             .try_for_each(|machine| machine.set_clock("+0"))
     }
 
-    /// Waits until all agents answer after the restart of the server. Returns their number.
+    /// Waits until all agents answer after the restart of the server, or fails. Returns their number.
     fn wait_for_all_agents(&self) -> Result<usize> {
         let ps = ["fleet", "ps", "--nats", &self.nats.url()].map(str::to_owned);
         let args: Vec<_> = ps.iter().map(String::as_str).collect();
@@ -306,7 +306,7 @@ impl Fleet {
         }
         let mut found = BTreeMap::new();
         for reader in self.readers.iter().chain([&replaced]) {
-            for row in process_rows(reader)? {
+            for row in list_processes(reader)? {
                 let instance = row["instance"]
                     .as_str()
                     .context("a row without a process")?;
@@ -324,8 +324,8 @@ impl Fleet {
     }
 }
 
-/// Processes with profiles in a store in the last day, by the real clock.
-fn process_rows(reader: &FleetFixture) -> Result<Vec<Value>> {
+/// Lists the processes with profiles in a store in the last day, by the real clock. Fails unless `fleet ps` succeeds.
+fn list_processes(reader: &FleetFixture) -> Result<Vec<Value>> {
     let mut command = reader.fleet_command(&["fleet", "ps", "--json"]);
     let output = command.output()?;
     ensure!(

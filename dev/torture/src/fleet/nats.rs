@@ -65,7 +65,7 @@ impl Nats {
         Ok(())
     }
 
-    /// Waits until the agent replies.
+    /// Waits until the agent replies, or fails.
     pub(super) fn wait_for_agent(&self, fleet: &FleetFixture) -> Result<()> {
         let url = self.url();
         let ps = ["fleet", "ps", "-t", "@unknown-service", "--nats", &url];

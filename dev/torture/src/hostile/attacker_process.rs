@@ -113,7 +113,7 @@ impl AttackerDirs {
         Ok(())
     }
 
-    /// Checks that root created no file in either directory.
+    /// Fails if root has created a file in one of the directories.
     fn check_unchanged(&self) -> Result<()> {
         let entries = |path: &Path| Ok::<_, anyhow::Error>(fs::read_dir(path)?.flatten());
         if let Some(entry) = entries(&self.guarded())?.next() {
@@ -162,7 +162,7 @@ impl AttackerProcess {
         Ok(process)
     }
 
-    /// Closes the process's input, on which it ends with success.
+    /// Closes the process's input, and waits for its end. Fails unless it ends with success.
     fn end(&mut self) -> Result<()> {
         drop(self.child.stdin.take());
         let status = self.child.wait()?;

@@ -95,7 +95,7 @@ impl AgentDir {
         Ok(fs::write(path, dump_json(number).to_string())?)
     }
 
-    /// Runs the agent until it has stored the spool's dumps.
+    /// Runs the agent until it has stored the spool's dumps. Fails as [`witness::run`] does.
     fn run_until_stored(&self) -> Result<ResourceUse> {
         let config = self.path("fleet.toml").display().to_string();
         witness::run(

@@ -125,7 +125,7 @@ impl RunningInterpreter {
         self.child.id()
     }
 
-    /// Writes one line of input, and waits for `ok`.
+    /// Writes one line of input, and waits for `ok`. Fails if the interpreter has ended.
     pub(super) fn run_round(&mut self) -> Result<()> {
         self.input.write_all(self.line.as_bytes())?;
         let mut reply = String::new();

@@ -99,7 +99,8 @@ pub(super) fn attach_and_sample(
     })
 }
 
-/// Detaches from a sampled server together with a child that it forked.
+/// Detaches from a sampled server together with a child that it forked. Fails if one of them keeps the plugin or
+/// changed slots.
 fn detach_with_child(tools: &Tools, running: &mut RunningServer, slots: &Slots) -> Result<()> {
     let pid = running.pid()?;
     tools.attach(pid)?;
@@ -127,7 +128,7 @@ fn check_unloaded(tools: &Tools, pid: u32, slots: &Slots) -> Result<()> {
     Ok(())
 }
 
-/// Attaches to the process, activates sampling, and detaches.
+/// Attaches to the process, activates sampling, and detaches. Returns the time for which the process was stopped.
 fn run_cycle(tools: &Tools, pid: u32) -> Result<StopTime> {
     let stopped = tools.attach(pid)?;
     let active = tools.send(pid, "activate", &ACTIVATE_ARGS)?;

@@ -73,7 +73,8 @@ pub(super) fn install(servers: &[&Server]) -> Result<()> {
     packages::ensure_installed(&Vec::from_iter(needed))
 }
 
-/// Runs a server without memprof, under `memprof run`, and attached to `cycles` times.
+/// Runs a server without memprof, under `memprof run`, and attached to `cycles` times. Fails if it behaves differently
+/// with memprof.
 fn run_server(
     tools: &Tools,
     server: &Server,

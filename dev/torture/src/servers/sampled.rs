@@ -86,7 +86,7 @@ pub(super) fn sample(
     Ok(report)
 }
 
-/// Status of the allocator that memprof's sampler serves.
+/// Status of the allocator that memprof's sampler serves. Fails if there is none.
 fn sampled_allocator_status(status: &Value) -> Result<Value> {
     let allocators = status["allocators"].as_array().context("allocators")?;
     let status_of_sampler = allocators.iter().find(|each| each["sampler"] == "memprof");

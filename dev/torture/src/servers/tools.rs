@@ -110,7 +110,7 @@ impl Tools {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Waits until a process with the preloaded plugin replies.
+    /// Waits until a process with the preloaded plugin replies. Fails after [`REPLY_TIMEOUT`].
     pub(super) fn wait_for_reply(&self, pid: u32) -> Result<()> {
         let start = Instant::now();
         while let Err(error) = self.send(pid, "status", &[]) {

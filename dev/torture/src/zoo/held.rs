@@ -71,7 +71,8 @@ impl HeldResources {
         Ok(held)
     }
 
-    /// Waits until a process has these resources again, for which its own threads may need some time.
+    /// Waits until a process has these resources again, for which its own threads may need some time. Fails, with the
+    /// differences, after [`SETTLE_TIMEOUT`].
     pub(crate) fn wait_until_restored(&self, pid: u32, has_own_threads: bool) -> Result<()> {
         let start = Instant::now();
         loop {

@@ -72,7 +72,8 @@ impl Running {
         self.child.id()
     }
 
-    /// Sends the line, and returns the reply.
+    /// Sends the line, and returns the reply. Fails if the program has exited, or does not reply within
+    /// [`REPLY_TIMEOUT`].
     pub(super) fn answer(&mut self) -> Result<String> {
         let input = self.input.as_mut().context("its input is closed")?;
         // If the program has exited, the status below says so.
@@ -86,7 +87,8 @@ impl Running {
         }
     }
 
-    /// Closes the input, and returns the remaining output and the exit status.
+    /// Closes the input, and returns the remaining output and the exit status. Fails if the program does not end within
+    /// [`REPLY_TIMEOUT`].
     pub(super) fn end(mut self) -> Result<String> {
         drop(self.input.take());
         let mut output = String::new();

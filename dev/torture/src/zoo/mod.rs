@@ -109,7 +109,7 @@ fn run_rounds(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> 
     Ok(visit)
 }
 
-/// Runs a program without memprof. Returns its reply and its exit.
+/// Runs a program without memprof. Returns its reply and its exit. Fails if it does not reply in the same way twice.
 fn run_without_memprof(subject: &Subject) -> Result<(String, String)> {
     let mut running = subject.start()?;
     let answer = running.warm_up()?;

@@ -77,6 +77,7 @@ impl Subject {
         matches!(self, Self::Lines(_, lines) if fails(lines))
     }
 
+    /// Starts the program, or the server, and waits until a server replies.
     pub(super) fn start(&self) -> Result<Running> {
         Ok(match self {
             Self::Lines(_, lines) => Running::Lines(lines.start()?),
@@ -86,6 +87,7 @@ impl Subject {
 }
 
 impl Running {
+    /// Process id of the program, or of the server's process that tests profile.
     pub(super) fn pid(&mut self) -> Result<u32> {
         match self {
             Self::Lines(running) => Ok(running.pid()),
