@@ -27,7 +27,7 @@ use crate::outcome::{AttachOutcome, InspectorPort};
 use crate::plugin::Plugin;
 
 use inspector::Inspector;
-use listener::{Listener, listeners};
+use listener::{Listener, list_listeners};
 use load_script::LoadScript;
 
 /// Port that Node's inspector uses by default.
@@ -162,7 +162,7 @@ struct OpenInspector {
 /// Finds the inspector of a Node process, or sends SIGUSR1 to open it and waits for it. Does not send the signal
 /// while it would make a call of the main thread fail.
 fn find_or_open_inspector(pid: u32, process: &OwnedFd) -> Result<OpenInspector, AttachError> {
-    let list = || listeners(pid).map_err(|error| program::proc_error(pid, "fd", error));
+    let list = || list_listeners(pid).map_err(|error| program::proc_error(pid, "fd", error));
     let mut known = list()?;
     // An inspector that is open already needs no signal.
     let default = known
@@ -227,7 +227,7 @@ impl OpenInspector {
         let start = Instant::now();
         while start.elapsed() < CLOSE_TIMEOUT {
             // A process that has ended has no ports either.
-            if listeners(pid).is_ok_and(|open| !open.contains(&self.listener)) {
+            if list_listeners(pid).is_ok_and(|open| !open.contains(&self.listener)) {
                 return InspectorPort::Closed;
             }
             thread::sleep(POLL_INTERVAL);

@@ -63,7 +63,7 @@ impl ProgramCodeMap {
     pub(crate) fn refresh(&mut self, pid: u32, memory: &Memory, maps: &[u8]) {
         self.stacks.refresh(memory, maps);
         let startup = self.startup.get_or_insert_with(|| {
-            let entry = program_entry(pid).unwrap_or(0);
+            let entry = read_program_entry(pid).unwrap_or(0);
             StartupFacts {
                 entry,
                 allocators: find_allocators(memory, maps, entry),
@@ -233,7 +233,7 @@ fn file_identity(mapping: &Mapping<'_>) -> File {
 }
 
 /// Returns the address of the program's entry point, from the auxiliary vector. `None` if it cannot be read.
-fn program_entry(pid: u32) -> Option<u64> {
+fn read_program_entry(pid: u32) -> Option<u64> {
     let words = fs::read(format!("/proc/{pid}/auxv")).ok()?;
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
     let mut pairs = words
@@ -304,7 +304,7 @@ mod tests {
     fn program_without_allocator_uses_libc_s() {
         let memory = Memory::open(std::process::id()).unwrap();
         let maps = fs::read("/proc/self/maps").unwrap();
-        let entry = program_entry(std::process::id()).unwrap();
+        let entry = read_program_entry(std::process::id()).unwrap();
         assert_eq!(find_allocators(&memory, &maps, entry), Some(Vec::new()));
         assert_eq!(find_allocators(&memory, &maps, 0), None);
     }

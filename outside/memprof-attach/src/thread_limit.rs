@@ -33,7 +33,7 @@ impl RaisedThreadLimit {
     /// `ThreadLimit`: the limit is too low, and this user may not raise it.
     pub(crate) fn raise_if_needed(pid: u32) -> Result<Option<Self>, Refusal> {
         let status = ProcStatus::read_thread(pid)?;
-        let original = thread_limit(pid).filter(|limit| {
+        let original = read_thread_limit(pid).filter(|limit| {
             // The kernel does not limit root. A limit above the process's own needs is a quota of its user.
             let is_root = status.uids[0] == 0;
             let needed = u64::from(status.threads) + NEEDED_THREADS;
@@ -42,7 +42,7 @@ impl RaisedThreadLimit {
         let Some(original) = original else {
             return Ok(None);
         };
-        let least = user_thread_count(status.uids[0]) + NEEDED_THREADS;
+        let least = count_user_threads(status.uids[0]) + NEEDED_THREADS;
         let raise = |limit: Option<u64>| limit.map(|limit| limit.max(least));
         let raised = Rlimit {
             current: raise(original.current),
@@ -91,7 +91,7 @@ impl fmt::Display for ThreadLimits {
 }
 
 /// Returns the thread limit (`RLIMIT_NPROC`) of a process; `None` if it cannot be read.
-fn thread_limit(pid: u32) -> Option<Rlimit> {
+fn read_thread_limit(pid: u32) -> Option<Rlimit> {
     parse_limits(&fs::read_to_string(format!("/proc/{pid}/limits")).ok()?)
 }
 
@@ -113,7 +113,7 @@ fn parse_limits(limits: &str) -> Option<Rlimit> {
 }
 
 /// Counts the threads of all processes with a real user ID, as far as /proc shows them.
-fn user_thread_count(uid: u32) -> u64 {
+fn count_user_threads(uid: u32) -> u64 {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let statuses = pids.filter_map(|pid| ProcStatus::read_thread(pid).ok());

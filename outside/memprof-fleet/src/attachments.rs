@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 
 use crate::policy::ServiceRule;
-use crate::take_profile::{MachineInfo, start_ticks};
+use crate::take_profile::{MachineInfo, read_start_ticks};
 use crate::time::Uptime;
 
 /// Time after which an attached plugin detaches by itself if the agent was killed. It is long, because a new attachment
@@ -99,7 +99,7 @@ impl Attachments {
         let mut candidates = Vec::new();
         for (pid, program) in list_programs()? {
             // The process may have ended meanwhile.
-            let Some(start) = start_ticks(pid) else {
+            let Some(start) = read_start_ticks(pid) else {
                 continue;
             };
             let instance = machine.process_key_of(pid, start);
@@ -182,7 +182,8 @@ impl Attachments {
         let attached = self.attached.drain();
         // Another process may have got the pid since.
         let running = attached.filter(|(instance, pid)| {
-            start_ticks(*pid).is_some_and(|start| machine.process_key_of(*pid, start) == *instance)
+            read_start_ticks(*pid)
+                .is_some_and(|start| machine.process_key_of(*pid, start) == *instance)
         });
         let detached = running.map(|(_, pid)| {
             let name = format!("{}/{pid}", machine.name);

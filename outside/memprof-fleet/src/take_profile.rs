@@ -46,7 +46,7 @@ impl MachineInfo {
             .into_owned();
         Self {
             name,
-            id: machine_id(),
+            id: read_machine_id(),
             labels,
             clock_offset_ms: None,
         }
@@ -56,7 +56,7 @@ impl MachineInfo {
     /// starttime), ID that of the machine. It is independent of the wall clock and of attachments. If the process has
     /// ended, START is the time that the host reported.
     pub(crate) fn process_key(&self, host: &RunningHost) -> String {
-        let start = start_ticks(host.pid).unwrap_or(host.info.started);
+        let start = read_start_ticks(host.pid).unwrap_or(host.info.started);
         self.process_key_of(host.pid, start)
     }
 
@@ -69,7 +69,7 @@ impl MachineInfo {
 /// Returns the id of this machine, container and boot: the first 4 bytes of a hash of machine-id(5), which copies of a
 /// machine share, of the boot's random id (proc(5), `boot_id`), which containers of a machine share, and of the pid
 /// namespace.
-fn machine_id() -> String {
+fn read_machine_id() -> String {
     let files = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
     // A missing file adds nothing to the hash.
     let texts = files.map(|file| std::fs::read(file).unwrap_or_default());
@@ -160,7 +160,7 @@ pub(crate) fn take_profile(
             trigger: "agent".to_owned(),
             labels: machine.labels.clone(),
             sample_interval: i64::try_from(interval).unwrap_or(i64::MAX),
-            rss_bytes: resident_bytes(host.pid),
+            rss_bytes: read_resident_bytes(host.pid),
             clock_offset_ms: machine.clock_offset_ms,
             sampler,
         },
@@ -209,7 +209,7 @@ fn expires_within(expiry: Option<&str>, time: Duration) -> bool {
 }
 
 /// Returns the start of a process, in clock ticks since boot (`starttime` of proc(5), stat). `None` if it has ended.
-pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
+pub(crate) fn read_start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The program's name may contain any character; the third field follows its parenthesis. `starttime` is the 22nd.
     let (_, fields) = stat.rsplit_once(')')?;
@@ -217,7 +217,7 @@ pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
 }
 
 /// Returns the resident memory of a process in bytes (proc(5), status). `None` if it has ended.
-pub(crate) fn resident_bytes(pid: u32) -> Option<i64> {
+pub(crate) fn read_resident_bytes(pid: u32) -> Option<i64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status
         .lines()

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use self::symbols::Symbols;
-pub(crate) use self::symbols::{Variable, functions_of_file};
+pub(crate) use self::symbols::{Variable, read_functions_of_file};
 use crate::objects::Object;
 use crate::python::{Interpreters, PythonTypes};
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};

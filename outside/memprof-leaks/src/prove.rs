@@ -200,7 +200,7 @@ fn mark_signal_stacks(
     if !may_be_signal_stacks(&analyzed.objects) {
         return Ok(());
     }
-    let stacks = target.signal_stacks();
+    let stacks = target.read_signal_stacks();
     if stacks.unread > 0 {
         let why = "their threads are at no point where they can read them";
         report.note_unsearched(Unsearched::for_count(stacks.unread, SIGNAL_STACKS, why));

@@ -151,7 +151,7 @@ impl TracerCredentials {
                 let images = loaded_libraries(&memory, &maps).map_err(unreadable);
                 let checked = images.and_then(|images| {
                     require_glibc(loader, &maps, &images, |mapping, limit| {
-                        first_bytes(&memory, mapping, limit)
+                        read_first_bytes(&memory, mapping, limit)
                     })
                 });
                 checked.map_err(|refusal| memory.explain_error(refusal))?;
@@ -253,7 +253,7 @@ fn is_in_vfork(pid: u32, status: &ProcStatus) -> bool {
 }
 
 /// Reads the first `limit` bytes of a mapping, or as much as can be read.
-fn first_bytes(memory: &Memory, mapping: &Mapping<'_>, limit: u64) -> Vec<u8> {
+fn read_first_bytes(memory: &Memory, mapping: &Mapping<'_>, limit: u64) -> Vec<u8> {
     let length = (mapping.range.end - mapping.range.start).min(limit);
     let mut bytes = vec![0; length as usize];
     let read = memory.read_some(mapping.range.start, &mut bytes);

@@ -242,8 +242,8 @@ impl TracedProgram {
             let signal = match status >> 16 {
                 libc::PTRACE_EVENT_EXIT => {
                     self.running.remove(&tid);
-                    let has_exited = libc::WIFEXITED(event_message(tid)? as c_int);
-                    let (call, thread) = exit_call_and_registers(tid);
+                    let has_exited = libc::WIFEXITED(read_event_message(tid)? as c_int);
+                    let (call, thread) = read_exit_call_and_registers(tid);
                     // Any other thread may be ended by an execve(2), which waits for it, so it must not be held.
                     let ends_all = call == Some(libc::SYS_exit_group) || self.running.is_empty();
                     if self.held.is_none() && has_exited && ends_all {
@@ -262,7 +262,7 @@ impl TracedProgram {
                     0
                 }
                 libc::PTRACE_EVENT_CLONE => {
-                    let new = event_message(tid)? as pid_t;
+                    let new = read_event_message(tid)? as pid_t;
                     // The new thread may have started already, and ended.
                     if !self.started.contains(&new) && self.is_own_thread(new) {
                         self.running.insert(new);
@@ -302,7 +302,7 @@ impl TracedProgram {
 }
 
 /// Returns the system call and the registers of a thread that is stopped in exit. Both are `None` if it was killed.
-fn exit_call_and_registers(tid: pid_t) -> (Option<c_long>, Option<KilledThread>) {
+fn read_exit_call_and_registers(tid: pid_t) -> (Option<c_long>, Option<KilledThread>) {
     let stopped = StoppedThread::from_event(tid);
     let (registers, xstate) = (stopped.registers(), stopped.xstate());
     // Its drop would detach the thread.
@@ -331,7 +331,7 @@ fn resume_thread(tid: pid_t, signal: c_int) -> io::Result<()> {
 
 /// Returns the message of the event at which a thread is stopped: its exit status, or the id of a new thread. 0 if the
 /// thread was killed.
-fn event_message(tid: pid_t) -> io::Result<libc::c_ulong> {
+fn read_event_message(tid: pid_t) -> io::Result<libc::c_ulong> {
     let mut message: libc::c_ulong = 0;
     let address = &raw mut message;
     match request(libc::PTRACE_GETEVENTMSG, tid, 0, address as usize) {

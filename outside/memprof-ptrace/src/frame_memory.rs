@@ -91,7 +91,7 @@ fn find_bss_slack(memory: &Memory, maps: &[u8], length: u64) -> Option<u64> {
 /// # Errors
 /// The loader's list cannot be read.
 pub fn startup_libraries(memory: &Memory, maps: &[u8]) -> io::Result<Option<Vec<u64>>> {
-    let (bases, loader) = loader_list(memory, maps)?;
+    let (bases, loader) = read_loader_list(memory, maps)?;
     let Some(loader) = loader else {
         return Ok(Some(bases));
     };
@@ -105,13 +105,13 @@ pub fn startup_libraries(memory: &Memory, maps: &[u8]) -> io::Result<Option<Vec<
 /// # Errors
 /// The loader's list cannot be read, or has no end.
 pub fn loaded_libraries(memory: &Memory, maps: &[u8]) -> io::Result<Vec<u64>> {
-    Ok(loader_list(memory, maps)?.0)
+    Ok(read_loader_list(memory, maps)?.0)
 }
 
 /// Reads the load addresses in the loader's list, in its order, and that of the loader (`None` if there is none;
 /// then the list is the program alone). The loader is found by the auxiliary vector: a file with the loader's name
 /// may be mapped as data, and the loader may have another name.
-fn loader_list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Option<u64>)> {
+fn read_loader_list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Option<u64>)> {
     let vector = memory.auxiliary_vector()?;
     let mut images = mappings(maps).filter(|mapping| mapping.offset == 0 && mapping.inode != 0);
     let program = match auxiliary::vector_value(&vector, AT_PHDR) {

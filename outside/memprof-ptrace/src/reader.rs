@@ -80,7 +80,7 @@ impl Reader {
         let child = unsafe { fork_without_signals(&server) }?;
         let own = format!("/proc/{child}/schedstat");
         Ok(Self {
-            run_delay: run_delay(&own) + run_delay("/proc/thread-self/schedstat"),
+            run_delay: read_run_delay(&own) + read_run_delay("/proc/thread-self/schedstat"),
             child,
             socket,
             window,
@@ -214,8 +214,8 @@ impl Reader {
         if elapsed < SLOW_REPLY_TIME {
             return Duration::ZERO;
         }
-        let now = run_delay(&format!("/proc/{}/schedstat", self.child))
-            + run_delay("/proc/thread-self/schedstat");
+        let now = read_run_delay(&format!("/proc/{}/schedstat", self.child))
+            + read_run_delay("/proc/thread-self/schedstat");
         let delay = now.saturating_sub(self.run_delay);
         self.run_delay = now;
         delay
@@ -224,7 +224,7 @@ impl Reader {
 
 /// Time for which a thread was ready to run but did not get a processor: the second number of its schedstat
 /// (Documentation/scheduler/sched-stats.rst of Linux), in nanoseconds. 0 if it cannot be read.
-fn run_delay(path: &str) -> Duration {
+fn read_run_delay(path: &str) -> Duration {
     let text = fs::read_to_string(path).unwrap_or_default();
     let number = text
         .split(' ')

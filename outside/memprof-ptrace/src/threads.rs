@@ -44,7 +44,7 @@ pub fn list_threads(pid: u32, first: usize, time_limit: Duration) -> io::Result<
     let count = tids.len().max(1);
     tids.rotate_left(first % count);
     let thread = |tid| {
-        let line = syscall_line(pid, tid);
+        let line = read_syscall_line(pid, tid);
         Thread {
             tid,
             call: line.as_deref().and_then(parse_syscall_line),
@@ -60,11 +60,11 @@ pub fn list_threads(pid: u32, first: usize, time_limit: Duration) -> io::Result<
 /// Returns the call in which a thread sleeps; `None` while it runs, if it has ended, or if this user may not trace
 /// it.
 pub fn waiting_syscall(pid: u32, tid: u32) -> Option<WaitingSyscall> {
-    parse_syscall_line(&syscall_line(pid, tid)?)
+    parse_syscall_line(&read_syscall_line(pid, tid)?)
 }
 
 /// Reads /proc/PID/task/TID/syscall; `None` if the thread has ended or this user may not trace it.
-fn syscall_line(pid: u32, tid: u32) -> Option<String> {
+fn read_syscall_line(pid: u32, tid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).ok()
 }
 

@@ -17,14 +17,14 @@ pub(super) struct Listener {
 }
 
 /// Lists the listening sockets of a process in this network namespace. Fails if its descriptors cannot be read.
-pub(super) fn listeners(pid: u32) -> io::Result<Vec<Listener>> {
+pub(super) fn list_listeners(pid: u32) -> io::Result<Vec<Listener>> {
     let mut sockets = HashSet::new();
     for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))? {
         // The link of a descriptor that is closed meanwhile cannot be read.
         let link = fs::read_link(descriptor?.path()).unwrap_or_default();
         sockets.extend(link.to_str().and_then(parse_socket_link));
     }
-    let mut listeners = all_listeners()?;
+    let mut listeners = list_all_listeners()?;
     listeners.retain(|listener| sockets.contains(&listener.inode));
     Ok(listeners)
 }
@@ -35,11 +35,11 @@ pub(super) fn is_port_in_use(port: u16) -> bool {
     let is_on_port = |listener: &Listener| {
         listener.address.ip().is_loopback() && listener.address.port() == port
     };
-    all_listeners().is_ok_and(|all| all.iter().any(is_on_port))
+    list_all_listeners().is_ok_and(|all| all.iter().any(is_on_port))
 }
 
 /// Lists the listening sockets of all processes in this network namespace. Fails if the kernel's tables cannot be read.
-fn all_listeners() -> io::Result<Vec<Listener>> {
+fn list_all_listeners() -> io::Result<Vec<Listener>> {
     let mut all = Vec::new();
     for table in ["tcp", "tcp6"] {
         match fs::read_to_string(format!("/proc/self/net/{table}")) {
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn own_ports_are_found() {
         let of = |address: SocketAddr| {
-            let own = listeners(std::process::id()).unwrap();
+            let own = list_listeners(std::process::id()).unwrap();
             own.into_iter().filter(|own| own.address == address).count()
         };
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

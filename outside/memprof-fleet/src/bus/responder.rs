@@ -18,7 +18,7 @@ use super::{AgentProcess, AgentReply, AgentRequest, ConnectionEvent, agent_id, c
 use crate::config::Nats;
 use crate::error_log::ErrorLog;
 use crate::policy::hash_fraction;
-use crate::take_profile::resident_bytes;
+use crate::take_profile::read_resident_bytes;
 use crate::time::Uptime;
 
 /// Delay before a new connection to a server that failed.
@@ -252,7 +252,7 @@ pub(crate) fn agent_process(host: &str, running: &RunningHost, profiling: String
         pid: running.pid,
         service: running.info.name.clone(),
         profiling,
-        rss_bytes: resident_bytes(running.pid),
+        rss_bytes: read_resident_bytes(running.pid),
         inuse_bytes: None,
         failed: None,
     }

@@ -10,7 +10,7 @@ use memprof_ptrace::frame_memory::loaded_libraries;
 use memprof_ptrace::library_image::LibraryImage;
 
 use super::FoundHeap;
-use crate::names::functions_of_file;
+use crate::names::read_functions_of_file;
 use crate::regions::Region;
 use crate::snapshot::Registers;
 use crate::snapshot_memory::{BLOCK_SIZE, SnapshotMemory};
@@ -125,13 +125,13 @@ pub(super) fn find_unsupported(
 ) -> UnsupportedHeaps {
     let foreign = foreign_bytes(view, threads, heap);
     let has_jemalloc = walked.contains(&"jemalloc");
-    let jemalloc = (!has_jemalloc).then(|| jemalloc_file(view)).flatten();
+    let jemalloc = (!has_jemalloc).then(|| find_jemalloc_file(view)).flatten();
     let jemalloc_is_absent = jemalloc.is_none();
     let jemalloc =
         jemalloc.map(|file| format!("memprof cannot read the heap of the jemalloc in {file}"));
     // An allocator without memory of its own is present, but not used.
     let is_used = foreign >= MIN_FOREIGN_BYTES || walked.is_empty();
-    let served_by = malloc_server(view);
+    let served_by = find_malloc_server(view);
     let is_of_libc = matches!(served_by, MallocServer::Libc(true));
     let server = match served_by {
         MallocServer::File(path) if is_used && !(has_jemalloc && contains_jemalloc(view, path)) => {
@@ -164,7 +164,7 @@ pub(super) fn find_unsupported(
         parts.push(Unsearched::for_objects(bytes, what, why));
     }
     if refusal.is_none() && parts.is_empty() && is_used {
-        let others = other_allocators(view).into_iter();
+        let others = find_other_allocators(view).into_iter();
         parts.extend(others.map(|(name, file)| {
             let what = format!("memory that may be the heap of {name} in {file}");
             Unsearched::for_objects(bytes, what, why)
@@ -189,7 +189,7 @@ pub(super) fn find_unsupported(
 
 /// Finds the file whose `malloc` the program calls: the first that defines it, in the order of the loader's list. A
 /// program without a list of libraries is linked with its `malloc`, whose heap is judged by its form alone.
-fn malloc_server(view: &SnapshotMemory) -> MallocServer<'_> {
+fn find_malloc_server(view: &SnapshotMemory) -> MallocServer<'_> {
     let memory = view.copy_memory();
     let maps = fs::read(format!("/proc/{}/maps", view.copy_pid())).unwrap_or_default();
     let loaded = loaded_libraries(&memory, &maps).unwrap_or_default();
@@ -219,7 +219,7 @@ fn is_c_library(path: &str) -> bool {
 
 /// Other allocators by their signs, each with the file that contains it: the program, or a library that defines one of
 /// the functions.
-fn other_allocators(view: &SnapshotMemory) -> Vec<(&'static str, &str)> {
+fn find_other_allocators(view: &SnapshotMemory) -> Vec<(&'static str, &str)> {
     let Some(program) = program_file(view) else {
         return Vec::new();
     };
@@ -227,7 +227,7 @@ fn other_allocators(view: &SnapshotMemory) -> Vec<(&'static str, &str)> {
         let mut signs = ALLOCATORS.iter().flat_map(AllocatorSigns::function_names);
         signs.any(|sign| name.contains(sign))
     };
-    let functions = functions_of_file(view, program, is_sign);
+    let functions = read_functions_of_file(view, program, is_sign);
     let memory = view.copy_memory();
     let libraries: Vec<_> = view
         .regions
@@ -267,7 +267,7 @@ fn other_allocators(view: &SnapshotMemory) -> Vec<(&'static str, &str)> {
 }
 
 /// Path of the file that contains a jemalloc: a library of that name, or the program. `None` if there is none.
-fn jemalloc_file(view: &SnapshotMemory) -> Option<&str> {
+fn find_jemalloc_file(view: &SnapshotMemory) -> Option<&str> {
     let file = |region: &Region| region.is_file && region.name.contains("/libjemalloc");
     let library = view.regions.iter().find(|region| file(region));
     let library = library.map(|region| region.name.as_str());

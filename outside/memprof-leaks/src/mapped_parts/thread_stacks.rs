@@ -21,7 +21,7 @@ const BLOCK_SIZE: u64 = 64 << 10;
 
 /// Finds the stacks of all threads but the main one, whose mapping the kernel names.
 pub(super) fn find_stacks(space: &AddressSpace) -> Vec<MemoryClaim> {
-    let pointers = stack_pointers(space.pid);
+    let pointers = read_stack_pointers(space.pid);
     let guard_ends = guard_ends(space);
     let unnamed = || space.anonymous().filter(|mapping| mapping.path.is_empty());
     let running = unnamed().flat_map(|mapping| {
@@ -62,7 +62,7 @@ fn guard_ends(space: &AddressSpace) -> HashSet<u64> {
 }
 
 /// Stack pointers of the threads that wait in a system call (/proc/PID/task/TID/syscall), without the main one.
-fn stack_pointers(pid: u32) -> BTreeSet<u64> {
+fn read_stack_pointers(pid: u32) -> BTreeSet<u64> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let tasks = tasks.into_iter().flatten().flatten();
     let pointer = |text: String| {

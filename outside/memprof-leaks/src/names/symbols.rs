@@ -155,7 +155,7 @@ impl VariableTable {
 
 /// Names of the functions of a mapped file that `is_wanted` accepts, from its symbol tables. Empty if the file is not
 /// mapped, cannot be read or has no symbols.
-pub(crate) fn functions_of_file(
+pub(crate) fn read_functions_of_file(
     view: &SnapshotMemory,
     path: &str,
     is_wanted: impl Fn(&str) -> bool,

@@ -44,7 +44,7 @@ impl Interpreters {
     /// Finds the interpreters of a process. `None` if it has none that runs. The error is the reason why one cannot be
     /// read.
     pub(crate) fn find(view: &SnapshotMemory) -> Result<Option<Self>, String> {
-        let Some((runtime, version)) = runtime_symbols(view) else {
+        let Some((runtime, version)) = find_runtime_symbols(view) else {
             return Ok(None);
         };
         let layout = Layout::find(view, &runtime, version)?;
@@ -141,7 +141,7 @@ impl Interpreters {
 
 /// Addresses of `_PyRuntime`, and that of `Py_Version` if the version has it, in the first loaded file that defines
 /// `_PyRuntime`. `None` if no file does.
-fn runtime_symbols(view: &SnapshotMemory) -> Option<(Range<u64>, Option<u64>)> {
+fn find_runtime_symbols(view: &SnapshotMemory) -> Option<(Range<u64>, Option<u64>)> {
     let memory = view.copy_memory();
     let maps = fs::read(format!("/proc/{}/maps", view.copy_pid())).ok()?;
     let loaded = loaded_libraries(&memory, &maps).ok()?;

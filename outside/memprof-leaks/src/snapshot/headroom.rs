@@ -19,7 +19,8 @@ pub(crate) fn require_headroom(pid: u32, mappings: &[MappingUsage]) -> Result<()
         .map(|each| each.anonymous + each.swapped)
         .sum();
     require_commit_headroom(private)?;
-    if let Some((cgroup, limit, used)) = tightest_cgroup(pid, "pids", "pids.max", "pids.current")
+    if let Some((cgroup, limit, used)) =
+        find_tightest_cgroup(pid, "pids", "pids.max", "pids.current")
         && used >= limit
     {
         return Err(Error::PidsLimit { cgroup, limit });
@@ -32,14 +33,15 @@ pub(crate) fn require_headroom(pid: u32, mappings: &[MappingUsage]) -> Result<()
 /// Fails with `Headroom` unless the machine and the process's cgroup have `needed` bytes left, and a reserve.
 pub(crate) fn require_memory(pid: u32, needed: u64) -> Result<(), Error> {
     let needed = needed + RESERVE_BYTES;
-    let cgroup = tightest_cgroup(pid, "memory", "memory.max", "memory.current").or_else(|| {
-        tightest_cgroup(
-            pid,
-            "memory",
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-        )
-    });
+    let cgroup =
+        find_tightest_cgroup(pid, "memory", "memory.max", "memory.current").or_else(|| {
+            find_tightest_cgroup(
+                pid,
+                "memory",
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+            )
+        });
     let cgroup = cgroup
         .map(|(path, limit, used)| (format!("its cgroup {path}"), limit.saturating_sub(used)));
     let machine = meminfo_bytes(&read_meminfo(), "MemAvailable");
@@ -91,7 +93,7 @@ fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
 
 /// Path, limit and usage of the cgroup that has least left, among a process's own and those above it. `None` if none
 /// has a limit.
-fn tightest_cgroup(
+fn find_tightest_cgroup(
     pid: u32,
     controller: &str,
     limit: &str,

@@ -31,7 +31,7 @@ pub(crate) struct SignalStacks {
 
 impl CopyTarget {
     /// Reads the alternate signal stacks of the threads. Blocks up to a second, and stops one thread at a time.
-    pub(crate) fn signal_stacks(&self) -> SignalStacks {
+    pub(crate) fn read_signal_stacks(&self) -> SignalStacks {
         let mut stacks = SignalStacks::default();
         let deadline = Instant::now() + TOTAL_TIMEOUT;
         let mut pending = threads::list_tids(self.pid).unwrap_or_default();
@@ -39,7 +39,7 @@ impl CopyTarget {
         for _ in 0..MAX_ATTEMPTS {
             pending.retain(|tid| {
                 let is_late = Instant::now() > deadline;
-                match (!is_late).then(|| self.signal_stack(*tid)) {
+                match (!is_late).then(|| self.read_signal_stack(*tid)) {
                     Some(Ok(start)) => {
                         stacks.starts.extend(start);
                         false
@@ -58,7 +58,7 @@ impl CopyTarget {
 
     /// Start of a thread's alternate signal stack; `None` if it has none. Fails if the thread is at no point where it
     /// can make a call, or has ended.
-    fn signal_stack(&self, tid: u32) -> Result<Option<u64>, Error> {
+    fn read_signal_stack(&self, tid: u32) -> Result<Option<u64>, Error> {
         if !self.is_same_program() {
             return Err(Error::NoThread("it executes another program"));
         }

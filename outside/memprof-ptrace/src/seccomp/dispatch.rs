@@ -33,7 +33,7 @@ struct UserDispatchConfig {
 /// # Errors
 /// `UserDispatch`: it redirects its system calls; `NoSuchProcess`: it was killed.
 pub(super) fn require_no_user_dispatch(thread: u32) -> Result<(), Refusal> {
-    match dispatch_mode(thread) {
+    match read_dispatch_mode(thread) {
         Ok(PR_SYS_DISPATCH_OFF) => Ok(()),
         Ok(_) => Err(Refusal::UserDispatch),
         Err(Errno::ESRCH) => Err(Refusal::NoSuchProcess),
@@ -46,7 +46,7 @@ pub(super) fn require_no_user_dispatch(thread: u32) -> Result<(), Refusal> {
 }
 
 /// Reads the dispatch mode (`PR_SYS_DISPATCH_*`) of a stopped thread from the kernel. Fails before Linux 6.4.
-fn dispatch_mode(thread: u32) -> Result<u64, Errno> {
+fn read_dispatch_mode(thread: u32) -> Result<u64, Errno> {
     let mut config = UserDispatchConfig::default();
     let size = size_of_val(&config);
     // SAFETY: ptrace(2) writes at most `size` bytes to `config`, or none if its size differs.
