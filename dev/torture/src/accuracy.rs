@@ -19,8 +19,8 @@ struct Run {
     deviation: f64,
 }
 
-/// Runs the suite with one thread and with eight. Returns its figures in one line. Fails if the bias or the spread of
-/// the estimates is too far from theory.
+/// Runs the suite `accuracy` with one thread and with eight. Returns its figures in one line. Fails if the bias or the
+/// spread of the estimates is too far from theory.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let runs = length.pick(10, 100);
     // A few runs prove little, so the limit is wide: a failure is an error for certain.

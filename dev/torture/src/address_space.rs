@@ -9,8 +9,8 @@ use super::preloaded_program::PreloadedProgram;
 /// Messages that are sent on a new connection each, and on one that was open before.
 const MESSAGES: [&str; 5] = ["status", "stats", "doctor", "ledger", "dump"];
 
-/// Runs the suite, and returns its figures in one line. Fails if a program dies, if a reply is another error than a
-/// lack of memory, or if nothing is refused.
+/// Runs the suite `space`, and returns its figures in one line. Fails if a program dies, if a reply is another error
+/// than a lack of memory, or if nothing is refused.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let rounds = length.pick(1, 10);
     let mut refused = 0;

@@ -23,8 +23,8 @@ use xtask::dist::dist;
 /// Timeout of a program's reply, long enough for a busy machine.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Runs the suite, and returns its figures in one line. Fails if a program notices an attachment: a call of it fails or
-/// returns early, a value or its code changes, or it dies.
+/// Runs the suite `attach`, and returns its figures in one line. Fails if a program notices an attachment: a call of it
+/// fails or returns early, a value or its code changes, or it dies.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let (waits, weather) = (length.pick(5, 60), length.pick(5, 100));
     let mut stops = Vec::new();

@@ -68,8 +68,8 @@ const BOMBS: [Bomb; 6] = [
     },
 ];
 
-/// Runs the suite, and returns its figures in one line. Fails if a report of a bomb or of a damaged dump takes too much
-/// memory, dies, or has a wrong total without a note.
+/// Runs the suite `bombs`, and returns its figures in one line. Fails if a report of a bomb or of a damaged dump takes
+/// too much memory, dies, or has a wrong total without a note.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let dir = tempfile::tempdir()?;
     let size = length.pick(8 << 20, 64 << 20);

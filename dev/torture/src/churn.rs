@@ -14,8 +14,8 @@ use xtask::run::{output, root};
 /// is the program's.
 const MAX_GROWTH: f64 = (128 << 20) as f64;
 
-/// Runs the suite, and returns its figures in one line. Fails if the estimate is too far off, if a sample is lost, or
-/// if the program's memory grows too much.
+/// Runs the suite `churn`, and returns its figures in one line. Fails if the estimate is too far off, if a sample is
+/// lost, or if the program's memory grows too much.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let seconds = length.pick(10, 600);
     let dir = tempfile::tempdir()?;

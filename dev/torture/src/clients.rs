@@ -39,8 +39,8 @@ const PROBES: [&str; 3] = [
     "GET /pprof/heap HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
 ];
 
-/// Runs the suite with each kind of slow client, and with all at once. Returns its figures in one line. Fails if the
-/// server dies, refuses too many requests of the other client, or takes too much memory.
+/// Runs the suite `clients` with each kind of slow client, and with all at once. Returns its figures in one line. Fails
+/// if the server dies, refuses too many requests of the other client, or takes too much memory.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let time = length.pick(Duration::from_secs(4), Duration::from_secs(60));
     // The short form has few requests, beside other tests: the host may be too busy for dumps to 64 clients that do not

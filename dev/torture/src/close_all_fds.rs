@@ -11,8 +11,8 @@ use super::preloaded_program::PreloadedProgram;
 
 const CLIENTS: usize = 3;
 
-/// Runs the suite, and returns its figures in one line. Fails if memprof touches a socket of the program, or does not
-/// serve again.
+/// Runs the suite `closefrom`, and returns its figures in one line. Fails if memprof touches a socket of the program,
+/// or does not serve again.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let rounds = length.pick(5, 50);
     for round in 0..rounds {

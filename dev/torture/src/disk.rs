@@ -20,8 +20,8 @@ const IMAGE_BYTES: u64 = 1 << 30;
 /// Maximum time without an allocation in the host, longer than the scheduler's delays on a busy machine.
 const MAX_PAUSE: Duration = Duration::from_millis(700);
 
-/// Runs the suite, and returns its figures in one line. Only root can freeze a file system; for other users there is no
-/// case. Fails if a dump is damaged, or if the host allocates nothing for too long.
+/// Runs the suite `disk`, and returns its figures in one line. Only root can freeze a file system; for other users
+/// there is no case. Fails if a dump is damaged, or if the host allocates nothing for too long.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     if !geteuid().is_root() {
         eprintln!("not root: no file system can be frozen");

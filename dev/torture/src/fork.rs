@@ -24,7 +24,7 @@ const ALLOCATORS: [(&str, &[(&str, &str)]); 2] = [
     ("glibc, sampled by memprof", &[]),
 ];
 
-/// Runs the suite, and returns its figures in one line. Fails if a child fails or hangs.
+/// Runs the suite `fork`, and returns its figures in one line. Fails if a child fails or hangs.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let under_load = fork_under_load(length)?;
     let starts = fork_during_start(length)?;

@@ -70,8 +70,8 @@ fn compile(compiler: &str, name: &str, dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(vec![built])
 }
 
-/// Runs the suite with each program, and returns its figures in one line. Fails if too little growth is detected, or if
-/// there are too many false alarms.
+/// Runs the suite `gate` with each program, and returns its figures in one line. Fails if too little growth is
+/// detected, or if there are too many false alarms.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let runs = length.pick(3, 100);
     let lines = PROGRAMS

@@ -68,8 +68,8 @@ struct Tally {
     other_errno: Vec<String>,
 }
 
-/// Runs the suite, and returns its figures in one line. Fails if the host dies, if a dump is incomplete, or if an error
-/// names no errno.
+/// Runs the suite `inject`, and returns its figures in one line. Fails if the host dies, if a dump is incomplete, or if
+/// an error names no errno.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let mut host = HostSetup::with_options("allocate=2").start()?;
     let mut client = host.client()?;

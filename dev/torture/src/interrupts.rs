@@ -78,8 +78,8 @@ struct Tally {
     longest_cleanup: Duration,
 }
 
-/// Runs the suite, and returns its figures in one line. Fails if a command leaves something in its target process, or
-/// if that process does not answer.
+/// Runs the suite `interrupts`, and returns its figures in one line. Fails if a command leaves something in its target
+/// process, or if that process does not answer.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let times = length.pick(12, 200);
     let mut tally = Tally::default();

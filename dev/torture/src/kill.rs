@@ -28,8 +28,8 @@ struct KillSetup {
     may_remain: fn(&Path) -> bool,
 }
 
-/// Runs the suite, and returns its figures in one line. Fails if a killed host leaves an incomplete dump or a socket,
-/// or if the next one takes too long to serve.
+/// Runs the suite `kill`, and returns its figures in one line. Fails if a killed host leaves an incomplete dump or a
+/// socket, or if the next one takes too long to serve.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let kills = length.pick(10, 200);
     let dir = HostDir::new()?;

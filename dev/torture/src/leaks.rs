@@ -29,8 +29,8 @@ const MIN_FOUND_PER_1000: u64 = 999;
 /// copy does not get, so only the objects outside that heap are checked.
 const LEAK_FREE_SERVERS: [&str; 5] = ["redis", "memcached", "nginx worker", "mariadb", "node"];
 
-/// Runs the suite, and returns its figures in one line. Fails if too few planted leaks are found, if a leak is reported
-/// that is none, or if a program does not answer afterwards.
+/// Runs the suite `leaks`, and returns its figures in one line. Fails if too few planted leaks are found, if a leak is
+/// reported that is none, or if a program does not answer afterwards.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let (rounds, times, kills) = (length.pick(2, 50), length.pick(1, 50), length.pick(10, 100));
     let mut stops = Vec::new();

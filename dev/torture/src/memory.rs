@@ -31,8 +31,8 @@ struct Tally {
     aborted: usize,
 }
 
-/// Runs the suite, and returns its figures in one line; without a memory cgroup, runs no case. Fails if the host dies,
-/// or if a refusal does not name the cause.
+/// Runs the suite `memory`, and returns its figures in one line; without a memory cgroup, runs no case. Fails if the
+/// host dies, or if a refusal does not name the cause.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let Some(group) = MemoryCgroup::create() else {
         eprintln!("no memory cgroup can be created here");

@@ -36,8 +36,8 @@ const MESSAGES: [&str; 12] = [
 /// Maximum rounds until there are enough dumps. An idle machine needs one; slow dumps are no failure.
 const MAX_ROUNDS: u32 = 20;
 
-/// Runs the suite, and returns its figures in one line. Fails if the host hangs or fails, if a dump is incomplete, or
-/// if there are too few dumps.
+/// Runs the suite `storm`, and returns its figures in one line. Fails if the host hangs or fails, if a dump is
+/// incomplete, or if there are too few dumps.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let time = length.pick(Duration::from_secs(3), Duration::from_secs(20));
     let mut host = HostSetup {

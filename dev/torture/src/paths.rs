@@ -65,8 +65,8 @@ const ARGUMENTS: [(&str, &str); 9] = [
     ("list", "dir=OUTSIDE"),
 ];
 
-/// Runs the suite, which has one length, and returns its figures in one line. Fails if a message reads or changes a
-/// file outside of the dump directory, or if one of the attacks is accepted.
+/// Runs the suite `paths`, which has one length, and returns its figures in one line. Fails if a message reads or
+/// changes a file outside of the dump directory, or if one of the attacks is accepted.
 pub(super) fn run(_: SuiteLength) -> Result<String> {
     let host = HostSetup::default().start()?;
     let mut client = host.client()?;

@@ -19,8 +19,8 @@ const PROGRAMS: [&[&str]; 4] = [
     &["effective", "become"],
 ];
 
-/// Runs the suite, and returns its figures in one line; users other than root have no privileges to drop. Fails if
-/// memprof's threads keep a privilege, or if a message gets no reply.
+/// Runs the suite `privileges`, and returns its figures in one line; users other than root have no privileges to drop.
+/// Fails if memprof's threads keep a privilege, or if a message gets no reply.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     if !geteuid().is_root() {
         return Ok("not root: nothing to give up".to_owned());

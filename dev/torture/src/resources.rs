@@ -40,8 +40,8 @@ const CASES_OF_ROOT: &[Case] = &[
     ("threads", check_thread_limit),
 ];
 
-/// Runs the suite, and returns its figures in one line; users other than root run fewer cases. Fails if a host dies,
-/// writes a bad dump, or does not name the cause of an error.
+/// Runs the suite `resources`, and returns its figures in one line; users other than root run fewer cases. Fails if a
+/// host dies, writes a bad dump, or does not name the cause of an error.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let mut tally = Tally::default();
     let cases_of_root = if geteuid().is_root() {

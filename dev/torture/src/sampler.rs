@@ -30,8 +30,8 @@ const ACTIVATE_ARGS: &str = "sampler=memprof sample_interval=1KiB";
 /// Messages between `activate` and `deactivate`, one in each cycle, in turn.
 const MESSAGES: [&str; 5] = ["dump", "status", "reset", "ledger", "deactivate"];
 
-/// Runs the suite with each allocator, and returns its figures in one line. Fails if a message fails, if a slot is not
-/// restored, or if a sample is lost.
+/// Runs the suite `sampler` with each allocator, and returns its figures in one line. Fails if a message fails, if a
+/// slot is not restored, or if a sample is lost.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let cycles = length.pick(60, 1000);
     let (mut dumps, mut reloads, mut forks, mut slots) = (0, 0, 0, 0);

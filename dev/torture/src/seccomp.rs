@@ -47,8 +47,8 @@ const MESSAGES: &[&str] = &[
     "help",
 ];
 
-/// Runs the suite, which has one length, and returns its figures in one line. Fails if a host is killed, or if an error
-/// does not name the forbidden call.
+/// Runs the suite `seccomp`, which has one length, and returns its figures in one line. Fails if a host is killed, or
+/// if an error does not name the forbidden call.
 pub(super) fn run(_: SuiteLength) -> Result<String> {
     let mut dumps = 0;
     for (name, number) in FORBIDDEN.iter().chain(UNUSED) {

@@ -31,7 +31,7 @@ const MESSAGES: [(&str, &str); 18] = [
     ("deactivate", ""),
 ];
 
-/// Runs the suite, and returns its figures in one line. Fails if a program dies, or if a message fails.
+/// Runs the suite `tls`, and returns its figures in one line. Fails if a program dies, or if a message fails.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let sizes = length.pick(&TLS_SIZES[2..], &TLS_SIZES[..]);
     for size in sizes {

@@ -67,7 +67,7 @@ fn check_undefined_symbols() -> Result<()> {
     Ok(())
 }
 
-/// Runs the suite, and returns its figures in one line. Fails if a program crashes, or if the two walkers find
+/// Runs the suite `unwind`, and returns its figures in one line. Fails if a program crashes, or if the two walkers find
 /// different frames in a case that both must walk.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     check_undefined_symbols()?;

@@ -56,8 +56,8 @@ const SHORT: Plan = Plan {
     batch: Duration::from_secs(2),
 };
 
-/// Runs the suite, and returns its figures in one line. Fails if a store lacks a profile or has it twice, if a process
-/// has no profile of a period, or if an agent repeats an error too often.
+/// Runs the suite `machines`, and returns its figures in one line. Fails if a store lacks a profile or has it twice, if
+/// a process has no profile of a period, or if an agent repeats an error too often.
 pub(crate) fn run(length: SuiteLength) -> Result<String> {
     let plan = length.pick(SHORT, LONG);
     let mut fleet = Fleet::start(plan)?;

@@ -12,7 +12,7 @@ use anyhow::Result;
 
 use super::SuiteLength;
 
-/// Runs the suite, and returns its figures in one line. Fails if one of its three parts fails.
+/// Runs the suite `hostile`, and returns its figures in one line. Fails if one of its three parts fails.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let lines = [
         clients::run(length)?,

@@ -24,8 +24,8 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum size of the output file of a dump that `memprof` refuses.
 const MAX_REFUSED_DUMP_BYTES: u64 = 4096;
 
-/// Runs the suite, and returns its figures in one line. Fails if a command hangs, prints control characters, writes a
-/// large file, or does not list the honest host.
+/// Runs the suite `hosts`, and returns its figures in one line. Fails if a command hangs, prints control characters,
+/// writes a large file, or does not list the honest host.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let mut host = HostSetup::default().start()?;
     // Only root discovers the hosts of other users. For others the hostile hosts are in their own directory.

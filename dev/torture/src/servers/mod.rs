@@ -21,8 +21,8 @@ const SHORT_SUITE: [&str; 5] = ["redis", "memcached", "mosquitto", "nginx worker
 /// Attachments under load to all servers together, in the long suite.
 const CYCLES: usize = 1000;
 
-/// Runs the suite: installs the servers, and samples each. Prints lines for each, and returns the figures of all in one
-/// line. Fails if one of them failed.
+/// Runs the suite `servers`: installs the servers, and samples each. Prints lines for each, and returns the figures of
+/// all in one line. Fails if one of them failed.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let chosen: Vec<&Server> = SERVERS
         .iter()

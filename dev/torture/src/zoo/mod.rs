@@ -30,8 +30,8 @@ const PROGRAMS_PER_REFUSAL: usize = 3;
 /// Variable that restricts the suite to programs with this text in their names.
 const ONLY_VARIABLE: &str = "ZOO_ONLY";
 
-/// Runs the suite on each program, prints a line for each, and returns the figures of all in one line. Fails if one of
-/// them failed.
+/// Runs the suite `zoo` on each program, prints a line for each, and returns the figures of all in one line. Fails if
+/// one of them failed.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let rounds = match std::env::var(ROUNDS_VARIABLE) {
         Ok(text) => text.parse().context(ROUNDS_VARIABLE)?,
