@@ -2,6 +2,7 @@
 
 mod bounded_work;
 mod processes;
+mod unexamined;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -97,8 +98,8 @@ pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outco
         None if listing.hosts.is_empty() => {}
         None => output::print(&format_table(&listing.hosts)),
     }
-    let unexamined = processes::unexamined_note(&listing.unexamined);
-    unexamined.iter().for_each(|note| output::note(note));
+    let missing = unexamined::unexamined_note(&listing.unexamined);
+    missing.iter().for_each(|note| output::note(note));
     for one in listing.unreached.iter().take(MAX_LISTED) {
         output::note(&one.describe());
     }
