@@ -1,5 +1,5 @@
-//! A machine of the suite `machines`: an agent with a host name, a pid namespace and a wall clock of its own, and a
-//! process that it profiles.
+//! A machine of the suite `machines`: an agent with a host name, a pid namespace, a directory `/run` and a wall clock of
+//! its own, and a process that it profiles.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -16,9 +16,10 @@ use super::fixture::{AgentProcess, FleetFixture, dump_json};
 /// Time between two profiles of the process, in seconds.
 pub(super) const PERIOD_SECONDS: u64 = 30;
 
-/// Script of the namespaces' first process: sets the host name `$1`, starts the program `$2` under `memprof run` unless
-/// it is empty, and becomes the agent.
-const START: &str = "hostname \"$1\" || exit; [ -z \"$2\" ] || \"$3\" run --active -- \"$2\" & shift 3; exec \"$@\"";
+/// Script of the namespaces' first process: sets the host name `$1`, hides the sockets of other hosts on this machine,
+/// which each agent would profile too, starts the program `$2` under `memprof run` unless it is empty, and becomes the
+/// agent.
+const START: &str = "hostname \"$1\" && mount -t tmpfs none /run || exit; [ -z \"$2\" ] || \"$3\" run --active -- \"$2\" & shift 3; exec \"$@\"";
 
 /// Options of a machine.
 #[derive(Clone, Copy, Debug)]

@@ -226,14 +226,17 @@ impl Fleet {
         Ok(self.machines.len())
     }
 
-    /// Waits until all spools are empty. An error has the last line of each agent whose spool is not.
+    /// Waits until each spool was empty once, and so all added profiles are stored. Not until all are empty at one
+    /// time: agents add profiles of processes at each period, and keep them for the time of a batch. An error has the
+    /// last line of each agent whose spool never was.
     fn wait_until_drained(&self) -> Result<()> {
+        let mut waiting: Vec<_> = self.machines.iter().collect();
         let drained = wait_until("a spool is not drained", || {
-            self.machines.iter().all(Machine::is_drained)
+            waiting.retain(|machine| !machine.is_drained());
+            waiting.is_empty()
         });
         drained.with_context(|| {
-            let waiting = self.machines.iter().filter(|machine| !machine.is_drained());
-            let lines = waiting.map(|machine| {
+            let lines = waiting.iter().map(|machine| {
                 let log = machine.read_log_lines().unwrap_or_default();
                 let last = log.last().map_or("no line", String::as_str);
                 format!(
