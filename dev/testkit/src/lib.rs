@@ -4,9 +4,8 @@
 //! [`SERVERS`] has what differs between them; [`Server::start`] and [`RunningServer`] have what they share. The
 //! crate installs no Debian package: [`Server::packages`] lists those that a server needs.
 //!
-//! [`processes`] reads of any process what the kernel shows, [`Run`] is what a command printed, and [`planted`] has the
-//! leaks of a program. [`s3`] is an object store that fails on request, [`seaweedfs`] a real one; [`tls`] creates certificates, and
-//! [`python`] installs packages from Python's index.
+//! [`s3`] is an object store that fails on request, [`seaweedfs`] a real one; [`tls`] creates certificates, and
+//! [`python`] installs packages from Python's index, and [`node`] unpacks those of npm's registry.
 
 mod broker;
 mod databases;
@@ -14,6 +13,7 @@ mod dns;
 mod half_open;
 mod ldap;
 mod net_client;
+pub mod node;
 pub mod planted;
 mod polling;
 pub mod processes;

@@ -11,7 +11,7 @@ use crate::memprof::memprof;
 use crate::server::Server;
 
 /// A host whose leak is in the profile, and its server.
-fn served(program: &str) -> (Host, Server) {
+pub(crate) fn served(program: &str) -> (Host, Server) {
     let host = Setup::of(program).start();
     host.memprof("activate", &[]).exits(0);
     host.dump_of(4 << 20);
@@ -36,7 +36,7 @@ fn run(host: &Host, package: &str, program: &str, args: &[&str]) -> String {
     tool_text(package, &mut command)
 }
 
-fn go(host: &Host, args: &[&str]) -> String {
+pub(crate) fn go(host: &Host, args: &[&str]) -> String {
     run(
         host,
         "golang-go",

@@ -36,6 +36,7 @@ mod bus_redis;
 mod bus_traffic_server;
 mod bus_web;
 mod compat;
+mod consumers;
 mod control;
 mod descriptors;
 mod documents;
