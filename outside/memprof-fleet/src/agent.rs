@@ -9,10 +9,10 @@ use std::collections::{HashMap, HashSet};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use bytes::Bytes;
 use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover};
 use memprof_output::{NO_DATA, note, one_line, print_stderr, with_exit_code};
@@ -129,6 +129,7 @@ impl Agent {
         let mut batched = Uptime::now();
         let mut store_retry_at = Uptime(0);
         let mut maintenance_at = batched.after(MAINTENANCE_DELAY);
+        let mut maintenance: Option<JoinHandle<anyhow::Result<()>>> = None;
         loop {
             let now = Uptime::now();
             self.attach_to_programs();
@@ -157,9 +158,13 @@ impl Agent {
                 }
                 self.report_change("the store".to_owned(), drained.map(drop));
             }
-            if maintenance_at <= now {
-                let maintained = self.compact_and_prune(Instant::now());
+            if let Some(ended) = maintenance.take_if(|thread| thread.is_finished()) {
+                let maintained = ended.join();
+                let maintained = maintained.unwrap_or_else(|_| Err(anyhow!("it panicked")));
                 self.report_change("merging".to_owned(), maintained);
+            }
+            if maintenance_at <= now && maintenance.is_none() {
+                maintenance = Some(self.start_maintenance());
                 maintenance_at = now.after(MAINTENANCE_INTERVAL);
             }
             match events.recv_timeout(POLL_INTERVAL) {
@@ -308,28 +313,12 @@ impl Agent {
         Ok(())
     }
 
-    /// Merges and prunes the store. If machines share it, one elected machine of those that wrote within the last hour
-    /// does so; on the others, this does nothing.
-    fn compact_and_prune(&self, now: Instant) -> anyhow::Result<()> {
-        if !self.store.is_local() {
-            let writing =
-                machines_writing_since(&self.store, now.before(Duration::from_secs(3600)))?;
-            let task = now.hour().directory();
-            if elect_machine(writing.iter().map(String::as_str), &task) != Some(&self.machine.name)
-            {
-                return Ok(());
-            }
-        }
-        compact(&self.store, now.before(crate::compact::GRACE_PERIOD))?;
-        let deleted = prune(&self.store, self.config.keep, now)?;
-        for (hour, files) in deleted {
-            print_stderr(&format!(
-                "memprof: {}: deleted {files} files of {}: older than `keep`",
-                self.store.url(),
-                hour.directory()
-            ));
-        }
-        Ok(())
+    /// Starts a thread that merges and prunes the store. That takes minutes where the store is slow, in which profiles
+    /// would be missed. It may be killed at the agent's end, as at any time.
+    fn start_maintenance(&self) -> JoinHandle<anyhow::Result<()>> {
+        let (store, name) = (Arc::clone(&self.store), self.machine.name.clone());
+        let keep = self.config.keep;
+        thread::spawn(move || compact_and_prune(&store, &name, keep, Instant::now()))
     }
 
     /// Reports the outcome of a subject's work: an error when it begins and, at doubling intervals, while it recurs,
@@ -350,8 +339,33 @@ impl Agent {
     }
 }
 
-/// Starts a thread that sends [`AgentEvent::End`] on SIGTERM, SIGINT or SIGHUP. Fails if it cannot wait for these
-/// signals.
+/// Merges and prunes the store on one elected machine of those that wrote within the last hour; on the others, does
+/// nothing. On a disk too, which machines may share; the only machine there does so without having written.
+fn compact_and_prune(
+    store: &Arc<ProfileStore>,
+    machine: &str,
+    keep: Duration,
+    now: Instant,
+) -> anyhow::Result<()> {
+    let writing = machines_writing_since(store, now.before(Duration::from_secs(3600)))?;
+    let task = now.hour().directory();
+    let elected = elect_machine(writing.iter().map(String::as_str), &task);
+    let is_alone = store.is_local() && writing.is_empty();
+    if elected != Some(machine) && !is_alone {
+        return Ok(());
+    }
+    compact(store, now.before(crate::compact::GRACE_PERIOD))?;
+    for (hour, files) in prune(store, keep, now)? {
+        print_stderr(&format!(
+            "memprof: {}: deleted {files} files of {}: older than `keep`",
+            store.url(),
+            hour.directory()
+        ));
+    }
+    Ok(())
+}
+
+/// Starts a thread that sends [`AgentEvent::End`] on SIGTERM, SIGINT or SIGHUP.
 fn notify_on_signal(send: Sender<AgentEvent>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
