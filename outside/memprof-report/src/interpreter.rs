@@ -1,5 +1,7 @@
 //! Advice for programs that run in an interpreter, whose functions the C stack does not show.
 
+use std::collections::HashMap;
+
 use crate::code_origin::{CodeOrigin, CodeOrigins, OriginRules, library_stem};
 use crate::profile::SampleType;
 use crate::stacks::AddressId;
@@ -42,9 +44,54 @@ const INTERPRETERS: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Limit of a profile with the functions of a Python program.
+/// Limit of a profile with the functions of a Python program, of a memprof that did not sample small objects.
 const SMALL_OBJECTS: &str = "Python's objects of up to 512 bytes are in this profile only if the program ran with \
                              PYTHONMALLOC=malloc; `memprof holders PID` shows what holds them";
+
+/// Place of the name of a type where a function has its file.
+const OBJECT_FILE: &str = "<object>";
+/// Most types in the note.
+const MAX_TYPES: usize = 5;
+
+/// Note on Python's objects of up to 512 bytes, by type. `None` if the profile has none.
+fn small_objects_by_type(named: &SymbolizedProfile, sample_type: SampleType) -> Option<String> {
+    let names = &named.names;
+    let mut by_type = HashMap::<&str, i128>::new();
+    let mut total = 0_i128;
+    for sample in &named.profile.samples {
+        let value = i128::from(sample.values[sample_type]);
+        total += value;
+        let leaf = named.profile.stacks.frames(sample.stack).first();
+        let leaf = leaf.filter(|id| names.is_managed(**id));
+        if let Some(frame) = leaf.and_then(|id| names.frames(*id).first())
+            && frame
+                .file
+                .is_some_and(|file| names.strings.get(file) == OBJECT_FILE)
+        {
+            *by_type
+                .entry(names.strings.get(frame.function))
+                .or_default() += value;
+        }
+    }
+    let all: i128 = by_type.values().sum();
+    let percent = |value: i128| format!("{:.0} %", 100.0 * value as f64 / total.max(1) as f64);
+    let mut types: Vec<_> = by_type
+        .into_iter()
+        .filter(|(_, value)| *value > 0)
+        .collect();
+    types.sort_by_key(|(name, value)| (-value, *name));
+    let types = types.iter().take(MAX_TYPES);
+    let types: Vec<_> = types
+        .map(|(name, value)| format!("{name} {}", percent(*value)))
+        .collect();
+    (all > 0).then(|| {
+        format!(
+            "{} are Python's objects of up to 512 bytes, by type: {}; `--flat` has their rows",
+            percent(all),
+            types.join(", ")
+        )
+    })
+}
 
 /// Returns advice for an interpreted program. If the profile has the program's functions: the objects that it lacks.
 /// Else the share that ends in an interpreter, and a tool that shows the functions; `None` if no file is a known
@@ -56,7 +103,10 @@ pub(crate) fn interpreter_advice(
 ) -> Option<String> {
     let profile = &named.profile;
     if named.names.has_managed() {
-        return Some(SMALL_OBJECTS.to_owned());
+        return match named.names.has_objects_line {
+            true => small_objects_by_type(named, sample_type),
+            false => Some(SMALL_OBJECTS.to_owned()),
+        };
     }
     let (file, advice) = profile.mappings.iter().find_map(|mapping| {
         let file = mapping.file_name();

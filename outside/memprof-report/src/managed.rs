@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! # language: python 3.11.2 /usr/bin/python3.11
+//! # objects: python
 //! # frame: 0x4d50040000000007 python Leak.handle /srv/app.py 9
 //! ```
 
@@ -34,6 +35,10 @@ pub enum StackFrames {
 pub(crate) struct ManagedNames {
     pub(crate) names: HashMap<u64, ManagedName>,
     interpreters: Vec<Interpreter>,
+    /// Whether the profile says if it has the objects of an interpreter's own heap.
+    pub(crate) has_objects_line: bool,
+    /// Reason why it does not have them.
+    objects_off_because: Option<String>,
 }
 
 /// A function of an interpreted program, at a line.
@@ -104,6 +109,25 @@ impl ManagedNames {
                 off_because: off,
             });
         }
+    }
+
+    /// Reads the text of a line `LANGUAGE`, perhaps with ` off: REASON`: whether objects of an interpreter's own heap
+    /// are in the profile.
+    pub(crate) fn read_objects(&mut self, text: &str) {
+        self.has_objects_line = true;
+        self.objects_off_because = text
+            .split_once(" off: ")
+            .map(|(_, reason)| reason.to_owned());
+    }
+
+    /// Note on objects that are not in the profile.
+    pub(crate) fn objects_note(&self) -> Option<String> {
+        self.objects_off_because.as_ref().map(|reason| {
+            format!(
+                "Python's objects of up to 512 bytes are not in this profile: {reason}; `memprof holders PID` shows what \
+                 holds them"
+            )
+        })
     }
 
     /// Notes on interpreters whose program's functions are in no stack.

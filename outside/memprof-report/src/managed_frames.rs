@@ -74,6 +74,8 @@ pub(crate) fn name_frames(profile: &mut Profile, names: &mut Names, shown: Stack
     }
     let notes: Vec<String> = managed.notes().collect();
     profile.warnings.extend(notes);
+    profile.warnings.extend(managed.objects_note());
+    names.has_objects_line = managed.has_objects_line;
     if names.has_managed() && shown == StackFrames::Native {
         profile
             .stacks

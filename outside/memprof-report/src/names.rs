@@ -98,6 +98,8 @@ pub struct Names {
     ranges: Vec<(u32, u32)>,
     /// Language of each managed word's function.
     managed: HashMap<AddressId, StringId>,
+    /// Whether the profile says if it has the objects of an interpreter's own heap.
+    pub(crate) has_objects_line: bool,
     /// Shapes of calls near the leaf, as far as machine code was read.
     pub(crate) call_shapes: HashMap<AddressId, CallShape>,
 }

@@ -56,6 +56,10 @@ impl DumpReader<'_> {
                 self.profile.stacks.managed.read_language(value);
                 self.spend(ProfileItem::Text(value.len()))?;
             }
+            "objects" => {
+                self.profile.stacks.managed.read_objects(value);
+                self.spend(ProfileItem::Text(value.len()))?;
+            }
             "frame" => {
                 self.profile.stacks.managed.read_frame(value);
                 self.spend(ProfileItem::Text(value.len()))?;

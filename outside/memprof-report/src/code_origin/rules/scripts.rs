@@ -8,6 +8,8 @@ pub(in crate::code_origin) const SCRIPTS: &[(CodeOrigin, &str)] = &[
     (CodeOrigin::Library, "*/site-packages/*"),
     (CodeOrigin::Library, "*/dist-packages/*"),
     (CodeOrigin::Plumbing, "<frozen *"),
+    // The type of an object, in place of a function.
+    (CodeOrigin::Plumbing, "<object>"),
     (CodeOrigin::Plumbing, "*/lib/python3.*"),
     (CodeOrigin::Plumbing, "*/lib64/python3.*"),
     (CodeOrigin::Plumbing, "*/lib/python3/*"),
