@@ -3,6 +3,8 @@
 
 mod backend;
 #[cfg(target_arch = "x86_64")]
+mod checked_memory;
+#[cfg(target_arch = "x86_64")]
 mod early_ends;
 #[cfg(target_arch = "x86_64")]
 mod entries_beside_malloc;
@@ -17,6 +19,8 @@ mod jemalloc_hooks;
 pub(crate) mod languages;
 #[cfg(target_arch = "x86_64")]
 mod loaded_libraries;
+#[cfg(target_arch = "x86_64")]
+mod object_types;
 #[cfg_attr(target_arch = "x86_64", path = "sampler/own_sampler.rs")]
 #[cfg_attr(not(target_arch = "x86_64"), path = "sampler/unsupported.rs")]
 mod own_sampler;
@@ -24,6 +28,8 @@ mod own_sampler;
 mod pinned;
 #[cfg(target_arch = "x86_64")]
 mod profile;
+#[cfg(target_arch = "x86_64")]
+mod python_objects;
 #[cfg(target_arch = "x86_64")]
 mod sampled_allocator;
 #[cfg(target_arch = "x86_64")]

@@ -17,6 +17,7 @@ mod counts;
 mod cpython;
 mod merge;
 mod names;
+mod object_types;
 mod reader;
 mod runtime;
 
@@ -24,4 +25,5 @@ pub use counts::LanguageCounts;
 pub use cpython::{CPythonSymbols, Symbol, UnsupportedCPython};
 pub use merge::{NativeStack, SCRATCH_WORDS};
 pub use names::{MANAGED, ManagedName, NameMemory, for_each_name, set_name_memory};
+pub use object_types::{OBJECT_FILE, enter_object_type};
 pub use runtime::{counts, is_given_up, merge, prepare_cpython, set_enabled};

@@ -93,8 +93,8 @@ pub fn counts() -> (LanguageCounts, u32, bool) {
 }
 
 /// Merges the frames of the program into a stack of the calling thread, leaf first. `scratch` is memory of at least
-/// [`SCRATCH_WORDS`](crate::SCRATCH_WORDS) words. Returns the part of it that holds the stack. `None` if the stack has
-/// no such frames.
+/// [`SCRATCH_WORDS`](crate::SCRATCH_WORDS) words. Returns the part of it that holds the stack; the word in front of that
+/// is not in use. `None` if the stack has no such frames.
 #[cold]
 #[inline(never)]
 pub fn merge(native: NativeStack<'_>, scratch: &mut [usize]) -> Option<Range<usize>> {

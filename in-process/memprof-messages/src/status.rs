@@ -78,6 +78,10 @@ pub struct LanguageStatus {
     pub names: u32,
     /// Reason why stacks contain only the interpreter's own functions.
     pub off_because: Option<String>,
+    /// Reason why objects of up to 512 bytes, which the interpreter's own allocator serves, are not sampled. It samples
+    /// them, too, if this is null.
+    #[serde(default)]
+    pub objects_off_because: Option<String>,
 }
 
 /// Distinct label sets of the samples.

@@ -134,7 +134,7 @@ fn status() -> Value {
         "label_sets": { "seen": 7, "most": 1000, "others": 0, "bytes": 409_600 },
         "languages": [{
             "language": "python", "version": "3.11.2", "runtime": "/p", "samples": 9, "with_frames": 8,
-            "ended_early": 1, "names": 7, "off_because": "b",
+            "ended_early": 1, "names": 7, "off_because": "b", "objects_off_because": "o",
         }],
     })
 }

@@ -55,6 +55,12 @@ pub(crate) fn count_down(bytes: usize) -> bool {
     !is_over
 }
 
+/// Bytes left of this thread's countdown.
+#[inline(always)]
+pub(crate) fn remaining() -> u64 {
+    current_countdown().remaining.load(Relaxed)
+}
+
 /// Starts the next countdown after [`count_down`] returned false. Returns whether to sample the allocation of `bytes`.
 /// Returns false while sampling is stopped, in an excluded thread, and usually at a thread's first call, which draws
 /// its first countdown.

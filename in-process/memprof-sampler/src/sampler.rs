@@ -276,9 +276,15 @@ pub(crate) fn restore_sample(block: usize, removed: RemovedSample) {
 
 /// Samples an allocated block: records it with the stack of this call, or counts it as lost. Does nothing for null,
 /// while sampling is stopped, or in a forked child before [`reset_in_child`].
+#[inline(always)]
+pub(crate) fn record_sample(block: usize, size: usize) {
+    record_stack(block, size, 0);
+}
+
+/// See [`record_sample`]. A `leaf` other than 0 is put in front of the stack.
 #[cold]
 #[inline(never)]
-pub(crate) fn record_sample(block: usize, size: usize) {
+pub(crate) fn record_stack(block: usize, size: usize, leaf: usize) {
     if block == 0 || countdown::interval() == 0 || !SAMPLING_PROCESS.is_current() {
         return;
     }
@@ -303,10 +309,22 @@ pub(crate) fn record_sample(block: usize, size: usize) {
         stack_pointers: stack_pointers.skip(start),
     };
     // Interpreted frames go into the native stack; the merged stack has no frames of memprof.
-    let (start, count) = match memprof_languages::merge(native, scratch) {
-        Some(merged) => (0, workspace.set_frames_from_scratch(merged)),
-        None => (start, count),
-    };
+    let (mut start, mut count) = (start, count);
+    if let Some(mut merged) = memprof_languages::merge(native, scratch) {
+        let before = merged.start.wrapping_sub(1);
+        if let Some(free) = scratch.get_mut(before).filter(|_| leaf != 0) {
+            *free = leaf;
+            merged.start = before;
+        }
+        (start, count) = (0, workspace.set_frames_from_scratch(merged));
+    } else if leaf != 0 {
+        let before = start.wrapping_sub(1);
+        if let Some(own) = workspace.frames().get_mut(before) {
+            // In place of a frame of memprof's.
+            own.write(leaf);
+            start = before;
+        }
+    }
     let buffer = workspace.frames();
     let tail = PseudoFrames::for_this_thread();
     let end = count.min(start + tail.frames_left(MAX_FRAMES));

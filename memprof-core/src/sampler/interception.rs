@@ -12,7 +12,7 @@ use super::SamplerSelection;
 use super::entries_beside_malloc::EntriesBesideMalloc;
 use super::fork::samples_from_program_start;
 use super::jemalloc_hooks::JemallocHookInstaller;
-use super::{loaded_libraries, sampled_allocator};
+use super::{loaded_libraries, python_objects, sampled_allocator};
 use crate::allocators::loaded_objects::{self, ForkGuard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
@@ -234,6 +234,7 @@ impl Interception {
     /// `Unavailable`: the loader cannot be locked. `Allocator`: jemalloc refused.
     pub(super) fn uninstall(&mut self) -> Result<()> {
         self.beside.disable(removable_role());
+        python_objects::uninstall(removable_role().is_some());
         let slots = match &mut self.method {
             InterceptionMethod::Slots(slots) => slots,
             InterceptionMethod::Entries(entries) => {
@@ -330,8 +331,9 @@ impl Interception {
 
 impl Drop for Interception {
     fn drop(&mut self) {
-        if self.beside.is_enabled() {
+        if self.has_patched() {
             memprof_sampler::stop();
+            python_objects::uninstall(false);
             self.beside.disable(None);
         }
         let _reading = ForkGuard::acquire();

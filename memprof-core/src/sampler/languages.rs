@@ -8,7 +8,9 @@ use memprof_languages::{
     CPythonSymbols, LanguageCounts, Symbol, UnsupportedCPython, for_each_name, prepare_cpython,
 };
 use memprof_messages::{LanguageStatus, LanguagesChoice};
+use memprof_sampler::PythonAllocator;
 
+use super::python_objects;
 use crate::allocators::loaded_objects::{self, EXECUTABLE, LoadedObject};
 use crate::allocators::symbols::{ExportedSymbols, real_path};
 use crate::dumps::escape::escape_word;
@@ -23,6 +25,8 @@ struct Interpreter {
     /// `PY_VERSION_HEX`, without the patch level if that is unknown.
     version: u32,
     path: String,
+    /// Functions for its objects' allocator, if it has them.
+    allocator: Option<PythonAllocator>,
     /// Reason why its frames are not read.
     off_because: Option<String>,
 }
@@ -42,6 +46,7 @@ pub(crate) fn prepare_languages(choice: LanguagesChoice, is_sampled: bool) {
         .collect();
     let [first, others @ ..] = found.as_mut_slice() else {
         *lock(&FOUND) = found;
+        python_objects::choose_allocator(None, 0, false);
         return;
     };
     for other in others {
@@ -57,6 +62,12 @@ pub(crate) fn prepare_languages(choice: LanguagesChoice, is_sampled: bool) {
     };
     first.off_because = first.off_because.take().or(reason);
     memprof_languages::set_enabled(first.off_because.is_none());
+    let [_, minor, ..] = first.version.to_be_bytes();
+    python_objects::choose_allocator(first.allocator, minor, first.off_because.is_none());
+    // Sampling began before the interpreter was found.
+    if memprof_sampler::interval() > 0 {
+        python_objects::install();
+    }
     if let Some(reason) = &first.off_because {
         log::info!("{} {}: {reason}", language_name(), first.path);
     }
@@ -87,6 +98,7 @@ fn find(object: &LoadedObject) -> Option<Interpreter> {
     Some(Interpreter {
         version,
         path: real_path(&object.path).display().to_string(),
+        allocator: python_objects::find_allocator(&exported),
         off_because: reason,
     })
 }
@@ -139,6 +151,10 @@ pub(crate) fn language_status() -> Vec<LanguageStatus> {
             with_frames,
             ended_early,
             names: if is_read { names } else { 0 },
+            objects_off_because: match (is_read, interpreter.off_because()) {
+                (true, None) => python_objects::off_because().map(str::to_owned),
+                (_, reason) => reason,
+            },
             off_because: interpreter.off_because(),
         }
     };
@@ -146,11 +162,13 @@ pub(crate) fn language_status() -> Vec<LanguageStatus> {
 }
 
 /// Returns the comment lines of a dump: each interpreter, with the reason if its frames are not read, and the names of
-/// managed words.
+/// managed words. Says, too, whether objects of up to 512 bytes are in the profile.
 ///
 /// ```text
 /// # language: python 3.11.2 /usr/bin/python3.11
 /// # language: python 3.14.0 /usr/bin/python3.14 off: its layout is unknown (known: 3.8 to 3.13)
+/// # objects: python
+/// # objects: python off: its allocator is not known
 /// # frame: 0x4d50040000000007 python Leak.handle /srv/app.py 9
 /// ```
 pub(crate) fn comment_lines() -> Vec<String> {
@@ -164,6 +182,11 @@ pub(crate) fn comment_lines() -> Vec<String> {
             format!("# language: {} {}{off}", status.language, words.join(" "))
         })
         .collect();
+    if let Some(status) = language_status().first() {
+        let off = status.objects_off_because.iter();
+        let off: String = off.map(|reason| format!(" off: {reason}")).collect();
+        lines.push(format!("# objects: {}{off}", status.language));
+    }
     for_each_name(|name| {
         lines.push(format!(
             "# frame: {:#x} {} {} {} {}",

@@ -8,6 +8,8 @@
 //!
 //! A stack has one line per size class, because readers scale a line by its mean size.
 //!
+//! Python's objects have their types as leaf frames: a stack has one line per type, too, and one for the rest.
+//!
 //! With a tally, the live values are those at the peak of live bytes.
 
 use std::fs::File;
@@ -15,7 +17,9 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 
 use memprof_sampler::{StackRecord, StackRecordId};
 
+use super::object_types::{ObjectTypes, TypedObjects};
 use super::pinned::{PinnedProfile, PinnedShare};
+use super::python_objects::{ObjectMark, object_mark};
 use super::unseen_calls::SampledBytes;
 use crate::dumps::heap::{ProfileSummary, estimate_unsampled_bytes};
 use crate::unwinder::ChangedCode;
@@ -29,6 +33,7 @@ pub(super) fn write_samples(
     interval: u64,
     file: &File,
 ) -> io::Result<(ProfileSummary, SampledBytes)> {
+    let mark = object_mark();
     let mut lines = ProfileWriter {
         text: BufWriter::new(file),
         changed_code: ChangedCode::now(),
@@ -39,6 +44,8 @@ pub(super) fn write_samples(
         totals: [0; 4],
         sampled: SampledBytes::default(),
         is_tallied: memprof_sampler::tally().is_some(),
+        mark,
+        types: mark.map(ObjectTypes::read).unwrap_or_default(),
         outcome: Ok(()),
     };
     lines.write_header()?;
@@ -60,14 +67,22 @@ pub(super) fn write_samples(
 /// Returns the bytes in use that all samples represent, estimated as in [`write_samples`].
 pub(super) fn sum_samples(interval: u64) -> SampledBytes {
     let mut sampled = SampledBytes::default();
+    let mark = object_mark();
     // SAFETY: `DumpSlot::acquire` keeps samples from being cleared during a dump.
     #[expect(unsafe_code, reason = "the sampler's tables")]
     unsafe {
         memprof_sampler::for_each_record(|record| {
-            sampled.add(record.objects, record.bytes, interval);
+            if !is_object(record.frames, mark) {
+                sampled.add(record.objects, record.bytes, interval);
+            }
         });
     }
     sampled
+}
+
+/// Whether a stack is that of Python's small objects, which the allocator's total does not contain.
+fn is_object(frames: &[u64], mark: Option<ObjectMark>) -> bool {
+    mark.is_some_and(|mark| frames.first() == Some(&mark.leaf))
 }
 
 struct ProfileWriter<W: Write> {
@@ -78,6 +93,8 @@ struct ProfileWriter<W: Write> {
     totals: [u64; 4],
     sampled: SampledBytes,
     is_tallied: bool,
+    mark: Option<ObjectMark>,
+    types: ObjectTypes,
     outcome: io::Result<()>,
 }
 
@@ -116,14 +133,50 @@ impl<W: Write> ProfileWriter<W> {
             *total += count;
         }
         let frames = self.changed_code.frames_to_write(record.frames);
-        write_stack(&mut self.text, counts, frames)?;
+        let is_object = is_object(frames, self.mark);
+        match is_object && !self.is_tallied {
+            true => {
+                let lines = split_by_type(counts, self.types.of(record.id));
+                for (leaf, counts) in lines {
+                    let mut frames = frames.to_vec();
+                    frames[0] = leaf.unwrap_or(frames[0]);
+                    write_stack(&mut self.text, counts, &frames)?;
+                }
+            }
+            false => write_stack(&mut self.text, counts, frames)?,
+        }
         let summary = &mut self.summary;
         summary.stacks += 1;
         summary.estimated_inuse_bytes +=
             estimate_unsampled_bytes(objects, bytes, summary.sample_interval);
-        self.sampled.add(objects, bytes, summary.sample_interval);
+        if !is_object {
+            self.sampled.add(objects, bytes, summary.sample_interval);
+        }
         Ok(())
     }
+}
+
+/// Splits the counts of a stack, as `write_stack` takes them, by the types of its live objects. The last line has the
+/// rest. What was freed has no type.
+fn split_by_type(
+    mut rest: [u64; 4],
+    types: impl Iterator<Item = (u64, TypedObjects)>,
+) -> Vec<(Option<u64>, [u64; 4])> {
+    let mut lines = Vec::new();
+    for (leaf, TypedObjects { objects, bytes }) in types {
+        let counts = [objects, bytes, objects, bytes];
+        // The program frees objects meanwhile.
+        if rest.iter().zip(&counts).all(|(rest, count)| count <= rest) {
+            for (rest, count) in rest.iter_mut().zip(counts) {
+                *rest -= count;
+            }
+            lines.push((Some(leaf), counts));
+        }
+    }
+    if rest[2] > 0 || rest[3] > 0 {
+        lines.push((None, rest));
+    }
+    lines
 }
 
 /// Frame for bytes with unknown holders: an address that is never mapped.
@@ -186,4 +239,33 @@ fn write_stack(text: &mut impl Write, counts: [u64; 4], frames: &[u64]) -> io::R
         write!(text, " {frame:#x}")?;
     }
     writeln!(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_types_add_up_to_the_stack() {
+        let typed = |objects, bytes| TypedObjects { objects, bytes };
+        let check =
+            |counts, types: &[(u64, TypedObjects)], expected: &[(Option<u64>, [u64; 4])]| {
+                assert_eq!(split_by_type(counts, types.iter().copied()), expected);
+            };
+        check([0, 0, 0, 0], &[], &[]);
+        check([0, 0, 9, 90], &[], &[(None, [0, 0, 9, 90])]);
+        let one = (Some(1), [3, 30, 3, 30]);
+        check([3, 30, 3, 30], &[(1, typed(3, 30))], &[one]);
+        check(
+            [5, 50, 9, 90],
+            &[(1, typed(3, 30))],
+            &[one, (None, [2, 20, 6, 60])],
+        );
+        // More objects than the stack has left: some were freed between.
+        check(
+            [2, 20, 9, 90],
+            &[(1, typed(3, 30))],
+            &[(None, [2, 20, 9, 90])],
+        );
+    }
 }

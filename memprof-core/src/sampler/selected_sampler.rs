@@ -13,6 +13,7 @@ use super::fork::register_fork_handler;
 use super::interception::{Interception, sampler_error};
 use super::pinned::PinnedProfile;
 use super::profile;
+use super::python_objects;
 use super::sampled_allocator::is_only_sampled;
 use super::slabs::supports_slab_queries;
 use super::unseen_calls::{SampledBytes, UnseenBytes};
@@ -51,6 +52,10 @@ impl SelectedSampler<'_> {
         let is_active = self.is_active();
         if is_active && let Err(error) = self.sampler.refresh() {
             log::warn!("libraries that were loaded since are not sampled: {error}");
+        }
+        // Another tool's hook may be gone.
+        if is_active && python_objects::off_because().is_some() && !self.needs_time_limit() {
+            python_objects::install();
         }
         is_active
     }
@@ -111,6 +116,10 @@ impl SelectedSampler<'_> {
         if let Err(error) = self.sampler.install() {
             memprof_sampler::stop();
             return Err(error);
+        }
+        // With jemalloc's hooks, samples do not outlive an activation.
+        if !self.needs_time_limit() {
+            python_objects::install();
         }
         self.sampler.since.get_or_insert_with(SystemTime::now);
         if let Err(error) = allocator.require_profiling() {

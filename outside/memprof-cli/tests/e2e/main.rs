@@ -84,6 +84,7 @@ mod prove_memory;
 mod prove_page;
 mod prove_sampled;
 mod python_functions;
+mod python_objects;
 mod record_ends;
 mod refusals;
 mod report;

@@ -1,0 +1,37 @@
+//! Types of an interpreter's objects, as leaf frames: names in the table of functions, in a file of no program's.
+
+use crate::names::{NameText, intern};
+
+/// Place of the name of a type where a function has its file.
+pub const OBJECT_FILE: &str = "<object>";
+
+/// Most bytes of the name of a type.
+const MAX_TYPE_NAME: usize = 120;
+
+struct TypeName<'a>(&'a [u8]);
+
+/// Returns the managed word that stands for the type of an object, by the type's name, as UTF-8. A full table returns
+/// the word for all further names. Allocates nothing.
+pub fn enter_object_type(name: &[u8]) -> usize {
+    let name = TypeName(name.get(..MAX_TYPE_NAME).unwrap_or(name));
+    let bytes = OBJECT_FILE.bytes().chain(name.0.iter().copied());
+    let hash = bytes.fold(1, |hash: u64, byte| {
+        let mixed = (hash ^ u64::from(byte)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        mixed ^ mixed >> 29
+    });
+    intern(hash, 0, &name)
+}
+
+impl NameText for TypeName<'_> {
+    fn write_function(&self, write: &mut dyn FnMut(u8)) {
+        self.0.iter().copied().for_each(write);
+    }
+
+    fn write_file(&self, write: &mut dyn FnMut(u8)) {
+        OBJECT_FILE.bytes().for_each(write);
+    }
+
+    fn max_len(&self) -> u32 {
+        (self.0.len() + OBJECT_FILE.len()) as u32
+    }
+}

@@ -1,0 +1,258 @@
+//! Types of Python's live sampled objects, which a dump has in place of the leaf frame of their stacks.
+//!
+//! An object's memory holds the type once the object is made, so it is read at the dump. The program may free the object
+//! meanwhile: a word that does not lead to a type gives none.
+
+use std::collections::{HashMap, HashSet};
+
+use memprof_languages::enter_object_type;
+use memprof_sampler::StackRecordId;
+
+use super::checked_memory::CheckedMemory;
+use super::python_objects::ObjectMark;
+
+/// Offsets of `PyTypeObject`, in words, in all versions from 3.8 to 3.13.
+const TYPE_OF_TYPE: usize = 1;
+const TYPE_NAME: usize = 3;
+const BASIC_SIZE: usize = 4;
+const TYPE_FLAGS: usize = 21;
+const TYPE_WORDS: usize = TYPE_FLAGS + 1;
+
+/// Bits of `tp_flags`.
+const MANAGED_WEAKREF: u64 = 1 << 3;
+const MANAGED_DICT: u64 = 1 << 4;
+const READY: u64 = 1 << 12;
+const HAVE_GC: u64 = 1 << 14;
+const TYPE_SUBCLASS: u64 = 1 << 31;
+
+/// Bytes in front of an object: `PyGC_Head`, and from 3.11 on two pointers in front of that.
+const PREFIXES: [u64; 3] = [0, 16, 32];
+
+/// Words of a block that hold an object's type after any prefix.
+const BLOCK_WORDS: usize = 6;
+
+/// Most bytes of a type's name.
+const MAX_NAME: usize = 120;
+/// Most distinct types.
+const MAX_TYPES: usize = 10_000;
+
+/// Live objects of one type with one stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct TypedObjects {
+    pub(super) objects: u64,
+    pub(super) bytes: u64,
+}
+
+/// Live objects by stack and by the leaf frame that stands for their type.
+#[derive(Debug, Default)]
+pub(super) struct ObjectTypes {
+    by_record: HashMap<StackRecordId, HashMap<u64, TypedObjects>>,
+}
+
+/// A type, as far as its objects' memory depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ObjectType {
+    leaf: u64,
+    prefix: u64,
+    basic_size: u64,
+}
+
+impl ObjectTypes {
+    /// Reads the types of all live objects with the mark. Empty if there are none.
+    #[expect(unsafe_code, reason = "the sampler's tables")]
+    pub(super) fn read(mark: ObjectMark) -> Self {
+        let mut marked = HashSet::new();
+        // SAFETY: `DumpSlot::acquire` keeps samples from being cleared during a dump.
+        unsafe {
+            memprof_sampler::for_each_record(|record| {
+                if record.frames.first() == Some(&mark.leaf) {
+                    marked.extend(record.id);
+                }
+            });
+        }
+        let mut found = Self::default();
+        if marked.is_empty() {
+            return found;
+        }
+        let Ok(memory) = CheckedMemory::new() else {
+            return found;
+        };
+        let mut reader = TypeReader {
+            memory,
+            minor: mark.minor,
+            types: HashMap::new(),
+        };
+        memprof_sampler::for_each_live(|sample| {
+            if marked.contains(&sample.record)
+                && let Some(leaf) = reader.leaf_of(sample.address as u64, sample.size)
+            {
+                let stack = found.by_record.entry(sample.record).or_default();
+                let objects = stack.entry(leaf).or_default();
+                objects.objects += 1;
+                objects.bytes += sample.size;
+            }
+        });
+        found
+    }
+
+    /// Objects of a stack by leaf frame.
+    pub(super) fn of(
+        &self,
+        record: Option<StackRecordId>,
+    ) -> impl Iterator<Item = (u64, TypedObjects)> {
+        let types = record.and_then(|record| self.by_record.get(&record));
+        types
+            .into_iter()
+            .flatten()
+            .map(|(leaf, objects)| (*leaf, *objects))
+    }
+}
+
+struct TypeReader {
+    memory: CheckedMemory,
+    minor: u8,
+    types: HashMap<u64, Option<ObjectType>>,
+}
+
+impl TypeReader {
+    /// Leaf frame for the type of the object in a block. `None` if it holds no object.
+    fn leaf_of(&mut self, block: u64, size: u64) -> Option<u64> {
+        let words: [u64; BLOCK_WORDS] = match self.memory.words(block) {
+            Some(words) => words,
+            None => {
+                let [count, object_type] = self.memory.words(block)?;
+                [count, object_type, 0, 0, 0, 0]
+            }
+        };
+        PREFIXES.iter().find_map(|prefix| {
+            let object_type = *words.get(*prefix as usize / 8 + 1)?;
+            let found = self.type_at(object_type)?;
+            let is_object = found.prefix == *prefix && prefix + found.basic_size <= size;
+            is_object.then_some(found.leaf)
+        })
+    }
+
+    fn type_at(&mut self, address: u64) -> Option<ObjectType> {
+        if address == 0 || !address.is_multiple_of(8) {
+            return None;
+        }
+        if let Some(known) = self.types.get(&address) {
+            return *known;
+        }
+        let found = self.read_type(address);
+        if self.types.len() < MAX_TYPES {
+            self.types.insert(address, found);
+        }
+        found
+    }
+
+    fn read_type(&self, address: u64) -> Option<ObjectType> {
+        let words: [u64; TYPE_WORDS] = self.memory.words(address)?;
+        let class: [u64; TYPE_WORDS] = self.memory.words(words[TYPE_OF_TYPE])?;
+        let [flags, basic_size] = [words[TYPE_FLAGS], words[BASIC_SIZE]];
+        // A type's type is a class of types: `type` itself, or a metaclass.
+        if flags & READY == 0
+            || class[TYPE_FLAGS] & (READY | TYPE_SUBCLASS) != READY | TYPE_SUBCLASS
+        {
+            return None;
+        }
+        let mut buffer = [0; MAX_NAME];
+        let name = self.memory.read(words[TYPE_NAME], &mut buffer);
+        let name = name.split(|byte| *byte == 0).next()?;
+        let is_name = std::str::from_utf8(name).is_ok_and(|name| {
+            !name.is_empty() && !name.chars().any(|c| c.is_control() || c.is_whitespace())
+        });
+        is_name.then(|| ObjectType {
+            leaf: enter_object_type(name) as u64,
+            prefix: prefix_of(flags, self.minor),
+            basic_size,
+        })
+    }
+}
+
+/// Bytes in front of the objects of a type with these flags.
+fn prefix_of(flags: u64, minor: u8) -> u64 {
+    let pointers = match minor {
+        ..=10 => 0,
+        11 => MANAGED_DICT,
+        _ => MANAGED_DICT | MANAGED_WEAKREF,
+    };
+    let head = if flags & HAVE_GC != 0 { 16 } else { 0 };
+    head + if flags & pointers != 0 { 16 } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Layout of a type, and an object of it behind a prefix.
+    struct Program {
+        class: Vec<u64>,
+        object_type: Vec<u64>,
+        block: Vec<u64>,
+    }
+
+    fn program(flags: u64, prefix: usize, basic_size: u64) -> Program {
+        let name = c"Session".as_ptr() as u64;
+        let mut class = vec![0; TYPE_WORDS];
+        class[TYPE_FLAGS] = READY | TYPE_SUBCLASS;
+        let mut object_type = vec![0; TYPE_WORDS];
+        object_type[TYPE_OF_TYPE] = class.as_ptr() as u64;
+        object_type[TYPE_NAME] = name;
+        object_type[BASIC_SIZE] = basic_size;
+        object_type[TYPE_FLAGS] = flags;
+        let mut block = vec![0; 16];
+        block[prefix / 8] = 1;
+        block[prefix / 8 + 1] = object_type.as_ptr() as u64;
+        Program {
+            class,
+            object_type,
+            block,
+        }
+    }
+
+    fn leaf(program: &Program, minor: u8) -> Option<u64> {
+        let mut reader = TypeReader {
+            memory: CheckedMemory::new().unwrap(),
+            minor,
+            types: HashMap::new(),
+        };
+        let size = 8 * program.block.len() as u64;
+        reader.leaf_of(program.block.as_ptr() as u64, size)
+    }
+
+    #[test]
+    fn type_is_found_only_behind_the_prefix_of_its_flags() {
+        for (minor, flags, prefix) in [
+            (8, READY, 0),
+            (8, READY | HAVE_GC, 16),
+            (10, READY | HAVE_GC | MANAGED_DICT, 16),
+            (11, READY | HAVE_GC | MANAGED_DICT, 32),
+            (11, READY | HAVE_GC | MANAGED_WEAKREF, 16),
+            (12, READY | HAVE_GC | MANAGED_WEAKREF, 32),
+        ] {
+            for found in PREFIXES {
+                let program = program(flags, found as usize, 40);
+                let is_found = leaf(&program, minor).is_some();
+                assert_eq!(is_found, found == prefix, "{minor} {flags:x} {found}");
+            }
+        }
+    }
+
+    #[test]
+    fn memory_that_is_no_type_gives_none() {
+        let check = |change: fn(&mut Program)| {
+            let mut program = program(READY, 0, 40);
+            change(&mut program);
+            assert_eq!(leaf(&program, 11), None);
+        };
+        check(|program| program.block[1] = 0);
+        check(|program| program.block[1] += 1);
+        check(|program| program.block[1] = 8);
+        check(|program| program.object_type[TYPE_FLAGS] = 0);
+        check(|program| program.object_type[TYPE_OF_TYPE] = 8);
+        check(|program| program.object_type[TYPE_NAME] = 8);
+        check(|program| program.object_type[BASIC_SIZE] = 1 << 20);
+        check(|program| program.class[TYPE_FLAGS] = READY);
+    }
+}
