@@ -102,3 +102,31 @@ fn malformed_comments_change_nothing() {
     let note = "functions of python 3.14.0 (/usr/bin/python3.14) are in no stack: why";
     assert!(notes.iter().any(|found| found == note), "{notes:?}");
 }
+
+#[test]
+fn small_objects_count_for_their_lines_and_have_types() {
+    let objects = dump().replace(
+        "1: 40960 [1: 40960] @ 0x1200 0x4d50040000000003",
+        "1: 40960 [1: 40960] @ 0x4d5004000000000d 0x1200 0x4d50040000000003",
+    );
+    let objects =
+        format!("{objects}# frame: 0x4d5004000000000d python dict <object> 0\n# objects: python\n");
+    let render = |dump: &str| {
+        let options = options(Format::Text, StackFrames::Program);
+        report_on(dump.as_bytes(), None, None, &options).expect("the dump is whole")
+    };
+    let (text, notes) = render(&objects);
+    let text = String::from_utf8_lossy(&text);
+    let row = text
+        .lines()
+        .find(|line| line.ends_with("Cache.add /srv/app.py:12"));
+    assert!(row.is_some_and(|row| row.contains("40.00KiB")), "{text}");
+    let note =
+        "78 % are Python's objects of up to 512 bytes, by type: dict 78 %; `--flat` has their rows";
+    assert!(notes.iter().any(|found| found == note), "{notes:?}");
+    let off = objects.replace("# objects: python", "# objects: python off: why");
+    let (_, notes) = render(&off);
+    let note = "Python's objects of up to 512 bytes are not in this profile: why; `memprof holders PID` shows what \
+                holds them";
+    assert!(notes.iter().any(|found| found == note), "{notes:?}");
+}
