@@ -68,11 +68,14 @@ pub(crate) fn run_ci() -> Result<()> {
     steps.run_step("build", build_tests)?;
     steps.run_step("crates", || dist::pack_sdk(true))?;
     thread::scope(|scope| {
-        // Torture ends before the tests; the two steps after it take what these leave of the processors.
+        // Torture ends before the tests; the steps after it take what these leave of the processors.
         let beside = scope.spawn(|| -> Result<_> {
             let mut steps = Steps::default();
             let failed = steps.run_step("torture, beside the tests", run_torture)?;
-            steps.run_step("truth, beside the tests", || crate::run_truth(&["--short"]))?;
+            for cases in ["truth", "growth"] {
+                let step = format!("{cases}, beside the tests");
+                steps.run_step(&step, || crate::run_cases(cases, &["--short"]))?;
+            }
             steps.run_step("fuzz, beside the tests", fuzz::replay_seeds)?;
             Ok((failed, steps))
         });
@@ -90,7 +93,7 @@ pub(crate) fn run_ci() -> Result<()> {
 /// Builds everything that the tests and torture run.
 fn build_tests() -> Result<()> {
     dist::build_all(Profile::Dev)?;
-    dist::build_programs(["torture", "truth"])?;
+    dist::build_programs(["torture", "truth", "growth"])?;
     run(&mut cargo(&["test", "--workspace", "--quiet", "--no-run"]))
 }
 

@@ -24,6 +24,9 @@ usage: cargo xtask COMMAND
   bench [PART] [--check]
                       build for release, and print what memprof costs and how cost grows; --check
                       fails where a limit is broken; an unknown PART names those there are
+  bench scale [CASE] [--short] [--check]
+                      how cost grows with the input, of each command at three sizes, beside its peer;
+                      --short only counts reads, in half a minute; a broken limit of a case always fails
   bench truth [AREA] [--short]
                       questions with known answers: how many are answered right, with a note of
                       what is missing, or wrong
@@ -40,8 +43,8 @@ usage: cargo xtask COMMAND
   fuzz                each fuzz target over its seeds
   pictures            draw the pictures of README anew, from a run of Redis
   deny                licences and sources of the crates that are built in, by cargo-deny: before a release
-  ci                  format, lint, clippy, features, docs, build, test, demo, bench truth --short, fuzz
-                      and torture --short: what CI runs, and how long each took";
+  ci                  format, lint, clippy, features, docs, build, test, demo, bench truth --short,
+                      bench scale --short, fuzz and torture --short: what CI runs, and how long each took";
 
 /// Builds and runs torture, which is a crate of its own so that other commands need not wait for its build.
 fn run_torture(args: &[&str]) -> anyhow::Result<()> {
@@ -65,11 +68,21 @@ fn run_bench(args: &[&str]) -> anyhow::Result<()> {
     run(command.arg("--").args(args))
 }
 
-/// Builds and runs truth, not optimized, because it measures no time.
-fn run_truth(args: &[&str]) -> anyhow::Result<()> {
-    dist::build_programs(["truth"])?;
-    let truth = dist::built_dir(Profile::Dev).join("truth");
-    run(Command::new(truth).args(args).current_dir(root()))
+/// Builds and runs truth or growth, not optimized: they only ask memprof of target/dist.
+fn run_cases(program: &str, args: &[&str]) -> anyhow::Result<()> {
+    dist::build_programs([program])?;
+    let program = dist::built_dir(Profile::Dev).join(program);
+    run(Command::new(program).args(args).current_dir(root()))
+}
+
+/// Measures how cost grows: without words of a case or `--short`, also by the part `scale` of bench, which builds for
+/// release.
+fn run_scale(args: &[&str]) -> anyhow::Result<()> {
+    let (check, args): (Vec<&str>, Vec<&str>) = args.iter().partition(|arg| **arg == "--check");
+    if args.is_empty() {
+        run_bench(&[&["scale"], check.as_slice()].concat())?;
+    }
+    run_cases("growth", &args)
 }
 
 fn main() -> ExitCode {
@@ -80,7 +93,8 @@ fn main() -> ExitCode {
         ["build", "--release"] => dist::build_all(Profile::Release),
         ["demo"] => demo::demo(),
         ["test"] => ci::build_and_test(),
-        ["bench", "truth", args @ ..] => run_truth(args),
+        ["bench", "truth", args @ ..] => run_cases("truth", args),
+        ["bench", "scale", args @ ..] => run_scale(args),
         ["bench", args @ ..] => run_bench(args),
         ["torture", args @ ..] => run_torture(args),
         ["package", args @ ..] => {

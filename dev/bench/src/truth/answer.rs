@@ -1,28 +1,14 @@
 //! Answers of memprof, and their verdicts.
 
-use std::fs;
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use anyhow::{Context, Result};
-use nix::sys::signal::{Signal, killpg};
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
-use nix::unistd::Pid;
-use tempfile::NamedTempFile;
-use xtask::dist::dist;
+use anyhow::Result;
+use bench::script::{Script, ScriptEnd};
 
 use crate::case::{Area, Case};
 
-/// Limit of a script, for timeout(1).
-const TIMEOUT: &str = "120";
-
-/// Exit status and text of an answer.
-#[derive(Debug)]
-struct Answer {
-    status: Option<i32>,
-    text: String,
-}
+/// Limit of a script.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Debug, PartialEq)]
 pub(crate) enum Verdict {
@@ -37,96 +23,41 @@ pub(crate) enum Verdict {
 /// answer.
 pub(crate) fn judge(area: &Area, case: &Case) -> Result<Verdict> {
     let place = tempfile::tempdir()?;
-    let setup = Script::start("-ec", &case.setup, area, place.path())?;
-    let done = setup.wait_for_answer()?;
+    let start = |option, script| {
+        let inputs = [("INPUTS", area.inputs.as_os_str())];
+        Script::start(option, script, place.path(), TIMEOUT, &inputs)
+    };
+    let setup = start("-ec", &case.setup)?;
+    let done = setup.wait_for_end()?;
     if done.status != Some(0) {
         return Ok(Verdict::Wrong(format!("the setup failed\n{}", done.text)));
     }
-    let question = Script::start("-c", &case.command, area, place.path())?;
-    Ok(question.wait_for_answer()?.judge(case))
+    let question = start("-c", &case.command)?;
+    Ok(judge_end(&question.wait_for_end()?, case))
 }
 
-/// A running script; dropping it kills its process group.
-struct Script {
-    shell: Child,
-    log: NamedTempFile,
-}
-
-impl Script {
-    /// Starts `sh` with an option and a script in the directory `place`.
-    fn start(option: &str, script: &str, area: &Area, place: &Path) -> Result<Self> {
-        // A pipe would stay open as long as what the script left running.
-        let log = NamedTempFile::new()?;
-        let mut path = dist().join("bin").into_os_string();
-        path.push(":");
-        path.push(std::env::var_os("PATH").context("no PATH")?);
-        // Both outputs share one file offset, so that neither overwrites the other.
-        let output = log.reopen()?;
-        let shell = Command::new("timeout")
-            .args(["--kill-after=5", TIMEOUT, "sh", option, script])
-            .current_dir(place)
-            .env("PATH", path)
-            .env("INPUTS", &area.inputs)
-            .env("PLUGIN", dist().join("plugins/memory_profile.so"))
-            .env("MEMPROF_SOCKET_DIR", place.join("run"))
-            .env("XDG_STATE_HOME", place.join("state"))
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output)
-            .process_group(0)
-            .spawn()
-            .context("timeout(1)")?;
-        Ok(Self { shell, log })
+/// Compares the exit status and the text with those that the case expects.
+fn judge_end(end: &ScriptEnd, case: &Case) -> Verdict {
+    let mut reasons = Vec::new();
+    if end.status != Some(case.status) {
+        let status = match end.status {
+            Some(status) => status.to_string(),
+            None => "a signal".to_owned(),
+        };
+        reasons.push(format!("ended by {status}, not by {}", case.status));
     }
-
-    /// Waits for the script's end. Leaves its process as a zombie, so that the ID of its group is not reused before the
-    /// group is killed.
-    fn wait_for_answer(&self) -> Result<Answer> {
-        let shell = Id::Pid(Pid::from_raw(self.shell.id().cast_signed()));
-        let end = waitid(shell, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)?;
-        Ok(Answer {
-            status: match end {
-                WaitStatus::Exited(_, status) => Some(status),
-                _ => None,
-            },
-            text: String::from_utf8_lossy(&fs::read(self.log.path())?).into_owned(),
-        })
+    for text in case.has.iter().chain(&case.notes) {
+        if !end.text.contains(text) {
+            reasons.push(format!("lacks {text:?}"));
+        }
     }
-}
-
-impl Drop for Script {
-    fn drop(&mut self) {
-        let group = Pid::from_raw(self.shell.id().cast_signed());
-        // Fails if no process of the group is left.
-        let _ = killpg(group, Signal::SIGKILL);
-        let _ = self.shell.wait();
+    for text in case.lacks.iter().filter(|text| end.text.contains(*text)) {
+        reasons.push(format!("has {text:?}"));
     }
-}
-
-impl Answer {
-    /// Compares the exit status and the text with those that the case expects.
-    fn judge(&self, case: &Case) -> Verdict {
-        let mut reasons = Vec::new();
-        if self.status != Some(case.status) {
-            let status = match self.status {
-                Some(status) => status.to_string(),
-                None => "a signal".to_owned(),
-            };
-            reasons.push(format!("ended by {status}, not by {}", case.status));
-        }
-        for text in case.has.iter().chain(&case.notes) {
-            if !self.text.contains(text) {
-                reasons.push(format!("lacks {text:?}"));
-            }
-        }
-        for text in case.lacks.iter().filter(|text| self.text.contains(*text)) {
-            reasons.push(format!("has {text:?}"));
-        }
-        match (reasons.is_empty(), case.notes.is_empty()) {
-            (true, true) => Verdict::Right,
-            (true, false) => Verdict::Noted,
-            (false, _) => Verdict::Wrong(format!("{}\n{}", reasons.join("\n"), self.text)),
-        }
+    match (reasons.is_empty(), case.notes.is_empty()) {
+        (true, true) => Verdict::Right,
+        (true, false) => Verdict::Noted,
+        (false, _) => Verdict::Wrong(format!("{}\n{}", reasons.join("\n"), end.text)),
     }
 }
 

@@ -1,0 +1,3 @@
+//! Scripts of cases, which the programs `truth` and `growth` run.
+
+pub mod script;
