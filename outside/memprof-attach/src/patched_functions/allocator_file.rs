@@ -1,7 +1,9 @@
 //! Opens the files of a process's allocators.
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -78,8 +80,16 @@ impl AllocatorFile {
 /// The program and its libraries, as the loader lists them.
 struct LoadedLibraries {
     memory: Memory,
-    maps: Vec<u8>,
     bases: Vec<u64>,
+    /// Mappings of files by their starts: the maps of a process with a thousand libraries are parsed once.
+    mapped: HashMap<u64, MappedFile>,
+}
+
+/// Mapping of a file.
+struct MappedFile {
+    range: Range<u64>,
+    /// Path as the process sees it.
+    path: Vec<u8>,
 }
 
 impl LoadedLibraries {
@@ -89,10 +99,14 @@ impl LoadedLibraries {
         let maps = read_maps(pid)?;
         let bases = loaded_libraries(&memory, &maps)
             .map_err(AttachError::io("its loader's list of libraries"))?;
+        let mapped = mappings(&maps).map(|mapping| {
+            let (range, path) = (mapping.range, mapping.path.to_vec());
+            (range.start, MappedFile { range, path })
+        });
         Ok(Self {
             memory,
-            maps,
             bases,
+            mapped: mapped.collect(),
         })
     }
 
@@ -104,11 +118,10 @@ impl LoadedLibraries {
 
     /// Opens the file that is loaded at `base`. `None` if no file is mapped there.
     fn open(&self, pid: u32, base: u64) -> Result<Option<AllocatorFile>, AttachError> {
-        let mut images = mappings(&self.maps).filter(|mapping| mapping.range.start == base);
-        let Some(image) = images.next() else {
+        let Some(image) = self.mapped.get(&base) else {
             return Ok(None);
         };
-        let path = String::from_utf8_lossy(image.path).into_owned();
+        let path = String::from_utf8_lossy(&image.path).into_owned();
         let range = format!("{:x}-{:x}", image.range.start, image.range.end);
         let process = Path::new("/proc").join(pid.to_string());
         let seen = std::ffi::OsStr::from_bytes(image.path.strip_prefix(b"/").unwrap_or(b""));
