@@ -1,5 +1,6 @@
 //! Summary of an analysis, for `memprof leaks --prove` and `memprof holders`.
 
+use std::cell::RefCell;
 use std::fs;
 use std::time::{Duration, SystemTime};
 
@@ -14,6 +15,7 @@ use crate::exit::with_exit_code;
 use crate::output;
 use crate::own_heap;
 use crate::reaper::ReaperGuard;
+use crate::share_progress::ShareProgress;
 
 /// Part of the output that describes how the result was found.
 #[derive(Serialize)]
@@ -82,7 +84,8 @@ pub(crate) fn analyze<T>(
     // Freed blocks then no longer count towards this program's resident set.
     own_heap::map_large_blocks();
     let _reaper = ReaperGuard::start(pid)?;
-    finish_analysis(pid, run(options, &|phase| show_phase(pid, phase)))
+    let progress = PhaseProgress::default();
+    finish_analysis(pid, run(options, &|phase| progress.show(pid, phase)))
 }
 
 /// Clears the progress line. Adds the process's name, the remedy and the exit code to an error.
@@ -91,8 +94,28 @@ pub(crate) fn finish_analysis<T>(pid: u32, result: Result<T, Error>) -> anyhow::
     result.map_err(|error| analysis_error(pid, &error))
 }
 
-pub(crate) fn show_phase(pid: u32, phase: Phase) {
-    output::show_progress(&phase_text(pid, phase));
+/// Progress of an analysis on the terminal.
+#[derive(Debug, Default)]
+pub(crate) struct PhaseProgress {
+    /// Progress of the phase that marks objects, while it runs.
+    marking: RefCell<Option<ShareProgress>>,
+}
+
+impl PhaseProgress {
+    /// Shows the phase of the analysis of a process.
+    pub(crate) fn show(&self, pid: u32, phase: Phase) {
+        let text = phase_text(pid, phase);
+        let mut marking = self.marking.borrow_mut();
+        match phase {
+            Phase::MarkShare { percent, .. } => marking
+                .get_or_insert_with(ShareProgress::begin)
+                .show(&text, percent),
+            _ => {
+                *marking = matches!(phase, Phase::Mark(_)).then(ShareProgress::begin);
+                output::show_progress(&text);
+            }
+        }
+    }
 }
 
 /// Returns the progress line of a phase.
@@ -100,7 +123,9 @@ fn phase_text(pid: u32, phase: Phase) -> String {
     match phase {
         Phase::Snapshot => format!("{pid}: taking a snapshot"),
         Phase::WalkHeap => format!("{pid}: walking the heap"),
-        Phase::Mark(objects) => format!("{pid}: searching for pointers to {objects} objects"),
+        Phase::Mark(objects) | Phase::MarkShare { objects, .. } => {
+            format!("{pid}: searching for pointers to {objects} objects")
+        }
         Phase::Count(objects) => format!("{pid}: counting {objects} objects"),
         Phase::AwaitSecond => format!("{pid}: waiting for the second snapshot"),
         Phase::Symbolize => format!("{pid}: naming stacks"),

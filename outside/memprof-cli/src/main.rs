@@ -50,6 +50,7 @@ mod run;
 mod scratch;
 mod script;
 mod serve;
+mod share_progress;
 mod signals;
 mod slow_step;
 mod stack_lines;

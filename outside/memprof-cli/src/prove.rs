@@ -25,7 +25,7 @@ use self::origin_output::OriginOutput;
 use self::page::build_page;
 use self::sampled_search::sample_and_prove;
 use crate::analysis_summary::{
-    AnalysisSummary, analyze, describe_process, finish_analysis, format_size, show_phase,
+    AnalysisSummary, PhaseProgress, analyze, describe_process, finish_analysis, format_size,
 };
 use crate::command_group::CommandGroup;
 use crate::exit::{FAILED, Outcome, UNAVAILABLE, USAGE, with_exit_code};
@@ -214,7 +214,8 @@ fn prove_command(
     };
     let pid = exiting.pid();
     own_heap::map_large_blocks();
-    let mut proof = prove_at_exit(&exiting, options, &|step| show_phase(pid, step));
+    let progress = PhaseProgress::default();
+    let mut proof = prove_at_exit(&exiting, options, &|phase| progress.show(pid, phase));
     if let (Ok(proof), Some(error)) = (&mut proof, unsampled)
         && !proof.leaked.is_empty()
     {

@@ -10,6 +10,9 @@ use crate::output;
 /// Interval after which the line appears, and is then renewed.
 const INTERVAL: Duration = Duration::from_secs(2);
 
+/// Intervals after which a script's stderr gets a line.
+const LOGGED: u32 = 5;
+
 /// A step that shows how long it takes, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct SlowStep {
@@ -35,8 +38,12 @@ fn show_elapsed(name: &str, ended: &Receiver<()>, interval: Duration) -> u32 {
     let start = Instant::now();
     let mut times = 0;
     while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-        output::show_progress(&format!("{name}: {} s", start.elapsed().as_secs()));
+        let text = format!("{name}: {} s", start.elapsed().as_secs());
+        output::show_progress(&text);
         times += 1;
+        if times % LOGGED == 0 {
+            output::log_progress(&text);
+        }
     }
     if times > 0 {
         output::clear_progress();

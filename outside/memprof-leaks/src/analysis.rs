@@ -49,6 +49,13 @@ pub enum Phase {
     WalkHeap,
     /// Reachable objects are marked, among this number of objects.
     Mark(u64),
+    /// Like [`Mark`](Self::Mark), with the share of the work that is done. Follows it several times a second.
+    MarkShare {
+        /// Number of objects.
+        objects: u64,
+        /// Percent of the work.
+        percent: u8,
+    },
     /// This number of objects is counted by type.
     Count(u64),
     /// The second snapshot is due in a while.
@@ -57,7 +64,7 @@ pub enum Phase {
     Symbolize,
 }
 
-/// Callback that is called at the start of each phase.
+/// Callback that is called at the start of each phase, and within long ones.
 pub type OnPhase<'a> = &'a dyn Fn(Phase);
 
 /// Facts about an analysis: its pauses, memory, and warnings.

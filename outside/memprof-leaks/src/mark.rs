@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use self::shortage::Shortage;
+use self::sweep::LinkTargets;
 use crate::error::Error;
 use crate::objects::Objects;
 use crate::resident_pages::PAGE_SIZE;
@@ -25,7 +26,7 @@ const OBJECTS_PER_BATCH: usize = 1024;
 /// Largest gap between two objects that are read at once, in bytes.
 const MAX_GAP: u64 = PAGE_SIZE;
 /// Most objects in the queue of unscanned ones. Further ones are found later by their marks.
-const MAX_QUEUED: usize = 1 << 18;
+const MAX_QUEUED: usize = 1 << 16;
 /// Size in bytes above which only the resident pages of an object are read.
 const LARGE_OBJECT_SIZE: u64 = 1 << 20;
 /// Bytes that are read at once if objects are near each other: the nodes of a list were mostly allocated in a
@@ -33,6 +34,8 @@ const LARGE_OBJECT_SIZE: u64 = 1 << 20;
 const READ_AHEAD_BYTES: u64 = 16 << 10;
 /// Most sweeps of a search: one may find no room for what it needs, because of leaked objects.
 const MAX_SWEEPS: usize = 8;
+/// Share of the time of a search for which its first sweep counts, in percent.
+const SWEPT_PERCENT: u8 = 50;
 /// Bytes that a thread reads between two checks of the machine's available memory.
 const HEADROOM_CHECK_BYTES: usize = 64 << 20;
 
@@ -56,6 +59,9 @@ pub(crate) struct MarkStats {
     pub(crate) unread: usize,
 }
 
+/// Callback that gets the percent of the work that is done.
+pub(crate) type OnPercent<'a> = &'a dyn Fn(u8);
+
 /// State of a mark phase that its threads share.
 struct Marker<'a> {
     snapshot: &'a Snapshot,
@@ -64,17 +70,21 @@ struct Marker<'a> {
     bytes: AtomicUsize,
     reads: AtomicUsize,
     unread: AtomicUsize,
+    /// Objects whose pointers in the table were followed.
+    followed: AtomicUsize,
     shortage: Shortage,
 }
 
 /// Marks all objects that the roots reach. Uses up to eight threads, and up to `max_bytes` for the objects' pointers.
-/// Fails with `Headroom` if the process writes so much that its copy takes too much memory.
+/// Calls `progress` several times a second in a large heap. Fails with `Headroom` if the process writes so much that its
+/// copy takes too much memory.
 pub(crate) fn mark_reachable(
     snapshot: &Snapshot,
     view: &SnapshotMemory,
     objects: &Objects,
     roots: &Roots,
     max_bytes: u64,
+    progress: OnPercent<'_>,
 ) -> Result<MarkStats, Error> {
     let marker = Marker {
         snapshot,
@@ -83,6 +93,7 @@ pub(crate) fn mark_reachable(
         bytes: AtomicUsize::new(0),
         reads: AtomicUsize::new(0),
         unread: AtomicUsize::new(0),
+        followed: AtomicUsize::new(0),
         shortage: Shortage::default(),
     };
     let mut found = Vec::new();
@@ -92,13 +103,19 @@ pub(crate) fn mark_reachable(
     }
     found.extend(marker.mark_ranges(&roots.ranges));
     marker.shortage.require_none()?;
-    let mut table = marker.sweep(max_bytes);
+    let mut table = marker.sweep(max_bytes, LinkTargets::All, progress);
+    let swept = objects.count().max(1);
     let mut sweeps = 1;
     // Small batches, e.g. the nodes of a linked list, are scanned in this thread: starting threads would cost more.
     let mut alone = MarkWorker::new(&marker);
     loop {
         while !found.is_empty() {
             marker.shortage.require_none()?;
+            if table.is_some() {
+                let followed = marker.followed.load(Ordering::Relaxed) as u64;
+                let rest = u64::from(100 - SWEPT_PERCENT);
+                progress(SWEPT_PERCENT + (followed * rest / swept).min(rest) as u8);
+            }
             found.sort_unstable();
             let pieces = follow::objects_per_batch(found.len(), table.as_ref());
             if found.len() <= pieces {
@@ -194,10 +211,7 @@ impl Marker<'_> {
         run: impl Fn(&[T], &mut MarkWorker<'_>) + Sync,
     ) -> Vec<u64> {
         let parts = work.len().div_ceil(pieces);
-        let threads = thread::available_parallelism()
-            .map_or(1, usize::from)
-            .min(MAX_THREADS)
-            .min(parts);
+        let threads = thread_count().min(parts);
         let next = AtomicUsize::new(0);
         let one = || {
             let mut worker = MarkWorker::new(self);
@@ -222,6 +236,11 @@ impl Marker<'_> {
             found
         })
     }
+}
+
+/// Threads of a search.
+fn thread_count() -> usize {
+    thread::available_parallelism().map_or(1, |count| usize::from(count).min(MAX_THREADS))
 }
 
 /// Splits a range into blocks of [`BLOCK_SIZE`] bytes. Each also has the rest of a word that begins before its end.

@@ -215,6 +215,7 @@ fn mark_signal_stacks(
         &analyzed.objects,
         &roots,
         analyzed.budget.remaining(),
+        &|_| {},
     )?;
     Ok(())
 }
@@ -244,13 +245,15 @@ fn mark_all(
     report: &mut AnalysisReport,
     progress: OnPhase<'_>,
 ) -> Result<(), Error> {
-    progress(Phase::Mark(report.objects));
+    let objects = report.objects;
+    progress(Phase::Mark(objects));
     let stats = mark_reachable(
         analyzed.snapshot,
         &analyzed.view,
         &analyzed.objects,
         &analyzed.roots,
         analyzed.budget.remaining(),
+        &|percent| progress(Phase::MarkShare { objects, percent }),
     )?;
     report.searched = stats.bytes as u64;
     report.reads = stats.reads as u64;

@@ -52,6 +52,13 @@ pub fn show_progress(text: &str) {
     }
 }
 
+/// Writes a line about a long step to stderr, unless it is a terminal, where [`show_progress`] shows it.
+pub fn log_progress(text: &str) {
+    if !io::stderr().is_terminal() {
+        print_stderr(&format!("memprof: {}", one_line(text)));
+    }
+}
+
 /// Columns of the terminal that stdout is; `None` if it is none.
 pub fn terminal_columns() -> Option<usize> {
     io::stdout().is_terminal().then(|| columns(io::stdout()))?

@@ -16,7 +16,7 @@ mod private_runs;
 use std::ops::Range;
 
 use self::arena::Arena;
-use self::chunks::{ALIGNMENT, HEADER_SIZE, Segment};
+use self::chunks::{ALIGNMENT, HEADER_SIZE, SIZE_FIELD, Segment};
 use self::layout::Release;
 use self::parameters::Parameters;
 use super::{FoundHeap, UnusedMemory};
@@ -157,7 +157,7 @@ impl<'a> HeapWalk<'a> {
             return Ok(Some(segment.end));
         }
         self.budget
-            .reserve(Span::memory_size(end - start, ALIGNMENT))?;
+            .reserve(Span::memory_size(end - start, ALIGNMENT, SIZE_FIELD))?;
         let Some(walked) = segment.walk(&mut self.memory) else {
             self.heap.unproven.push(format!(
                 "{} KiB of glibc's heap at {start:#x}, whose chunks memprof cannot follow to their end",

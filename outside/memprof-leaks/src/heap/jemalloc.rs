@@ -89,7 +89,7 @@ pub(crate) fn walk_heap(
     };
     let (large, small): (Vec<_>, Vec<_>) = found.into_iter().partition(is_large);
     for extent in large {
-        reserve(Span::memory_size(0, 1))?;
+        reserve(Span::memory_size(0, 1, 0))?;
         heap.spans.push(Span::single_object(extent.object_range()));
     }
     let is_run = |one: &Extent, next: &Extent| {
@@ -97,7 +97,7 @@ pub(crate) fn walk_heap(
     };
     for run in small.chunk_by(is_run) {
         let Range { start, end } = memory_of_run(run);
-        reserve(Span::memory_size(end - start, granule(&run[0])))?;
+        reserve(Span::memory_size(end - start, granule(&run[0]), 0))?;
         heap.spans.push(span_of_run(run));
     }
     caches::add_cached_objects(view, threads, &mut heap);

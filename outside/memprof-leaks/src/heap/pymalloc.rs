@@ -199,7 +199,7 @@ fn add_run(run: &[Pool], heap: &mut FoundHeap, budget: &mut MemoryBudget) -> Res
         return Ok(());
     };
     let range = first.start..last.end();
-    budget.reserve(Span::memory_size(range.end - range.start, ALIGNMENT))?;
+    budget.reserve(Span::memory_size(range.end - range.start, ALIGNMENT, 0))?;
     let mut span = Span::new(range.clone(), ALIGNMENT, 0);
     run.iter().for_each(|pool| pool.add_to(&mut span));
     heap.spans.push(span);

@@ -2,6 +2,7 @@
 //! before the next step uses it, so that the processor waits for the memory of many at once, not of one after another.
 
 use std::hint::black_box;
+use std::sync::atomic::Ordering;
 
 use super::pointer_table::PointerTable;
 use super::{MAX_QUEUED, MarkWorker, Marker, OBJECTS_PER_BATCH};
@@ -28,10 +29,12 @@ impl Marker<'_> {
         let mut open = starts.to_vec();
         let mut unread = Vec::new();
         let mut group = FollowedGroup::default();
+        let mut followed = 0;
         let mut rest = MAX_FOLLOWED.max(starts.len());
         while rest > 0 && !open.is_empty() {
             let first = open.len() - open.len().min(MAX_GROUP).min(rest);
             rest -= open.len() - first;
+            followed += open.len() - first;
             group.load(self.objects, table, open.drain(first..));
             group.mark_targets(self.objects, table, &mut open, &mut unread);
             if unread.len() >= OBJECTS_PER_BATCH {
@@ -43,6 +46,7 @@ impl Marker<'_> {
         unread.sort_unstable();
         self.mark_batch(&unread, worker);
         worker.queue(&open);
+        self.followed.fetch_add(followed, Ordering::Relaxed);
     }
 }
 
@@ -119,9 +123,9 @@ impl<'t> FollowedGroup<'t> {
             return;
         }
         self.targets.clear();
-        self.targets.extend(self.links.iter().filter_map(|start| {
-            let object = objects.unmarked_object(*start)?;
-            Some((*start, object))
+        self.targets.extend(self.links.iter().filter_map(|link| {
+            let object = objects.unmarked_target(*link)?;
+            Some((objects.start_of(object), object))
         }));
         for (start, object) in self.targets.drain(..) {
             if objects.mark_object(object) {

@@ -2,37 +2,65 @@
 //! reached yet. A list whose objects lie anywhere in the heap would else need a read of the snapshot for each.
 
 use super::pointer_table::{PartEncoder, PointerTable, SpanPart};
-use super::{MAX_GAP, MarkWorker, Marker, WORD, WORD_STEP};
+use super::{
+    MAX_GAP, MAX_QUEUED, MarkWorker, Marker, OnPercent, SWEPT_PERCENT, WORD, WORD_STEP,
+    thread_count,
+};
 use crate::objects::{Object, ObjectPosition};
 use crate::snapshot_memory::BLOCK_SIZE;
 
 /// Number of unmarked objects from which a sweep is worth its tables.
 const MIN_SWEPT_OBJECTS: u64 = 1 << 14;
-/// Bytes for the queues of a search and the buffers of its threads.
-const QUEUE_BYTES: u64 = 8 << 20;
+/// Bytes of a thread of the search: its block, its queue and the objects that it follows.
+const THREAD_BYTES: usize = BLOCK_SIZE + 2 * MAX_QUEUED * size_of::<u64>();
 /// Number of reached objects without known pointers from which another sweep is faster than reading each.
 const MIN_POSTPONED: usize = 1 << 16;
+
+/// Fewest parts that the threads sweep between two reports of the progress: 128 MiB of a heap with 16 bytes per bit.
+const MIN_PARTS_PER_STEP: usize = 32;
+
+/// Links that a sweep keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinkTargets {
+    /// To all objects, unresolved: in the first sweep, hardly one is marked.
+    All,
+    /// To objects that are not marked: in a later sweep they are few, and memory is short.
+    Unmarked,
+}
 
 impl Marker<'_> {
     /// Reads the pointers of all objects into a table of at most `max_bytes`. `None` if there are so few that reading
     /// each when it is reached is faster.
-    pub(super) fn sweep(&self, max_bytes: u64) -> Option<PointerTable> {
+    pub(super) fn sweep(
+        &self,
+        max_bytes: u64,
+        links: LinkTargets,
+        progress: OnPercent<'_>,
+    ) -> Option<PointerTable> {
         if self.objects.unreachable_count() < MIN_SWEPT_OBJECTS {
             return None;
         }
+        // Those of the threads, and of the thread that starts them.
+        let queues = (thread_count() + 1) * THREAD_BYTES;
         let (mut table, parts) =
-            PointerTable::new(self.objects, max_bytes.saturating_sub(QUEUE_BYTES));
-        // Objects that are found are marked, so that they are among the pending ones.
-        self.run_parallel(&parts, 1, |parts, worker| {
-            let mut encoder = table.encoder();
-            for part in parts {
-                if !table.is_full() {
-                    self.sweep_part(part, worker, &mut encoder);
-                    table.add(part, &mut encoder);
+            PointerTable::new(self.objects, max_bytes.saturating_sub(queues as u64));
+        let percent = usize::from(SWEPT_PERCENT);
+        let per_step = parts.len().div_ceil(percent).max(MIN_PARTS_PER_STEP);
+        for (step, some) in parts.chunks(per_step).enumerate() {
+            let done = step * per_step * percent / parts.len();
+            progress(done as u8);
+            // Objects that are found are marked, so that they are among the pending ones.
+            self.run_parallel(some, 1, |parts, worker| {
+                let mut encoder = table.encoder();
+                for part in parts {
+                    if !table.is_full() {
+                        self.sweep_part(part, worker, &mut encoder, links);
+                        table.add(part, &mut encoder);
+                    }
+                    worker.found.clear();
                 }
-                worker.found.clear();
-            }
-        });
+            });
+        }
         table.postpone_unread();
         Some(table)
     }
@@ -51,11 +79,17 @@ impl Marker<'_> {
             return Some(table);
         }
         drop(table);
-        self.sweep(max_bytes)
+        self.sweep(max_bytes, LinkTargets::Unmarked, &|_| {})
     }
 
     /// Reads the objects of a part. Marks the targets of those that are marked already.
-    fn sweep_part(&self, part: &SpanPart, worker: &mut MarkWorker<'_>, encoder: &mut PartEncoder) {
+    fn sweep_part(
+        &self,
+        part: &SpanPart,
+        worker: &mut MarkWorker<'_>,
+        encoder: &mut PartEncoder,
+        links: LinkTargets,
+    ) {
         let objects: Vec<_> = self
             .objects
             .used_in(part.span, part.words.clone())
@@ -78,7 +112,7 @@ impl Marker<'_> {
             });
             let count = 1 + near.count();
             let (near, others) = rest.split_at(count);
-            self.sweep_near(near, part, worker, encoder);
+            self.sweep_near(near, part, worker, encoder, links);
             rest = others;
         }
     }
@@ -90,6 +124,7 @@ impl Marker<'_> {
         part: &SpanPart,
         worker: &mut MarkWorker<'_>,
         encoder: &mut PartEncoder,
+        links: LinkTargets,
     ) {
         let [(_, first), ..] = near else { return };
         let base = first.range.start;
@@ -112,18 +147,29 @@ impl Marker<'_> {
                 worker.mark_block_words(own, WORD_STEP);
                 encoder.add_empty();
             } else {
-                self.encode_links(start, &worker.block[own], encoder);
+                self.encode_words(start, &worker.block[own], encoder, links);
             }
         }
     }
 
-    /// Encodes the words of an object that point to unmarked objects.
-    fn encode_links(&self, start: u64, bytes: &[u8], encoder: &mut PartEncoder) {
+    /// Encodes the words of an object that point to objects.
+    fn encode_words(
+        &self,
+        start: u64,
+        bytes: &[u8],
+        encoder: &mut PartEncoder,
+        links: LinkTargets,
+    ) {
+        let shift = encoder.shift();
+        let link = |word| match links {
+            LinkTargets::All if shift != 0 => self.objects.unresolved_link(word, shift),
+            _ => self.objects.link(word, shift),
+        };
         for first in (0..WORD).step_by(WORD_STEP) {
             for word in bytes.get(first..).unwrap_or_default().chunks_exact(WORD) {
                 let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
                 if self.objects.may_contain(word)
-                    && let Some(link) = self.objects.link(word, encoder.shift())
+                    && let Some(link) = link(word)
                 {
                     encoder.add_link(start, link);
                 }

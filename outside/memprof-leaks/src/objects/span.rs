@@ -47,11 +47,11 @@ pub(crate) struct Span {
 
 impl Span {
     /// Bytes that a span of `length` bytes needs, with its bitmaps, if objects begin at multiples of
-    /// `granule` bytes.
-    pub(crate) fn memory_size(length: u64, granule: u64) -> u64 {
-        // For 64 granules: `starts`, `used`, `pointed`, and two of `marks`.
-        const WORDS: u64 = 5;
-        size_of::<Self>() as u64 + (length / granule / 64 + 1) * 8 * WORDS
+    /// `granule` bytes. `header` is as for [`new`](Self::new).
+    pub(crate) fn memory_size(length: u64, granule: u64, header: u64) -> u64 {
+        // For 64 granules: `starts`, `used`, and two of `marks`; and `pointed` where objects have no headers.
+        let words = if header == 0 { 5 } else { 4 };
+        size_of::<Self>() as u64 + (length / granule / 64 + 1) * 8 * words
     }
 
     /// Span without objects yet, which begin at multiples of `granule` bytes from its start.
