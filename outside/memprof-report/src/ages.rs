@@ -80,7 +80,7 @@ impl Cohorts {
         }
     }
 
-    /// Length of a cohort.
+    /// Length of each cohort, in seconds: a multiple of the length of the profile's age buckets.
     pub(crate) fn cohort_seconds(&self) -> u32 {
         self.cohort_seconds
     }

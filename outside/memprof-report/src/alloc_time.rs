@@ -11,11 +11,12 @@ const PSEUDO_FRAME_KIND: u64 = 0x4d_5002;
 pub(crate) struct AllocTime(NonZeroU32);
 
 impl AllocTime {
-    /// Creates a time. `None` for the largest number of seconds.
+    /// Creates a time from seconds since 1970 (UTC). `None` for `u32::MAX`, which the stored form cannot hold.
     pub(crate) fn new(seconds: u32) -> Option<Self> {
         NonZeroU32::new(seconds.wrapping_add(1)).map(Self)
     }
 
+    /// Seconds since 1970 (UTC).
     pub(crate) fn seconds(self) -> u32 {
         self.0.get() - 1
     }

@@ -165,8 +165,9 @@ impl CodeOrigins {
         }
     }
 
-    /// Counts functions without names in modules of the program as its own, unless a function with a name called them
-    /// in the same module. Without this, the program's function that calls all modules would be the row.
+    /// Counts functions without names in the program's plugins and libraries as its own, unless a function with a name
+    /// called them in the same file. Otherwise the memory of all plugins would be in one row of the table, that of the
+    /// function that calls them.
     fn count_stripped_modules_as_own(
         &mut self,
         named: &SymbolizedProfile,
@@ -242,7 +243,7 @@ fn script_verdict(frame: &Frame, names: &Names, origin_rules: &OriginRules) -> V
     }
 }
 
-/// Returns the Rust crates that have a function `main`: they are the program.
+/// Returns the names of the Rust crates that have a function `main`: they are the program.
 fn main_crates<'n>(frames: impl Iterator<Item = (&'n str, &'n Frame)>) -> HashSet<String> {
     frames
         .filter_map(|(name, _)| name.strip_suffix("::main"))

@@ -23,7 +23,8 @@ const REASON_TEXTS: [(&str, &str); 5] = [
     ),
 ];
 
-/// Returns the note: the share of the samples, the reasons and the files. `None` if all stacks are whole.
+/// Returns a note on stacks that end early: their share of the samples, the reasons and the files. `None` if all stacks
+/// are whole.
 pub(crate) fn early_ends_note(profile: &Profile) -> Option<String> {
     let origin = &profile.origin;
     note_if_any(&origin.early_ends, origin.samples.unwrap_or(0))

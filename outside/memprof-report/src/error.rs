@@ -124,7 +124,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Class of the error.
+    /// Kind of the error; that of its cause for an error in a named input.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Input { source, .. } => source.kind(),

@@ -45,7 +45,7 @@ const DUMP_STARTS: [&[u8]; 6] = [
 /// error (`prof_leak:true`), which may be in the same file.
 const MESSAGE_PREFIXES: [&[u8]; 2] = [b"%warn", b"<jemalloc>:"];
 
-/// Text of an allocator's message. `None` if the line is another one.
+/// Text of a message that the allocator writes before its dump. `None` if the line is no message.
 fn strip_message_prefix(line: &[u8]) -> Option<&[u8]> {
     MESSAGE_PREFIXES
         .iter()
@@ -252,7 +252,7 @@ impl<'a> DumpReader<'a> {
         }
         let index = self.profile.samples.len();
         self.code_history
-            .mark_sample(index, self.marks.code_generation);
+            .set_generation(index, self.marks.code_generation);
         self.profile.samples.push(Sample {
             stack,
             counts: [0; 2],

@@ -157,7 +157,8 @@ fn is_named_jit_code(named: &SymbolizedProfile, id: AddressId) -> bool {
     !in_file && !named.names.frames(id).is_empty()
 }
 
-/// Returns the advice for an interpreter. `None` for other files.
+/// Returns advice on how to see the functions of the program that an interpreter runs. `None` if `file` is no known
+/// interpreter.
 fn advice_for(file: &str) -> Option<&'static str> {
     let stem = library_stem(file);
     INTERPRETERS

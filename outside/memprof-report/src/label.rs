@@ -37,6 +37,7 @@ impl LabelId {
         }
     }
 
+    /// Number of the set in the dump.
     pub(crate) fn number(self) -> u32 {
         // Stored inverted: the number 0 fits into a `NonZero`.
         !self.0.get()
@@ -115,7 +116,7 @@ impl Labels {
         self.sets.insert(id, labels.collect());
     }
 
-    /// Adds a key that [`keys`](Self::keys) lacks.
+    /// Adds a key, which must not be among [`keys`](Self::keys) yet.
     pub(crate) fn add_key(&mut self, key: &str) {
         self.keys.push(key.to_owned());
     }

@@ -147,11 +147,12 @@ impl ManagedNames {
     }
 }
 
+/// Decodes percent-encoding, such as `%20`. Invalid UTF-8 is replaced.
 fn decode(word: &str) -> String {
     percent_decode_str(word).decode_utf8_lossy().into_owned()
 }
 
-/// Returns whether a frame is a managed word.
+/// Returns whether a frame is a managed word, which stands for a function of an interpreted program, not an address.
 pub(crate) fn is_managed(frame: u64) -> bool {
     frame >> 40 == MANAGED
 }

@@ -11,7 +11,7 @@ use crate::symbolized_profile::SymbolizedProfile;
 
 /// Puts managed words back into the stacks from which an export took them, given the text `PLACE:ID,… of STACK…`.
 /// Ignores malformed parts. Returns the number of frames of the new stacks.
-pub(crate) fn restore(comment: &str, profile: &mut Profile) -> usize {
+pub(crate) fn restore_managed_words(comment: &str, profile: &mut Profile) -> usize {
     let Some((managed, stacks)) = comment.split_once(" of ") else {
         return 0;
     };

@@ -104,7 +104,7 @@ impl ModuleNames {
         }
     }
 
-    /// Returns the name of a mapped file.
+    /// Returns the shortest name of a mapped file, with its build id if files of several build ids had that path.
     fn module_name(&self, mapping: &Mapping) -> String {
         let name = self.paths.get(&mapping.path).map(String::as_str);
         let name = name.unwrap_or_else(|| mapping.file_name());

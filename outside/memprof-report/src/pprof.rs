@@ -137,6 +137,7 @@ fn to_text(string: &[u8]) -> Cow<'_, str> {
     )
 }
 
+/// Decodes a message of `profile.proto`. Fails if the value is a number, or the message is malformed.
 fn decode_message<M: Message + Default>(value: Value<'_>) -> Result<M> {
     M::decode(value.bytes()?).map_err(|error| Error::pprof(error.to_string()))
 }
@@ -163,6 +164,7 @@ impl<'a> Reader<'a> {
         self.budget.spend(item, self.bytes.len() as u64)
     }
 
+    /// Adds the next string of the table. Fails if the value is a number, or the memory budget is exceeded.
     fn add_string(&mut self, value: Value<'a>) -> Result<()> {
         self.strings.push(value.bytes()?);
         self.spend(ProfileItem::Entry)

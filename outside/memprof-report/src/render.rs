@@ -105,7 +105,7 @@ impl RenderInput<'_> {
         self.profile.profile.memory_left
     }
 
-    /// Folds whole stacks.
+    /// Folds the profile and its base, with all functions of each stack.
     fn fold_stacks(&self, options: &Options) -> Folded {
         Folded::new(
             self.profile,

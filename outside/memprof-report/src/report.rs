@@ -102,7 +102,7 @@ pub fn report(
     if options.normalize
         && let Some(base) = &mut base
     {
-        normalize(&mut base.profile, &profile.profile, options.sample_type)?;
+        scale_to_total(&mut base.profile, &profile.profile, options.sample_type)?;
     }
     profile
         .profile
@@ -149,7 +149,7 @@ const NOTHING_LEFT: &str = "nothing of what was sampled is in use any more";
 /// Reason for an empty report of a profile in which only memprof's own memory was sampled.
 const ONLY_MEMPROF: &str = "nothing of the program's was sampled, only memprof's own memory";
 
-/// Whether no sample has a value.
+/// Returns whether no sample has a value of that type.
 fn is_all_zero(profile: &Profile, sample_type: SampleType) -> bool {
     let mut samples = profile.samples.iter();
     samples.all(|sample| sample.values[sample_type] == 0)
@@ -344,8 +344,9 @@ fn empty_reason(profile: &Profile, options: &Options) -> String {
     }
 }
 
-/// Scales `base` to the total of `profile`. Fails if the base's total is 0, a total is negative, or a sum overflows.
-fn normalize(base: &mut Profile, profile: &Profile, sample_type: SampleType) -> Result<()> {
+/// Scales the values of `base` so that its total of `sample_type` is that of `profile`. Fails if the base's total is 0,
+/// a total is negative, or a sum overflows.
+fn scale_to_total(base: &mut Profile, profile: &Profile, sample_type: SampleType) -> Result<()> {
     let overflow = || Error::Overflow {
         problem: "the normalized base passes 63 bits".into(),
     };

@@ -209,8 +209,8 @@ impl Default for StackHasher {
 }
 
 impl StackHasher {
-    /// Adds two words to the hash: wyhash's step, one multiplication, with an odd constant without a pattern.
-    pub(crate) fn with(self, first: u64, second: u64) -> Self {
+    /// Returns the hash with two more words: wyhash's step, one multiplication, with an odd constant without a pattern.
+    pub(crate) fn add_words(self, first: u64, second: u64) -> Self {
         let product = u128::from(self.0 ^ first)
             * u128::from(second ^ self.0.rotate_left(32) ^ 0xd6e8_feb8_6659_fd93);
         Self((product as u64) ^ ((product >> 64) as u64))
@@ -223,12 +223,12 @@ impl StackHasher {
         let word = |low, high| u64::from(number(high)) << 32 | u64::from(number(low));
         let mut hash = self;
         for chunk in &mut chunks {
-            hash = hash.with(word(chunk[0], chunk[1]), word(chunk[2], chunk[3]));
+            hash = hash.add_words(word(chunk[0], chunk[1]), word(chunk[2], chunk[3]));
         }
         for id in chunks.remainder() {
-            hash = hash.with(u64::from(number(*id)), 0);
+            hash = hash.add_words(u64::from(number(*id)), 0);
         }
-        hash.with(ids.len() as u64, 0).0
+        hash.add_words(ids.len() as u64, 0).0
     }
 
     /// Slot in a table of `size`, a power of two.

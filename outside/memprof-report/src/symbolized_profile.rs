@@ -18,7 +18,7 @@ pub struct SymbolizedProfile {
 }
 
 impl SymbolizedProfile {
-    /// Frames of a stack without the allocator's.
+    /// Frames of a stack without the allocator's, leaf first.
     pub(crate) fn program_frames(&self, stack: StackId) -> &[AddressId] {
         &self.profile.stacks.frames(stack)[self.depths[stack.0 as usize] as usize..]
     }

@@ -40,10 +40,12 @@ struct Holders {
 }
 
 impl Holders {
+    /// Returns whether a general register, or a part of it, holds the result. False for other registers.
     fn has_register(&self, register: Register) -> bool {
         bit_of(register).is_some_and(|bit| self.registers & bit != 0)
     }
 
+    /// Records whether a general register holds the result. Ignores other registers.
     fn set_register(&mut self, register: Register, holds: bool) {
         let Some(bit) = bit_of(register) else { return };
         match holds {
@@ -52,7 +54,8 @@ impl Holders {
         }
     }
 
-    /// Returns the stack slot of a memory operand. `None` for other memory.
+    /// Returns the stack slot of a memory operand, as in [`slots`](Self::slots). `None` for memory that is not
+    /// addressed by rsp or rbp alone.
     fn stack_slot(&self, instruction: &Instruction) -> Option<(Register, i64)> {
         let displacement = instruction.memory_displacement64() as i64;
         match (instruction.memory_base(), instruction.memory_index()) {
@@ -65,7 +68,8 @@ impl Holders {
     }
 }
 
-/// Bit of a 64-bit general register in a set. `None` for other registers.
+/// Bit of a general register in [`Holders::registers`]; a part, such as eax, has that of the whole. `None` for other
+/// registers.
 fn bit_of(register: Register) -> Option<u16> {
     let full = register.full_register();
     (full.is_gpr64()).then(|| 1 << full.number())
@@ -79,6 +83,7 @@ pub(super) struct ResultFlow<'c> {
 }
 
 impl<'c> ResultFlow<'c> {
+    /// Prepares to follow results in the `code` of one function, which starts at the address `start`.
     pub(super) fn new(code: &'c [u8], start: u64) -> Self {
         Self {
             code,
@@ -87,7 +92,8 @@ impl<'c> ResultFlow<'c> {
         }
     }
 
-    /// Returns whether some path from the call to the function's end returns the result.
+    /// Returns whether, on some path, the function returns the result of the call that ends at `return_address`. Paths
+    /// are followed for [`MAX_STEPS`] instructions in all.
     pub(super) fn reaches_return(mut self, return_address: u64) -> bool {
         let mut first = Holders::default();
         first.set_register(Register::RAX, true);
@@ -107,7 +113,7 @@ impl<'c> ResultFlow<'c> {
         false
     }
 
-    /// Follows the code at `address` to the next branch or return.
+    /// Follows the code at `address` to the next branch or return. `holders` are the places of the result at its start.
     fn follow_to_branch(
         &mut self,
         address: u64,
@@ -177,6 +183,7 @@ impl<'c> ResultFlow<'c> {
         PathEnd::Lost
     }
 
+    /// Returns whether an address is in the code of the function.
     fn contains(&self, address: u64) -> bool {
         address >= self.start && address - self.start < self.code.len() as u64
     }
@@ -264,7 +271,7 @@ fn track_move(instruction: &Instruction, holders: &mut Holders, info: &mut Instr
     }
 }
 
-/// Change of rsp by `add` and `sub`; 0 for others.
+/// Bytes by which an `add` or `sub` of a constant changes rsp; 0 for other instructions.
 fn rsp_change(instruction: &Instruction) -> i64 {
     let change = match instruction.try_immediate(1) {
         Ok(change) if instruction.op0_register() == Register::RSP => change as i64,

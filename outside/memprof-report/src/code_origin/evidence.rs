@@ -36,6 +36,7 @@ pub(super) struct ProfileEvidence {
 }
 
 impl ProfileEvidence {
+    /// Collects the evidence from all names of a profile.
     pub(super) fn new(named: &SymbolizedProfile) -> Self {
         let SymbolizedProfile { profile, names, .. } = named;
         let addresses = 0..profile.stacks.addresses().len() as u32;
@@ -67,7 +68,8 @@ impl ProfileEvidence {
         }
     }
 
-    /// Decides on a function, by all evidence except the shape of a wrapper.
+    /// Determines the code origin of a function: by the user's patterns, else by its name and source file, else by its
+    /// mapped file. Wrappers of malloc are found later, by their calls.
     pub(super) fn verdict(
         &self,
         function: &FunctionEvidence<'_>,

@@ -42,6 +42,7 @@ struct FunctionIds {
 }
 
 impl FunctionIds {
+    /// Numbers the functions of all frames in a profile.
     fn new(named: &SymbolizedProfile) -> Self {
         let mut known: HashMap<FunctionKey, FunctionId> = HashMap::new();
         let by_address = (0..named.profile.stacks.addresses().len() as u32).map(|index| {
@@ -84,7 +85,7 @@ struct FrontCalls {
 }
 
 impl FrontCalls {
-    /// Number of different callers.
+    /// Number of different functions that call this one.
     fn count_callers(&self) -> u32 {
         let mut callers = self.callers.clone();
         callers.sort_unstable();
@@ -93,7 +94,8 @@ impl FrontCalls {
     }
 }
 
-/// Marks the verdicts on wrappers of malloc as plumbing.
+/// Marks the verdicts on wrappers of malloc as plumbing, and those on wrappers around them, up to [`MAX_ROUNDS`]
+/// levels.
 pub(super) fn mark_wrappers(origins: &mut CodeOrigins, named: &SymbolizedProfile) {
     let stacks = LeafView {
         named,
@@ -130,7 +132,8 @@ pub(super) fn mark_wrappers(origins: &mut CodeOrigins, named: &SymbolizedProfile
     }
 }
 
-/// Returns whether a verdict may be changed by a function's shape: no stronger evidence or rule decided.
+/// Returns whether a function with this verdict may turn out to be a wrapper of malloc. False if a rule, a pattern of
+/// the user or other strong evidence decided.
 fn may_be_wrapper(verdict: &Verdict) -> bool {
     match verdict.reason {
         OriginReason::MappedFile => verdict.origin == CodeOrigin::Interpreter,
@@ -152,7 +155,8 @@ fn may_be_wrapper(verdict: &Verdict) -> bool {
     }
 }
 
-/// Returns whether the function is in a library or an interpreter: there, one that allocates by its name is a wrapper.
+/// Returns whether the function is in a library or an interpreter. In these, a name that says that it allocates is
+/// enough to be a wrapper.
 fn is_in_library(verdict: &Verdict) -> bool {
     matches!(
         verdict.reason,

@@ -64,6 +64,7 @@ impl FoldedStacks {
         self.order.is_empty()
     }
 
+    /// Stack with the number `index` in `records`.
     fn record(&self, index: usize) -> FoldedStack<'_> {
         FoldedStack {
             functions: self.functions_of(index),
@@ -72,6 +73,7 @@ impl FoldedStacks {
         }
     }
 
+    /// Functions of the record with that number, root first.
     fn functions_of(&self, index: usize) -> &[StringId] {
         let start = match index {
             0 => 0,
@@ -176,6 +178,7 @@ impl FoldedStacks {
         self.replace_functions(by_rank);
     }
 
+    /// Replaces each id of a function by the one that `by_id` has at its number.
     fn replace_functions(&mut self, by_id: &[StringId]) {
         for function in &mut self.functions {
             *function = by_id[function.0 as usize];
@@ -184,13 +187,14 @@ impl FoldedStacks {
 }
 
 impl StackIndex {
-    /// Number of the record with these functions.
+    /// Number of the record with these functions. `None` if there is none.
     fn find(&self, stacks: &FoldedStacks, functions: &[StringId]) -> Option<usize> {
         let is_equal = |record: &u32| stacks.functions_of(*record as usize) == functions;
         let found = self.records.find(self.hash(functions), is_equal);
         found.map(|record| *record as usize)
     }
 
+    /// Adds a record, which must not be in the index yet.
     fn insert(&mut self, stacks: &FoldedStacks, record: u32) {
         let seed = self.seed;
         let hash = |record: &u32| hash_functions(seed, stacks.functions_of(*record as usize));

@@ -62,14 +62,14 @@ enum CodeOwner {
 }
 
 impl CodeHistory {
-    /// Sets the generation of a sample, given by its index in the profile.
-    pub(super) fn mark_sample(&mut self, sample: usize, generation: Option<u32>) {
+    /// Sets the generation of a sample, given by its index in the profile. `None` changes nothing.
+    pub(super) fn set_generation(&mut self, sample: usize, generation: Option<u32>) {
         if let Some(generation) = generation {
             self.generations.insert(sample as u32, generation);
         }
     }
 
-    /// Reads the header, `3 marked`.
+    /// Reads the header, `3 marked` or `3 unmarked`. With `unmarked`, a stack without a mark may be of any generation.
     pub(super) fn read_header(&mut self, value: &str) {
         self.is_unmarked = !value.ends_with(" marked");
     }
@@ -114,12 +114,13 @@ impl CodeHistory {
         self.push_range(parsed());
     }
 
+    /// Adds a range. Ignores `None`, and ranges beyond [`MAX_RANGES`].
     fn push_range(&mut self, range: Option<CodeRange>) {
         let has_room = self.ranges.len() < MAX_RANGES;
         self.ranges.extend(range.filter(|_| has_room));
     }
 
-    /// Returns the code at the address of a call in `generation`, or in any one if it is `None`.
+    /// Finds out which code was at the address of a call in `generation`, or in any one if it is `None`.
     fn code_owner(&self, profile: &Profile, call: Address, generation: Option<u32>) -> CodeOwner {
         let is_now = |first, last| generation.is_none_or(|now| (first..=last).contains(&now));
         let here = |range: &&CodeRange| range.start <= call && call < range.end;
@@ -163,7 +164,7 @@ impl CodeHistory {
     }
 }
 
-/// Parses a line of a memory map.
+/// Parses a line of a memory map. `None` if it is malformed.
 fn parse_mapping(line: &str) -> Option<Mapping> {
     Some(parse_map_line(line.as_bytes())?.mapping)
 }
@@ -295,7 +296,7 @@ impl MovedFrames<'_> {
         for id in frames {
             let address = self.profile.stacks.address(*id);
             let distance = match self.is_changed[id.0 as usize] {
-                true => self.distance(*id, generation),
+                true => self.find_distance(*id, generation),
                 false => 0,
             };
             let id = self
@@ -308,23 +309,23 @@ impl MovedFrames<'_> {
         moved
     }
 
-    /// Distance by which an address is moved in `generation`.
-    fn distance(&mut self, id: AddressId, generation: Option<u32>) -> u64 {
+    /// Finds the distance by which an address moves in `generation`: 0 if its code is still in the memory map.
+    fn find_distance(&mut self, id: AddressId, generation: Option<u32>) -> u64 {
         if let Some(known) = self.owners.get(&(id, generation)) {
             return *known;
         }
         let call = self.profile.stacks.call_address(id);
         let distance = match self.history.code_owner(self.profile, call, generation) {
             CodeOwner::Current => 0,
-            owner => self.owner_distance(owner, call),
+            owner => self.place_code(owner, call),
         };
         self.owners.insert((id, generation), distance);
         distance
     }
 
-    /// Distance from the code of an owner to its new mapping, which is added at the first call. Unknown code is placed
-    /// by pages.
-    fn owner_distance(&mut self, owner: CodeOwner, call: Address) -> u64 {
+    /// Gives the code of an owner a mapping of its own at the first call. Returns the distance from the code to that
+    /// mapping. Unknown code gets a mapping for each page.
+    fn place_code(&mut self, owner: CodeOwner, call: Address) -> u64 {
         let mapping = match &owner {
             CodeOwner::Unloaded(index) => {
                 let unloaded = self.history.ranges[*index].unloaded.as_ref();

@@ -65,7 +65,7 @@ impl DumpReader<'_> {
                 self.spend(ProfileItem::Text(value.len()))?;
             }
             "managed" => {
-                let words = managed_frames::restore(value, &mut self.profile);
+                let words = managed_frames::restore_managed_words(value, &mut self.profile);
                 self.spend(ProfileItem::Text(value.len()))?;
                 self.spend(ProfileItem::Stack(words))?;
             }

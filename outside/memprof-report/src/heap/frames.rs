@@ -125,6 +125,7 @@ impl AddressReader {
         self.insert_in_free_slot(key, id);
     }
 
+    /// Inserts an address that is not in the table, which must have a free slot.
     fn insert_in_free_slot(&mut self, key: Key, id: AddressId) {
         let mut slot = self.home_index(key);
         while self.slots[slot].0 != Key::default() {
@@ -135,7 +136,7 @@ impl AddressReader {
 
     /// Slot at which probing for `key` starts.
     fn home_index(&self, key: Key) -> usize {
-        self.seed.with(key.0, key.1).slot(self.slots.len())
+        self.seed.add_words(key.0, key.1).slot(self.slots.len())
     }
 }
 

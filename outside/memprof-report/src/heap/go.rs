@@ -23,7 +23,8 @@ use crate::profile::{Address, Profile, SampleType, Sampling};
 const MEM_STATS: &[u8] = b"runtime.MemStats";
 
 impl DumpReader<'_> {
-    /// Reads a comment, given without its `#`. Stores one that names a frame of the last stack, and ignores others.
+    /// Reads a comment, given without its `#`. Stores one that names a frame of the last stack, up to the limit of
+    /// frames, and ignores others.
     pub(super) fn read_go_comment(&mut self, comment: &[u8]) -> Result<()> {
         if let Some(frame) = parse_frame(comment) {
             self.has_go_comments = true;

@@ -72,8 +72,8 @@ impl HeaderWord {
         }
     }
 
-    /// Returns whether Go writes the word.
-    pub(super) fn is_written_by_go(self) -> bool {
+    /// Returns whether Go may have written the word: tcmalloc writes `heap`, too.
+    pub(super) fn may_be_written_by_go(self) -> bool {
         matches!(self, Self::UniformOrGo(_))
     }
 

@@ -115,13 +115,13 @@ impl DumpReader<'_> {
         };
         if let Sampling::Poisson(rate) = profile.sampling
             && is_go
-            && legacy.word.is_written_by_go()
+            && legacy.word.may_be_written_by_go()
         {
             super::go::scale_samples(profile, rate);
         }
         let mut header = legacy.header.values();
         // Go always counts what was allocated.
-        profile.has_alloc = legacy.has_alloc || is_go && legacy.word.is_written_by_go();
+        profile.has_alloc = legacy.has_alloc || is_go && legacy.word.may_be_written_by_go();
         if !profile.has_alloc {
             // A sampling tcmalloc writes the values in use a second time.
             let samples = profile.samples.iter_mut().map(|sample| &mut sample.values);

@@ -21,7 +21,7 @@ pub(super) struct MapLine {
     pub(super) has_offset: bool,
 }
 
-/// Parses a line. `None` if it has none of the formats, or if the mapping ends before it starts.
+/// Parses a line of a memory map. `None` if it has none of the formats above, or if the mapping ends before it starts.
 pub(super) fn parse_map_line(line: &[u8]) -> Option<MapLine> {
     let (start, rest) = parse_address(line.trim_ascii())?;
     let is_range = rest.first() == Some(&b'-');
@@ -58,7 +58,7 @@ pub(super) fn parse_map_line(line: &[u8]) -> Option<MapLine> {
     is_path(rest.trim_ascii()).then(|| parse_brief(range, rest, is_executable))
 }
 
-/// Parses `offset major:minor inode path`.
+/// Parses `offset major:minor inode path`, as /proc/PID/maps has it. `None` if a field is missing or malformed.
 fn parse_proc(range: &Mapping, executable: bool, text: &[u8]) -> Option<MapLine> {
     let (offset, rest) = split_word(text);
     let (device, rest) = split_word(rest);
@@ -149,7 +149,7 @@ fn parse_freebsd(range: &Mapping, text: &[u8]) -> Option<MapLine> {
     })
 }
 
-/// Parses an address with or without `0x`.
+/// Parses an address with or without `0x`. Returns it and the text after it; `None` without digits or beyond 64 bits.
 fn parse_address(text: &[u8]) -> Option<(u64, &[u8])> {
     let text = text.trim_ascii_start();
     parse_hexadecimal(text.strip_prefix(b"0x").unwrap_or(text))
@@ -175,10 +175,12 @@ fn is_path(text: &[u8]) -> bool {
     )
 }
 
+/// Returns a path without blanks around it, and with unprintable characters replaced.
 fn path_text(text: &[u8]) -> String {
     replace_unprintable(&String::from_utf8_lossy(text.trim_ascii())).into_owned()
 }
 
+/// Returns a build id in lower case. `None` unless it is hexadecimal digits only.
 fn parse_build_id(text: &[u8]) -> Option<String> {
     let is_hexadecimal = !text.is_empty() && text.iter().all(u8::is_ascii_hexdigit);
     is_hexadecimal.then(|| path_text(text).to_ascii_lowercase())

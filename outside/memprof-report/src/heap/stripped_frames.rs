@@ -24,7 +24,8 @@ pub(super) struct StrippedFrames {
     stacks: u32,
     /// Stacks by the text of their pseudo frames, each with a blank before it.
     stacks_by_marks: BTreeMap<Vec<u8>, Vec<u32>>,
-    /// Stacks by the places and the ids of their managed words, as [`restore`](crate::managed_frames::restore) reads them.
+    /// Stacks by the places and the ids of their managed words, as
+    /// [`restore_managed_words`](crate::managed_frames::restore_managed_words) reads them.
     stacks_by_managed: BTreeMap<String, Vec<u32>>,
 }
 
@@ -111,7 +112,7 @@ pub(super) fn restore_marks(comment: &str, samples: &mut [Sample], history: &mut
         if let Some(sample) = samples.get_mut(index) {
             sample.alloc_time = marks.alloc_time.or(sample.alloc_time);
             sample.label = marks.label.or(sample.label);
-            history.mark_sample(index, marks.code_generation);
+            history.set_generation(index, marks.code_generation);
         }
     }
 }

@@ -49,7 +49,7 @@ impl ThreadTotals {
         self.count = 0;
     }
 
-    /// Counts a thread with these values.
+    /// Counts a thread, and compares its values with those of the `t*` line.
     fn add(&mut self, values: &[u8]) {
         self.count += 1;
         self.is_equal = values == self.all;

@@ -17,7 +17,8 @@ use crate::stacks::AddressId;
 pub(super) type ScaledColumn = (Column, i64);
 
 impl<'a> Reader<'a> {
-    /// Arranges the sample types. Returns them with the position of each value of a sample. Fails if there are none.
+    /// Decides for each sample type which column holds its values. Returns the types, and the columns in the order of a
+    /// sample's values. Fails if there are no types.
     pub(super) fn arrange_value_types(
         &self,
         types: &[proto::ValueType],
@@ -154,7 +155,8 @@ impl<'a> Reader<'a> {
         Ok(id)
     }
 
-    /// Returns a string of a label, stored once.
+    /// Returns the string with that index for labels, which share one copy. Fails if there is none, or the memory
+    /// budget is exceeded.
     fn shared_string(&mut self, index: i64, sets: &mut LabelSets) -> Result<Arc<str>> {
         if let Some(known) = sets.strings.get(&index) {
             return Ok(Arc::clone(known));
@@ -165,7 +167,7 @@ impl<'a> Reader<'a> {
         Ok(string)
     }
 
-    /// Returns the string with that index, without unprintable characters.
+    /// Returns the string with that index, with unprintable characters replaced. Fails if there is none.
     pub(super) fn printable_string(&self, index: i64) -> Result<String> {
         Ok(replace_unprintable(&self.string_at(index)?).into_owned())
     }

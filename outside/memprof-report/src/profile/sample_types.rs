@@ -118,7 +118,8 @@ pub(crate) struct ValueTypes {
 }
 
 impl ValueTypes {
-    /// Arranges the types of a file. Returns them with the position of each type's values.
+    /// Decides for each type of a file which column holds its values. Returns the types, and their columns in the order
+    /// of the file.
     pub(crate) fn new(types: Vec<ValueType>) -> (Self, Vec<Column>) {
         let mut arranged = Self::default();
         let columns = types.into_iter().map(|value_type| {

@@ -155,6 +155,7 @@ fn written_mappings(profile: &Profile) -> impl Iterator<Item = &Mapping> {
     })
 }
 
+/// Writes the section of the mappings, whose lines have the form of /proc/PID/maps.
 fn write_mappings(profile: &Profile, out: &mut dyn Write) -> Result<()> {
     writeln!(out, "\nMAPPED_LIBRARIES:")?;
     for mapping in written_mappings(profile) {

@@ -332,6 +332,7 @@ fn origin_fields(profile: &Profile) -> Origin<'_> {
     }
 }
 
+/// Converts the profile's mappings for the document.
 fn mapping_rows(profile: &Profile) -> Vec<Mapping<'_>> {
     let mappings = profile.mappings.iter();
     mappings

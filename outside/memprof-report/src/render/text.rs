@@ -218,6 +218,7 @@ fn with_sign(amount: String) -> String {
     }
 }
 
+/// Writes how many functions the table leaves out; nothing for 0.
 fn write_omitted_count(count: usize, out: &mut dyn Write) -> Result<()> {
     if count > 0 {
         let more = pluralize(count as u64, "more function");

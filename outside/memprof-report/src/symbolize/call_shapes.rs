@@ -12,8 +12,8 @@ use crate::stacks::{AddressId, StackId, Stacks};
 /// Frames at the leaf in which a wrapper of malloc is searched for; a stack may start in the allocator itself.
 const LEAF_FRAMES: usize = 6;
 
-/// Returns for each address, by its id, whether it is near the leaf of a stack.
-pub(super) fn leaf_addresses(stacks: &Stacks) -> Vec<bool> {
+/// Returns for each address, by its id, whether it is among the first [`LEAF_FRAMES`] of a stack.
+pub(super) fn addresses_near_leaves(stacks: &Stacks) -> Vec<bool> {
     let mut is_near_leaf = vec![false; stacks.addresses().len()];
     for index in 0..stacks.len() as u32 {
         for id in stacks.frames(StackId(index)).iter().take(LEAF_FRAMES) {
@@ -23,9 +23,8 @@ pub(super) fn leaf_addresses(stacks: &Stacks) -> Vec<bool> {
     is_near_leaf
 }
 
-/// Returns the shapes of calls in a file, as far as it has x86-64 code and unwinding rules, which say where functions
-/// start and end. `calls` has the address of each call's last byte, `data`
-/// are the bytes of the file.
+/// Returns the shapes of calls in a file. `calls` has the address of each call's last byte, `data` are the bytes of the
+/// file. Empty if the file has no x86-64 code, or no unwinding rules, which say where functions start and end.
 pub(super) fn read_call_shapes<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     data: R,
@@ -37,7 +36,8 @@ pub(super) fn read_call_shapes<'d, R: ReadRef<'d>>(
     }
 }
 
-/// Returns the shapes of calls. `None` if the file lacks a section, or the table of its unwinding rules is damaged.
+/// Returns the shapes of calls in x86-64 code. `None` if the file lacks a section, or the table of its unwinding rules
+/// is damaged.
 fn read_shapes<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     data: R,

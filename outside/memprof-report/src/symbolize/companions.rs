@@ -16,7 +16,7 @@ use super::supplementary_link::has_id;
 /// Directory of debug files in distributions, relative to a root.
 pub(super) const DEBUG_DIR: &str = "usr/lib/debug";
 
-/// Path of a file below `.build-id`. `None` if the id is malformed.
+/// Path of a file below `.build-id`, such as `.build-id/5b/3c….debug`. `None` if the id is malformed.
 pub(super) fn build_id_path(id: &str, suffix: &str) -> Option<PathBuf> {
     let (first, rest) = id.split_at_checked(2)?;
     let is_safe = id.bytes().all(|byte| byte.is_ascii_hexdigit()) && !rest.is_empty();
@@ -34,6 +34,7 @@ pub(super) struct Companions {
 }
 
 impl Companions {
+    /// Prepares to search the files that belong to `binary`. Its debug file is not searched yet.
     pub(super) fn new(binary: SearchPath, sources: &Sources) -> Self {
         let roots = [&binary.root]
             .into_iter()
@@ -70,7 +71,8 @@ impl Companions {
         open_with_id(paths, id)
     }
 
-    /// Finds the debug file by its name in the binary. `None` if there is none.
+    /// Finds the debug file that the binary names in `.gnu_debuglink`. `None` if there is none with the same build id
+    /// or, without one, with the checksum.
     fn find_by_link(&self, file: &File, id: Option<&str>) -> Option<(File, SearchPath)> {
         let (name, checksum) = debug_link(file)?;
         let directory = self.binary.path.parent()?;
@@ -100,9 +102,9 @@ impl Companions {
         let name = Path::new(path.file_name()?);
         let dwz = Path::new(".dwz").join(name);
         let beside = self
-            .paths_beside(path)
+            .candidate_paths(path)
             .into_iter()
-            .chain(self.paths_beside(name));
+            .chain(self.candidate_paths(name));
         let installed = self.roots.iter().flat_map(|root| {
             [
                 path.to_owned(),
@@ -120,16 +122,16 @@ impl Companions {
     }
 
     /// Opens the files that may hold the split unit with that path, compiled in `directory`.
-    pub(super) fn find_split_files(&self, directory: &Path, path: &Path) -> Vec<File> {
+    pub(super) fn open_split_files(&self, directory: &Path, path: &Path) -> Vec<File> {
         let name = path.file_name().map(Path::new).unwrap_or(path);
         let compiled = self.roots.iter().map(|root| SearchPath {
             root: root.clone(),
             path: directory.join(path),
         });
         let beside = self
-            .paths_beside(path)
+            .candidate_paths(path)
             .into_iter()
-            .chain(self.paths_beside(name));
+            .chain(self.candidate_paths(name));
         compiled
             .chain(beside)
             .filter_map(|path| open_regular(&path))
@@ -138,18 +140,19 @@ impl Companions {
 
     /// Opens the DWARF package (`.dwp`) beside the binary or its debug file, which contains all split units. `None` if
     /// there is none.
-    pub(super) fn find_package(&self) -> Option<File> {
+    pub(super) fn open_package(&self) -> Option<File> {
         let files = [Some(&self.binary), self.debug.as_ref()];
         let mut names = files.into_iter().flatten().filter_map(|file| {
             let mut name = file.path.file_name()?.to_owned();
             name.push(".dwp");
             Some(PathBuf::from(name))
         });
-        names.find_map(|name| self.paths_beside(&name).iter().find_map(open_regular))
+        names.find_map(|name| self.candidate_paths(&name).iter().find_map(open_regular))
     }
 
-    /// Paths of a file beside the binary, beside its debug file, and in the directory of binaries.
-    fn paths_beside(&self, path: &Path) -> Vec<SearchPath> {
+    /// Paths at which a file may be: relative to the directories of the binary and of its debug file, and to the
+    /// directory of binaries.
+    fn candidate_paths(&self, path: &Path) -> Vec<SearchPath> {
         let files = [Some(&self.binary), self.debug.as_ref()];
         let beside = files.into_iter().flatten().filter_map(|file| {
             Some(SearchPath {

@@ -81,6 +81,7 @@ impl<'d> Dwarf<'d> {
         Ok(Some(loaded))
     }
 
+    /// Lends the sections to gimli, with those of the supplementary file.
     fn borrow(&self) -> gimli::Dwarf<Slice<'_>> {
         let slice = |section| EndianSlice::new(section, self.endian);
         let mut dwarf = self.sections.borrow(|section| slice(&**section));
@@ -90,8 +91,8 @@ impl<'d> Dwarf<'d> {
         dwarf
     }
 
-    /// Prepares lookups. `None` if the debug information is damaged.
-    pub(super) fn context(&self) -> Option<Context<'_>> {
+    /// Prepares lookups of addresses. `None` if the debug information is damaged.
+    pub(super) fn prepare_context(&self) -> Option<Context<'_>> {
         let files = addr2line::Context::from_dwarf(self.borrow()).ok()?;
         Some(Context {
             files,
@@ -100,7 +101,7 @@ impl<'d> Dwarf<'d> {
         })
     }
 
-    /// Notes on what is missing, where `nameless` inlined functions had no name.
+    /// Notes on missing inlined functions: `nameless` ones, and those of units whose files were not found.
     pub(super) fn missing_notes(&self, nameless: usize) -> Vec<String> {
         let nameless = self.supplementary.nameless_note(nameless);
         nameless

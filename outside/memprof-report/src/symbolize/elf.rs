@@ -166,7 +166,7 @@ fn find_frames(
     dwarf: Option<&Dwarf<'_>>,
     deadline: Instant,
 ) -> (CollectedFrames, MissingNames) {
-    let context = dwarf.and_then(Dwarf::context);
+    let context = dwarf.and_then(Dwarf::prepare_context);
     let mut frames = Frames::default();
     let mut missing = MissingNames::default();
     for &(query, symbol) in queries {

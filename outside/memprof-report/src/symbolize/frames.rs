@@ -143,10 +143,12 @@ impl<'s> Frames<'s> {
         *known.or_insert_with(|| self.strings.intern(path))
     }
 
+    /// Number of frames of all addresses so far.
     pub(super) fn len(&self) -> usize {
         self.list.len()
     }
 
+    /// Removes all frames but the first `len`.
     pub(super) fn truncate(&mut self, len: usize) {
         self.list.truncate(len);
     }

@@ -183,6 +183,7 @@ impl Image {
     }
 }
 
+/// Returns whether a section with these flags holds instructions.
 fn is_executable(flags: object::elf::SectionFlags) -> bool {
     flags.0 & object::elf::SHF_EXECINSTR.0 != 0
 }

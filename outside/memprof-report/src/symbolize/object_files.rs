@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use super::Sources;
-use super::call_shapes::leaf_addresses;
+use super::call_shapes::addresses_near_leaves;
 use crate::names::Names;
 use crate::profile::{Address, FileOffset, Mapping, Profile};
 use crate::stacks::AddressId;
@@ -101,7 +101,7 @@ pub(super) fn group_by_file<'a>(
             })
         })
         .collect();
-    let leaves = leaf_addresses(&profile.stacks);
+    let leaves = addresses_near_leaves(&profile.stacks);
     for id in (0..profile.stacks.addresses().len() as u32).map(AddressId) {
         let Some(index) = profile
             .mapping_of_frame(id)

@@ -19,6 +19,7 @@ pub(super) struct ReadPermit<'a> {
 }
 
 impl ReadPermits {
+    /// Permits threads to hold `total` bytes together.
     pub(super) fn new(total: u64) -> Self {
         Self {
             total,

@@ -54,6 +54,7 @@ pub(super) struct Scopes<'s> {
 }
 
 impl<'s> Scopes<'s> {
+    /// Creates an empty cache. Units are read when they are first needed.
     pub(super) fn new() -> Self {
         Self {
             cache: RefCell::default(),
@@ -212,6 +213,7 @@ fn unit_headers<'s>(dwarf: &gimli::Dwarf<Slice<'s>>) -> Vec<UnitHeader<Slice<'s>
     std::iter::from_fn(|| units.next().ok()?).collect()
 }
 
+/// Returns whether a unit was compiled from C++, by its first entry.
 fn is_cpp(unit: UnitRef<'_, Slice<'_>>) -> bool {
     let mut entries = unit.entries();
     let language = match entries.next_entry() {

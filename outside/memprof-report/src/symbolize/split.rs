@@ -72,7 +72,7 @@ impl SplitUnits {
             bytes: READ_LIMIT,
             debug: DebugBudget::new(),
         };
-        let package = companions.find_package();
+        let package = companions.open_package();
         loaded.package = package.and_then(|file| Package::load(&file, &mut budget).ok());
         for (id, (directory, path)) in needed {
             let package = loaded.package.as_ref();
@@ -83,7 +83,7 @@ impl SplitUnits {
             if is_packed {
                 continue;
             }
-            let mut files = companions.find_split_files(&directory, &path).into_iter();
+            let mut files = companions.open_split_files(&directory, &path).into_iter();
             match files.find_map(|file| SplitUnit::load(&file, id, &mut budget).ok()?) {
                 Some(unit) => drop(loaded.files.insert(id, unit)),
                 None => loaded.missing.push(path.display().to_string()),
@@ -209,6 +209,7 @@ fn find_unit(dwarf: &gimli::Dwarf<Slice<'_>>, id: u64) -> gimli::Result<Option<R
 }
 
 impl Package {
+    /// Loads a package. Fails if it is no valid object file, or exceeds the budget.
     fn load(file: &File, budget: &mut Budget) -> io::Result<Self> {
         let cache = LimitedFile::new(file, budget.bytes);
         let file = object::File::parse(&cache).map_err(io::Error::other)?;
@@ -241,6 +242,7 @@ impl Package {
 }
 
 impl Budget {
+    /// Subtracts bytes that were read. Fails if fewer remain.
     fn spend(&mut self, bytes: u64) -> io::Result<()> {
         let remaining = self.bytes.checked_sub(bytes);
         self.bytes = remaining.ok_or(io::ErrorKind::FileTooLarge)?;

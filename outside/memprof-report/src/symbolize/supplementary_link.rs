@@ -58,6 +58,7 @@ impl<'d> SupplementarySection<'d> {
         Self::parse(section.data().ok()?, sections::file_endian(file)).ok()
     }
 
+    /// Parses the bytes of the section. Fails if they are truncated.
     fn parse(bytes: &'d [u8], endian: RunTimeEndian) -> gimli::Result<Self> {
         let mut rest = EndianSlice::new(bytes, endian);
         let (_version, is_supplementary) = (rest.read_u16()?, rest.read_u8()? != 0);

@@ -14,6 +14,7 @@ pub(in crate::code_origin) struct SourceDirectory {
     pub(in crate::code_origin) package_depth: usize,
 }
 
+/// Directory of sources that are plumbing. It has no packages.
 const fn plumbing_directory(path: &'static str) -> SourceDirectory {
     SourceDirectory {
         origin: CodeOrigin::Plumbing,
@@ -22,6 +23,7 @@ const fn plumbing_directory(path: &'static str) -> SourceDirectory {
     }
 }
 
+/// Directory of libraries: `package_depth` path components below it name a package.
 const fn package_directory(path: &'static str, package_depth: usize) -> SourceDirectory {
     SourceDirectory {
         origin: CodeOrigin::Library,

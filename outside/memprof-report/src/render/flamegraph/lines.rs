@@ -35,7 +35,8 @@ impl Lines {
         Self::with_depths(folded, is_comparison, &depths)
     }
 
-    /// Lines of the drawn stacks, which end after a number of functions, by stack.
+    /// Lines of the drawn stacks. `depths` has for each stack the number of functions before the one at which its line
+    /// ends.
     fn with_depths(folded: &Folded, is_comparison: bool, depths: &[u32]) -> Self {
         let names: Vec<String> = (0..folded.functions.len() as u32)
             .map(|id| folded.functions.get(StringId(id)).replace(';', ":"))
@@ -74,6 +75,7 @@ impl Lines {
         lines
     }
 
+    /// Lines such as `main;load 8`, in a comparison with the base's value first: `main;load 5 8`.
     pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         starts
@@ -81,7 +83,8 @@ impl Lines {
             .map(|(start, end)| &self.text[start..*end])
     }
 
-    /// Adds the line of a part that is not drawn, if there is one. Returns `None`.
+    /// Appends the line of the stacks that were merged so far, if there are some. Returns `None`, the next merged
+    /// stacks.
     fn flush<'f>(
         &mut self,
         pending: Option<(&'f [StringId], Comparison)>,
@@ -93,6 +96,7 @@ impl Lines {
         None
     }
 
+    /// Appends a line. With `is_cut`, it ends with an empty frame.
     fn push(
         &mut self,
         functions: &[StringId],

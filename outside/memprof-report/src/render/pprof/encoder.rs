@@ -55,6 +55,7 @@ struct LocationKey {
 }
 
 impl<W: Write> Encoder<W> {
+    /// Creates an encoder. The first string of a profile must be empty.
     pub(super) fn new(out: W) -> Self {
         let mut strings = Strings::default();
         strings.intern("");
@@ -74,6 +75,7 @@ impl<W: Write> Encoder<W> {
         i64::from(self.strings.intern(string).0)
     }
 
+    /// Returns the message of a sample type, adding its strings if they are new.
     pub(super) fn intern_value_type(&mut self, name: &str, unit: &str) -> proto::ValueType {
         proto::ValueType {
             r#type: self.intern_string(name),
