@@ -50,10 +50,12 @@ impl FromStr for BaseUrl {
 }
 
 impl BaseUrl {
+    /// Returns whether the value of a header `Origin` is that of the base URL.
     pub(crate) fn is_origin(&self, origin: &str) -> bool {
         self.origin.eq_ignore_ascii_case(origin)
     }
 
+    /// Returns the host name, with the port if the base URL has one.
     pub(crate) fn authority(&self) -> &str {
         &self.authority
     }

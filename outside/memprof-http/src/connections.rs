@@ -248,6 +248,7 @@ impl ConnectionState {
         }
     }
 
+    /// Locks the progress, even if a thread panicked while it held the lock.
     fn lock_progress(&self) -> MutexGuard<'_, ConnectionProgress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }

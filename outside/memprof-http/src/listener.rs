@@ -59,6 +59,7 @@ impl Listener {
         })
     }
 
+    /// Waits for the next connection. Fails, for example, if no descriptor is left.
     async fn accept(&self) -> io::Result<AcceptedStream> {
         match &self.socket {
             ListeningSocket::Tcp(tcp) => Ok(AcceptedStream::Tcp(tcp.accept().await?.0)),

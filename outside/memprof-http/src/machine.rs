@@ -116,7 +116,7 @@ async fn cancel_job(State(machine): State<Machine>, Path(id): Path<u64>) -> Resu
 
 /// Serves the page that a finished job wrote. The names in it are untrusted.
 async fn serve_job_page(State(machine): State<Machine>, Path(id): Path<u64>) -> Result<Response> {
-    let page = machine.0.jobs.page(id)?;
+    let page = machine.0.jobs.read_page(id)?;
     let headers = [
         (CONTENT_TYPE, "text/html; charset=utf-8".to_owned()),
         (

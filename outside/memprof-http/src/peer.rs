@@ -23,6 +23,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
+    /// Identifies the user of a client at a Unix socket, as the kernel names it.
     pub(crate) fn from_unix(stream: &UnixStream) -> Self {
         let credentials = stream.peer_cred();
         let uid = credentials.map(|credentials| credentials.uid());

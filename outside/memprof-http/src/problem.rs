@@ -104,6 +104,7 @@ impl Problem {
         self
     }
 
+    /// Sets the time after which the request may succeed.
     fn retry_after_ms(mut self, ms: u64) -> Self {
         self.error.retry_after_ms = Some(ms);
         self

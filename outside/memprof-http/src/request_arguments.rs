@@ -58,6 +58,7 @@ impl RequestArguments {
         self.0.is_empty()
     }
 
+    /// Returns whether the request has an argument with that key.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.0.iter().any(|(known, _)| known == key)
     }
@@ -69,6 +70,7 @@ impl RequestArguments {
         }
     }
 
+    /// Returns the keys and values, the query before the body.
     pub(crate) fn pairs(&self) -> Vec<(&str, &str)> {
         let pairs = self.0.iter();
         pairs.map(|(k, v)| (k.as_str(), v.as_str())).collect()
@@ -99,6 +101,7 @@ impl QueryParameters {
         self.values(name).next_back()
     }
 
+    /// Returns the values of a parameter, in the order of the query.
     fn values(&self, name: &str) -> impl DoubleEndedIterator<Item = &str> {
         let named = self.0.iter().filter(move |(known, _)| known == name);
         named.map(|(_, value)| value.as_str())

@@ -27,16 +27,16 @@ const GROWTH_ARGUMENTS: [(&str, &str); 1] = [("kind", "growth")];
 /// Returns the routes of the services, which take every method and, of a repeated parameter, the last value.
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
-        .route("/pprof/heap", any(heap))
-        .route("/pprof/growth", any(growth))
+        .route("/pprof/heap", any(serve_heap))
+        .route("/pprof/growth", any(serve_growth))
         .route("/pprof/symbol", symbol::route(Original::Brpc))
-        .route("/pprof/cmdline", any(symbol::command_line))
-        .route("/memory", any(memory))
+        .route("/pprof/cmdline", any(symbol::serve_command_line))
+        .route("/memory", any(serve_memory))
         .route("/flags", any(flags::serve_flags))
         .route("/flags/", any(flags::serve_flags))
         .route("/flags/{flag}", any(flags::serve_or_set_flag))
-        .route("/hotspots/heap", any(hotspots::heap))
-        .route("/hotspots/growth", any(hotspots::growth))
+        .route("/hotspots/heap", any(hotspots::serve_heap))
+        .route("/hotspots/growth", any(hotspots::serve_growth))
 }
 
 /// Error codes of brpc, each with its HTTP status.
@@ -66,7 +66,7 @@ fn heap_off_error(problem: &Problem) -> Response {
 }
 
 /// Serves the profile of heap growth, which only tcmalloc records.
-async fn growth(RequestHost(host): RequestHost) -> Result<Response> {
+async fn serve_growth(RequestHost(host): RequestHost) -> Result<Response> {
     match growth_profile(&host).await {
         Ok(text) => Ok(([TEXT], text).into_response()),
         Err(problem) if problem.is_profiling_off() => Ok(growth_off_error(&problem)),
@@ -91,22 +91,23 @@ fn growth_off_error(problem: &Problem) -> Response {
     )
 }
 
-/// Returns whether the client is `go tool pprof`. It symbolizes with the local binary before it asks the server,
-/// and Go 1.19 gets wrong names for programs that lld linked, such as Rust's. So it is sent a symbolized profile.
-fn is_go_pprof(headers: &HeaderMap) -> bool {
+/// Returns whether the client is a Go program, as `go tool pprof` is. That symbolizes with the local binary before it
+/// asks the server, and Go 1.19 gets wrong names for programs that lld linked, such as those in Rust. So such a client
+/// is sent a symbolized profile.
+fn is_go_client(headers: &HeaderMap) -> bool {
     let agent = headers.get(USER_AGENT).map(HeaderValue::as_bytes);
     agent.is_some_and(|agent| agent.starts_with(b"Go-http-client/"))
 }
 
 /// Serves a new dump in the form that `display` selects: without it as tcmalloc's text, to Go's tools as pprof.
-async fn heap(
+async fn serve_heap(
     RequestHost(host): RequestHost,
     headers: HeaderMap,
     query: QueryParameters,
 ) -> Result<Response> {
     let display = query.last_value("display").unwrap_or_default();
     let done = match display {
-        "" if is_go_pprof(&headers) => {
+        "" if is_go_client(&headers) => {
             ReportQuery::default()
                 .render_in_memory_pprof(&host, None)
                 .await
@@ -144,7 +145,7 @@ fn first_sample_type(options: Option<&str>) -> Option<String> {
 }
 
 /// Serves `/memory`: the allocators' statistics.
-async fn memory(RequestHost(host): RequestHost, query: QueryParameters) -> Result<Response> {
+async fn serve_memory(RequestHost(host): RequestHost, query: QueryParameters) -> Result<Response> {
     serve_stats(&host, query.last_value("opts")).await
 }
 

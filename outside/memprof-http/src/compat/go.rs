@@ -29,10 +29,10 @@ pub(super) fn routes() -> Router<SharedHosts> {
         .route("/debug/pprof", any(redirect_to_index))
         .route("/debug/pprof/", any(async |_: RequestHost| Html(INDEX)))
         .route("/debug/pprof/{profile}", any(unknown_profile))
-        .route("/debug/pprof/heap", any(heap))
-        .route("/debug/pprof/allocs", any(allocs))
+        .route("/debug/pprof/heap", any(serve_heap))
+        .route("/debug/pprof/allocs", any(serve_allocs))
         .route("/debug/pprof/symbol", symbol::route(Original::Go))
-        .route("/debug/pprof/cmdline", any(symbol::command_line))
+        .route("/debug/pprof/cmdline", any(symbol::serve_command_line))
 }
 
 /// Returns the reply for the profiles of Go that a process of another language does not have.
@@ -126,7 +126,7 @@ impl ProfileRequest {
 }
 
 /// Serves a heap profile, with bytes in use as the default type.
-async fn heap(
+async fn serve_heap(
     RequestHost(host): RequestHost,
     RawQuery(query): RawQuery,
     form: Bytes,
@@ -139,7 +139,7 @@ async fn heap(
 
 /// Serves a heap profile with the allocated bytes as the default type or, if they were not counted (`prof_accum`), with
 /// the bytes in use.
-async fn allocs(
+async fn serve_allocs(
     RequestHost(host): RequestHost,
     RawQuery(query): RawQuery,
     form: Bytes,

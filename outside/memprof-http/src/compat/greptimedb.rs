@@ -20,6 +20,7 @@ use crate::request_host::{RequestHost, SharedHosts};
 /// Most bytes of an uploaded dump.
 const MAX_UPLOAD_BYTES: usize = 64 << 20;
 
+/// Returns the routes of GreptimeDB's memory profiling.
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
         .route("/debug/prof/mem", post(serve_profile))

@@ -13,10 +13,11 @@ use crate::report::stream_dump;
 use crate::request_arguments::QueryParameters;
 use crate::request_host::{RequestHost, SharedHosts};
 
+/// Returns the routes of libmtev's memory endpoints.
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
-        .route("/mtev/heap_profile", get(heap_profile))
-        .route("/mtev/memory.json", get(memory))
+        .route("/mtev/heap_profile", get(serve_or_switch_profiling))
+        .route("/mtev/memory.json", get(serve_memory))
 }
 
 const TEXT_TYPE: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "text/plain");
@@ -25,7 +26,10 @@ const DUMP_TYPE: (axum::http::HeaderName, &str) =
 
 /// Serves the state of profiling, changes it with `active`, or serves a new dump with `trigger_dump`. Replies with
 /// status 500 if the process has no jemalloc.
-async fn heap_profile(RequestHost(host): RequestHost, query: QueryParameters) -> Result<Response> {
+async fn serve_or_switch_profiling(
+    RequestHost(host): RequestHost,
+    query: QueryParameters,
+) -> Result<Response> {
     let allocators = host.status().await?.allocators;
     if !allocators
         .iter()
@@ -93,7 +97,7 @@ fn error_response(problem: &Problem) -> Response {
 }
 
 /// Serves jemalloc's statistics as JSON; an empty object if there is no jemalloc.
-async fn memory(RequestHost(host): RequestHost) -> Result<Response> {
+async fn serve_memory(RequestHost(host): RequestHost) -> Result<Response> {
     let json = match host.stats_json().await {
         Ok(json) => json,
         // There is no jemalloc.

@@ -52,7 +52,7 @@ pub(super) fn route(original: Original) -> MethodRouter<SharedHosts> {
 
 /// Serves the program and its arguments, separated by NUL: from /proc or, if the process is not visible there, as the
 /// host reports its command.
-pub(super) async fn command_line(RequestHost(host): RequestHost) -> Result<String> {
+pub(super) async fn serve_command_line(RequestHost(host): RequestHost) -> Result<String> {
     if let Some(pid) = host.process_ids().await?.visible_pid {
         let own = run_blocking(move || std::fs::read(format!("/proc/{pid}/cmdline"))).await?;
         // Empty if the process has just ended.

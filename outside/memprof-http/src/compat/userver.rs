@@ -12,6 +12,7 @@ use crate::problem::{Problem, Result};
 use crate::request_arguments::QueryParameters;
 use crate::request_host::{RequestHost, SharedHosts};
 
+/// Returns the route of userver's commands for jemalloc.
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new().route("/service/jemalloc/prof/{command}", post(run_command))
 }

@@ -148,6 +148,8 @@ impl Job {
         }
     }
 
+    /// Cancels a command that takes too long or writes too much, and kills one that did not end within [`CANCEL_TIME`]
+    /// after that.
     fn enforce_limits(&mut self) {
         self.check_output();
         if self.start.elapsed() > self.action.time_limit() {
@@ -187,8 +189,8 @@ impl Job {
         }
     }
 
-    /// The page that the command wrote. `None` if there is none, or it cannot be read.
-    pub(super) fn page(&self) -> Option<Vec<u8>> {
+    /// Reads the page that the command wrote. `None` if there is none, or it cannot be read.
+    pub(super) fn read_page(&self) -> Option<Vec<u8>> {
         let is_done = self.end.is_some_and(|(state, _)| state == JobState::Done);
         (is_done && self.action.has_page())
             .then(|| read_start(&self.output, MAX_PAGE_BYTES))

@@ -116,7 +116,9 @@ impl JobList {
     pub(super) fn cancel(&self, id: u64) -> Result<JobRow> {
         let mut state = self.polled();
         let mut jobs = state.jobs.iter_mut();
-        let job = jobs.find(|job| job.id == id).ok_or_else(|| no_job(id))?;
+        let job = jobs
+            .find(|job| job.id == id)
+            .ok_or_else(|| no_job_error(id))?;
         if !job.is_cancellable() {
             let message = format!("job {id} cannot be cancelled");
             return Err(Problem::new(StatusCode::CONFLICT, "busy", message)
@@ -131,20 +133,20 @@ impl JobList {
         self.polled().jobs.iter_mut().for_each(Job::cancel);
     }
 
-    /// The page of a job.
+    /// Reads the page of a job.
     ///
     /// # Errors
     /// There is no such job, or it has no page.
-    pub(super) fn page(&self, id: u64) -> Result<Vec<u8>> {
+    pub(super) fn read_page(&self, id: u64) -> Result<Vec<u8>> {
         let state = self.polled();
         let job = state.jobs.iter().find(|job| job.id == id);
-        let page = job.and_then(Job::page);
-        page.ok_or_else(|| no_job(id))
+        let page = job.and_then(Job::read_page);
+        page.ok_or_else(|| no_job_error(id))
     }
 }
 
 /// Error for a job that does not exist, or has no page.
-fn no_job(id: u64) -> Problem {
+fn no_job_error(id: u64) -> Problem {
     Problem::not_found(format!("there is no page of a job {id}"))
         .remedy("start the job again: only the last ones are kept")
 }

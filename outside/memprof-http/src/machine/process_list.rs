@@ -36,7 +36,7 @@ impl ProcessList {
         }
     }
 
-    /// The list, as the JSON of `memprof ps --all`.
+    /// Returns the list, at most [`MAX_AGE`] old, as the JSON of `memprof ps --all`.
     ///
     /// # Errors
     /// The command fails, with its message.

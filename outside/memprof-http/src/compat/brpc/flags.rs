@@ -36,7 +36,7 @@ pub(super) async fn serve_flags(
         let text = "Require gflag name";
         return Ok(brpc_error(BrpcError::NoSuchMethod, text, None));
     }
-    flag_table(&host, |_| true).await
+    serve_flag_table(&host, |_| true).await
 }
 
 #[derive(Deserialize)]
@@ -52,7 +52,7 @@ pub(super) async fn serve_or_set_flag(
     query: QueryParameters,
 ) -> Result<Response> {
     let Some(value) = query.last_value("setvalue") else {
-        return flag_table(&host, |name| is_selected(name, &flag)).await;
+        return serve_flag_table(&host, |name| is_selected(name, &flag)).await;
     };
     if !FLAGS.iter().any(|(name, _)| *name == flag) {
         return Ok(brpc_error(BrpcError::NoSuchMethod, "No such gflag", None));
@@ -112,7 +112,7 @@ async fn set_flag(host: &Gateway, flag: &str, value: &str) -> Result<()> {
 }
 
 /// Serves a table of those flags that `is_wanted` names, with their values.
-async fn flag_table(host: &Gateway, is_wanted: impl Fn(&str) -> bool) -> Result<Response> {
+async fn serve_flag_table(host: &Gateway, is_wanted: impl Fn(&str) -> bool) -> Result<Response> {
     let status = host.status().await?;
     let first = status.allocators.first().and_then(|each| each.jemalloc);
     let lg_sample = first.and_then(|jemalloc| jemalloc.lg_sample);

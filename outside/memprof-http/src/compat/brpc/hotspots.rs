@@ -12,7 +12,7 @@ use crate::request_host::RequestHost;
 
 /// Serves a report of a new or a kept heap profile. Browsers are redirected to the page that shows it, unless they
 /// request `console`.
-pub(super) async fn heap(
+pub(super) async fn serve_heap(
     RequestHost(host): RequestHost,
     headers: HeaderMap,
     query: QueryParameters,
@@ -29,7 +29,7 @@ pub(super) async fn heap(
 }
 
 /// Serves a report of the heap growth of the largest allocator, from a new or a kept profile.
-pub(super) async fn growth(
+pub(super) async fn serve_growth(
     RequestHost(host): RequestHost,
     query: QueryParameters,
 ) -> Result<Response> {
