@@ -264,7 +264,7 @@ impl<'a> AnalysisSummary<'a> {
     }
 }
 
-/// Parses an amount of memory, e.g. `512MiB`.
+/// Parses an amount of memory to bytes, e.g. `512MiB`. The error is a text with a valid example.
 pub(crate) fn parse_amount(text: &str) -> Result<u64, String> {
     parse_size(text).ok_or_else(|| format!("a size is {SIZE_EXAMPLE}"))
 }

@@ -15,11 +15,12 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Result of a request that may be refused because a dump runs.
 pub(crate) trait MaybeBusy {
-    /// Whether it was refused for that reason.
+    /// Whether the request was refused because the host takes a dump for another client.
     fn is_busy(&self) -> bool;
 }
 
-/// Sends a request again and again while a dump runs.
+/// Sends a request again while the host is busy with a dump, for up to [`BUSY_TIMEOUT`]. Returns the last result, which
+/// may still be that refusal.
 pub(crate) fn retry_while_busy<T: MaybeBusy>(mut request: impl FnMut() -> T) -> T {
     let start = Instant::now();
     loop {

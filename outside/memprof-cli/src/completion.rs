@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
 use memprof_messages::{MESSAGES, PLUGIN};
 
+/// Completes a word to those of the candidates that start with it.
 pub(crate) fn complete_from(candidates: Vec<String>) -> ArgValueCompleter {
     ArgValueCompleter::new(move |current: &OsStr| matching_candidates(&candidates, current))
 }

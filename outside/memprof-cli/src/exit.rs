@@ -21,13 +21,13 @@ pub(crate) const MISMATCH: u8 = 6;
 /// `memprof test`: the command exceeded its budget.
 pub(crate) const OVER_BUDGET: u8 = 7;
 
-/// Returns the exit code for an error, by its type; [`FAILED`] for an unknown one.
+/// Like [`code_number`], as the exit code of this program.
 pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
-    code(error).into()
+    code_number(error).into()
 }
 
 /// Returns the exit code for an error as a number; [`FAILED`] for an error of unknown type.
-pub(crate) fn code(error: &anyhow::Error) -> u8 {
+pub(crate) fn code_number(error: &anyhow::Error) -> u8 {
     if let Some(code) = memprof_output::error_code(error) {
         code
     } else if let Some(ClientError::Unreachable(_)) = error.downcast_ref::<ClientError>() {
@@ -43,6 +43,7 @@ pub(crate) fn code(error: &anyhow::Error) -> u8 {
     }
 }
 
+/// Returns the exit code for an error of a report, by its kind.
 fn report_exit_code(error: &memprof_report::Error) -> u8 {
     match error.kind() {
         ErrorKind::Usage => 2,

@@ -100,6 +100,7 @@ impl AsFd for Interrupts {
 }
 
 impl WatchState {
+    /// Locks the state, even if a thread panicked while it held the lock.
     fn lock(&self) -> std::sync::MutexGuard<'_, InterruptState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -19,7 +19,7 @@ use memprof_report::{
 };
 use serde::Serialize;
 
-use self::page::page;
+use self::page::build_page;
 use crate::analysis_summary::describe_process;
 use crate::exit::{NO_DATA, Outcome, with_exit_code};
 use crate::output;
@@ -135,7 +135,7 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
     output::clear_progress();
     let process = describe_process(target::host_pid(&mut client)?);
     form.write(&leaks, &format_text(&leaks, args.top), || {
-        page(&process, &leaks)
+        build_page(&process, &leaks)
     })?;
     Ok(0.into())
 }

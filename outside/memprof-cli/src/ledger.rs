@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use self::page::ledger_page;
+use self::page::build_ledger_page;
 use crate::analysis_summary::describe_process;
 use crate::exit::{Outcome, USAGE, with_exit_code};
 use crate::message::{self, MessageArgs, TakenDump};
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &LedgerArgs) -> Outcome {
         if output.is_page() {
             let process =
                 target::host_pid(&mut client).map_or_else(|_| String::new(), describe_process);
-            page = ledger_page(&process, ledger);
+            page = build_ledger_page(&process, ledger);
         }
         ledger_text(ledger)
     });

@@ -22,7 +22,7 @@ pub(crate) struct LiveProfile {
 }
 
 /// Returns whether a path is a file or stdin, and not the name of a process.
-pub(crate) fn is_file(path: &Path) -> bool {
+pub(crate) fn is_file_or_stdin(path: &Path) -> bool {
     path == Path::new("-") || path.exists()
 }
 

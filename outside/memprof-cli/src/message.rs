@@ -65,6 +65,7 @@ impl<'a> MsgWords<'a> {
         }
     }
 
+    /// Connects to the host that the words or `to` name, at the socket of their plugin.
     fn connect(&self, to: &TargetArgs) -> anyhow::Result<Client> {
         target::connect_to_plugin(to, self.target, self.plugin)
     }

@@ -98,6 +98,7 @@ pub(crate) fn restore_functions(pid: u32) -> anyhow::Result<bool> {
 }
 
 impl PatchOutcome {
+    /// Adds the report or the error of one attempt; nothing if no patch was needed.
     fn add(&mut self, pid: u32, patched: Result<Option<PatchReport>, AttachError>) {
         match patched {
             Ok(report) => self.reports.extend(report),
@@ -105,6 +106,7 @@ impl PatchOutcome {
         }
     }
 
+    /// Returns whether any function was patched.
     pub(crate) fn is_patched(&self) -> bool {
         !self.reports.is_empty()
     }

@@ -131,7 +131,7 @@ impl ProgramKinds {
         }
         let mut kind = mapped_kind(maps);
         if kind.language.is_none() || kind.allocators.is_empty() {
-            let program = self.program(pid);
+            let program = self.kind_of_program(pid);
             kind.language = kind.language.or(program.language);
             kind.allocators.extend(&program.allocators);
         }
@@ -204,6 +204,7 @@ fn is_named(name: &[u8], start: &str) -> bool {
     })
 }
 
+/// Returns whether a file is mapped whose name begins with `start`.
 fn has_file(maps: &[u8], start: &str) -> bool {
     mappings(maps).any(|mapping| mapping.file_name().starts_with(start.as_bytes()))
 }
@@ -213,6 +214,7 @@ fn file_kind<'data>(data: impl ReadRef<'data>) -> ProgramKind {
     read_kind(data).unwrap_or_default()
 }
 
+/// Like [`file_kind`], but fails if the file's sections cannot be parsed.
 fn read_kind<'data>(data: impl ReadRef<'data>) -> object::Result<ProgramKind> {
     let header = FileHeader64::<Endianness>::parse(data)?;
     let endian = header.endian()?;

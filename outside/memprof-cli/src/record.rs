@@ -155,7 +155,7 @@ impl Recorded {
     /// Adds to the error of an empty profile what may help.
     fn explain_empty(&self, error: anyhow::Error) -> anyhow::Error {
         let pid = self.pid;
-        match exit::code(&error) {
+        match exit::code_number(&error) {
             NO_DATA => with_exit_code(
                 NO_DATA,
                 format!(

@@ -7,7 +7,7 @@ use memprof_report::{
     compile_pattern,
 };
 
-use crate::live_profile::{is_file, take_profile};
+use crate::live_profile::{is_file_or_stdin, take_profile};
 use crate::own_heap;
 use crate::report_form::{FormArgs, open_input, show_progress};
 use crate::report_view::{ViewArgs, modification_time};
@@ -76,7 +76,7 @@ pub(crate) struct ReportArgs {
 pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     own_heap::map_large_blocks();
     let mut options = args.to_options()?;
-    let live = match is_file(&args.file) {
+    let live = match is_file_or_stdin(&args.file) {
         true => None,
         false => take_profile(&args.file)?,
     };

@@ -119,7 +119,7 @@ pub(crate) fn write_live_page(file: &Path, name: &str, pid: u32) -> anyhow::Resu
         ..Options::default()
     };
     let mut bytes = open_input(file)?;
-    let write = write_live(&mut *bytes, name, pid, None, &options);
+    let write = live_report_writer(&mut *bytes, name, pid, None, &options);
     let (page, notes) = browser::write_page(|out| Ok(write(out)?))?;
     print_notes(Ok(notes))?;
     Ok(page)
@@ -141,11 +141,11 @@ pub(crate) fn show_live_report(
     }
     let mut bytes = open_input(file)?;
     let base = view.base.as_deref();
-    form.deliver(write_live(&mut *bytes, name, pid, base, &options))
+    form.deliver(live_report_writer(&mut *bytes, name, pid, base, &options))
 }
 
-/// Function that writes a report of a live process's dump, compared with `base`.
-fn write_live<'a>(
+/// Returns a function that writes a report of a live process's dump, compared with the profile in `base`.
+fn live_report_writer<'a>(
     bytes: &'a mut dyn BufRead,
     name: &'a str,
     pid: u32,

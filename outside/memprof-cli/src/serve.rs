@@ -66,7 +66,7 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
     let settings = RouterSettings {
         access,
         compat: compat_endpoints(args),
-        machine: machine(args),
+        machine: offered_machine(args),
     };
     own_heap::map_large_blocks();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -135,9 +135,9 @@ fn compat_endpoints(args: &ServeArgs) -> Compat {
     }
 }
 
-/// The page of the machine's processes. `None` for the server of one host, and where other machines may connect, also
-/// through a proxy: its jobs attach to processes.
-fn machine(args: &ServeArgs) -> Option<Machine> {
+/// Returns the page of the machine's processes. `None` for the server of one host, and if other machines may connect,
+/// also through a proxy: its jobs attach to processes.
+fn offered_machine(args: &ServeArgs) -> Option<Machine> {
     let options = &args.listen_options;
     let is_proxied = options.base_url.is_some() || !options.trust_proxy.is_empty();
     let is_offered = args.target.is_none() && !options.allow_remote && !is_proxied;

@@ -37,7 +37,7 @@ pub(crate) fn find_subject(
     };
     let target = first.or_else(|| args?.target.as_deref());
     match target.filter(|target| socket_path(target).is_none()) {
-        Some(target) if exit::code(&error) == UNREACHABLE => {
+        Some(target) if exit::code_number(&error) == UNREACHABLE => {
             match process_arg::parse_process(target) {
                 // A host that is halted would answer when it goes on.
                 Ok(pid) if Halt::for_pid(pid).is_some() && maps_plugin(pid) => Err(error),

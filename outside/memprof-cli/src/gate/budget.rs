@@ -68,6 +68,7 @@ impl FunctionBudgets {
         }
     }
 
+    /// Like [`for_total`](Self::for_total), to change the budgets.
     fn for_total_mut(&mut self, total: BudgetedTotal) -> &mut BTreeMap<String, ByteSize> {
         match total {
             BudgetedTotal::Peak => &mut self.peak,

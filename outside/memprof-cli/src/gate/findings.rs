@@ -36,6 +36,8 @@ struct Finding {
 }
 
 impl Findings {
+    /// Collects the limits that are broken or match no function. `file` is the budget file at `path`, and gives their
+    /// lines.
     pub(super) fn new(verdict: &BudgetVerdict, path: &Path, file: &BudgetFile) -> Self {
         let found = verdict
             .checks

@@ -6,7 +6,7 @@ use super::{Leaks, format_text};
 use crate::result_output::MAX_ROWS;
 
 /// Builds the page: an outline of the stacks, each with its functions below it. `process` is its pid and name.
-pub(super) fn page(process: &str, leaks: &Leaks) -> OutlinePage {
+pub(super) fn build_page(process: &str, leaks: &Leaks) -> OutlinePage {
     let heading = format_text(leaks, 0);
     // Without rows, the first line of the text is the heading.
     let heading = heading.lines().next().unwrap_or_default().to_owned();

@@ -5,7 +5,7 @@ use memprof_messages::{Ledger, LedgerPart, LedgerRow, ledger_text};
 use memprof_ptrace::examine;
 use serde::Serialize;
 
-use super::page::ledger_page;
+use super::page::build_ledger_page;
 use super::{parts, walk, walk_process};
 use crate::analysis_summary::describe_process;
 use crate::doctor::next_command;
@@ -27,7 +27,7 @@ struct OutsideLedger {
 
 /// Runs `memprof ledger` on a process without the plugin.
 pub(super) fn run(pid: u32, form: &ResultOutput<'_>) -> Outcome {
-    let ledger = build(pid)?;
+    let ledger = build_ledger(pid)?;
     let next = next_command(pid, examine(pid).is_ok());
     let text = format!("{}next: {next}", ledger_text(&ledger));
     let output = OutsideLedger {
@@ -38,7 +38,7 @@ pub(super) fn run(pid: u32, form: &ResultOutput<'_>) -> Outcome {
         next,
     };
     form.write(&output, &output.text, || {
-        ledger_page(&describe_process(pid), &output.ledger)
+        build_ledger_page(&describe_process(pid), &output.ledger)
     })?;
     Ok(0.into())
 }
@@ -47,7 +47,7 @@ pub(super) fn run(pid: u32, form: &ResultOutput<'_>) -> Outcome {
 ///
 /// # Errors
 /// The process has ended, or its mappings may not be read.
-fn build(pid: u32) -> anyhow::Result<Ledger> {
+fn build_ledger(pid: u32) -> anyhow::Result<Ledger> {
     let mut ledger = Ledger {
         rss_bytes: 0,
         rows: Vec::new(),

@@ -4,7 +4,7 @@ use memprof_messages::{Ledger, LedgerPart};
 use memprof_report::{Cells, Column, Outline, OutlinePage};
 
 /// Builds the page: an outline of the rows, with the parts of `not_the_allocator` below it. `process` is its pid and name.
-pub(super) fn ledger_page(process: &str, ledger: &Ledger) -> OutlinePage {
+pub(super) fn build_ledger_page(process: &str, ledger: &Ledger) -> OutlinePage {
     let (mut depth, mut bytes, mut shares, mut names) = (vec![], vec![], vec![], vec![]);
     let mut add = |level, size: u64, name: &str| {
         depth.push(level);

@@ -49,6 +49,7 @@ pub(super) fn rows_without_walk(
     (rows.into(), parts)
 }
 
+/// Converts a part that was found to one of the ledger.
 fn memory_part(part: &MappedPart) -> MemoryPart {
     let kind = match part.kind {
         MappedPartKind::LanguageHeap => MemoryPartKind::LanguageHeap,
@@ -98,10 +99,12 @@ fn fit_to_sum(parts: &mut Vec<MemoryPart>, expected: u64) {
     parts.sort_by_key(|part| std::cmp::Reverse(part.resident_bytes));
 }
 
+/// Returns whether the kernel does not count the part as resident memory of the process.
 fn is_outside_rss(part: &MemoryPart) -> bool {
     part.kind == MemoryPartKind::HugePages || part.kind == MemoryPartKind::Device
 }
 
+/// Finds the row of that part. `None` if the ledger lacks it.
 fn find_row(ledger: &Ledger, part: LedgerPart) -> Option<&LedgerRow> {
     ledger.rows.iter().find(|row| row.name == part)
 }

@@ -110,7 +110,7 @@ fn end_sampling(activation: &Activation, client: &mut Client, interrupts: &Inter
     }
 }
 
-/// Searches a process.
+/// Searches a process for leaked objects, whether it samples or not.
 fn search(pid: u32, options: AnalysisOptions) -> anyhow::Result<Proof> {
     analyze(pid, options, |options, progress| {
         prove(pid, options, progress)

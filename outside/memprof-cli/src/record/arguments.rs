@@ -83,7 +83,7 @@ pub(super) enum Subject<'a> {
     Process(u32),
 }
 
-/// Checks that an argument is one of `record`.
+/// Fails unless an argument is one that `record` takes.
 fn check_argument(argument: &str) -> anyhow::Result<()> {
     let expected = match argument.strip_prefix(SAMPLER) {
         Some(sampler) if sampler.parse::<SamplerChoice>().is_ok() => return Ok(()),

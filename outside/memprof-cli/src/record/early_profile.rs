@@ -22,7 +22,7 @@ pub(super) struct EarlyProfile {
 }
 
 impl EarlyProfile {
-    /// To be called when the recording starts. `arguments` are those of `dump`.
+    /// Prepares for a recording that starts now. `arguments` are those of `dump`.
     pub(super) fn new(arguments: &[String]) -> Self {
         Self {
             arguments: [arguments, &["keep=off".to_owned()]].concat(),

@@ -56,6 +56,7 @@ struct FoundInterval {
 }
 
 impl FoundInterval {
+    /// Starts an interval of `bytes`, at which no sample was taken yet.
     fn new(bytes: u64) -> Self {
         let start = Instant::now();
         Self {
@@ -108,7 +109,8 @@ impl SampleInterval {
         found.map(|found| format!("sample_interval={}", found.bytes))
     }
 
-    /// Ends the first interval soon if the program allocates much.
+    /// Checks the first interval after [`FIRST_CHECK`], because a program that allocates much soon has too many
+    /// samples.
     ///
     /// # Errors
     /// The host did not reply, so the connection cannot be used any more.
@@ -117,7 +119,7 @@ impl SampleInterval {
             return Ok(());
         };
         thread::sleep(FIRST_CHECK);
-        self.check(client, found)
+        self.check_rate(client, found)
     }
 
     /// Sets another interval if that is due: a coarser one, so that the samples stay few, or a finer one as long as there
@@ -131,13 +133,15 @@ impl SampleInterval {
                 if found.checked.elapsed() >= CHECK_TIME
                     || found.bytes == FIRST && found.samples == 0 =>
             {
-                self.check(client, found)
+                self.check_rate(client, found)
             }
             _ => Ok(()),
         }
     }
 
-    fn check(&mut self, client: &mut Client, found: FoundInterval) -> anyhow::Result<()> {
+    /// Sets a coarser interval if the samples since the last check come too fast, or the finest one if there are none
+    /// after [`REFINE_TIME`]. Else notes the interval once. Fails if the host did not reply.
+    fn check_rate(&mut self, client: &mut Client, found: FoundInterval) -> anyhow::Result<()> {
         let Some(samples) = count_samples(&client.status()?) else {
             self.found = None;
             return Ok(());
@@ -145,14 +149,14 @@ impl SampleInterval {
         let (time, age) = (found.checked.elapsed(), found.start.elapsed());
         let rate = samples.saturating_sub(found.samples) as f64 / time.as_secs_f64();
         if let Some(coarser) = choose_coarser(found.bytes, rate, self.max_rate) {
-            if self.set(client, coarser)? && found.is_noted {
+            if self.set_interval(client, coarser)? && found.is_noted {
                 note(&format!(
                     "it allocates much more now, so the profile begins anew, with one sample per {}",
                     format_size(coarser)
                 ));
             }
         } else if samples == 0 && found.bytes > FINEST && age >= REFINE_TIME {
-            self.set(client, FINEST)?;
+            self.set_interval(client, FINEST)?;
         } else {
             let is_noted = found.is_noted || age >= CHECK_TIME;
             if is_noted && !found.is_noted {
@@ -177,14 +181,14 @@ impl SampleInterval {
     /// The host did not reply.
     pub(super) fn restore(&self, client: &mut Client) -> anyhow::Result<()> {
         if let Some(bytes) = self.before {
-            self.reset(client, bytes)?;
+            self.send_reset(client, bytes)?;
         }
         Ok(())
     }
 
     /// Sets an interval, and drops the samples of another one. Returns whether it was set.
-    fn set(&mut self, client: &mut Client, bytes: u64) -> anyhow::Result<bool> {
-        let status = self.reset(client, bytes)?;
+    fn set_interval(&mut self, client: &mut Client, bytes: u64) -> anyhow::Result<bool> {
+        let status = self.send_reset(client, bytes)?;
         match status {
             0 => self.found = Some(FoundInterval::new(bytes)),
             // Another client takes a dump: the next check tries again.
@@ -196,7 +200,7 @@ impl SampleInterval {
     }
 
     /// Sends `reset` with an interval. Returns the status of the reply.
-    fn reset(&self, client: &mut Client, bytes: u64) -> anyhow::Result<Status> {
+    fn send_reset(&self, client: &mut Client, bytes: u64) -> anyhow::Result<Status> {
         let interval = format!("sample_interval={bytes}");
         let args = self.allocator.iter().map(String::as_str);
         let args: Vec<_> = args.chain([interval.as_str()]).collect();

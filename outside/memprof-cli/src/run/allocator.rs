@@ -163,9 +163,9 @@ pub(super) fn can_profile(library: &Path) -> anyhow::Result<bool> {
     Ok(status.success())
 }
 
-/// Returns the path of the shared jemalloc that the loader would load for a program, as a dependency of any of its
-/// libraries; `None` if there is none.
-pub(super) fn linked_jemalloc(loader: &Path, program: &Path) -> Option<PathBuf> {
+/// Runs the loader to find the shared jemalloc that it would load for a program, as a dependency of any of its
+/// libraries. `None` if there is none.
+pub(super) fn find_linked_jemalloc(loader: &Path, program: &Path) -> Option<PathBuf> {
     // Lists the libraries without running code of them (ld.so(8)).
     let listed = Command::new(loader)
         .arg("--list")
@@ -229,8 +229,8 @@ mod tests {
     fn linked_jemalloc_is_found() {
         let loader = Path::new("/lib64/ld-linux-x86-64.so.2");
         let own = std::env::current_exe().unwrap();
-        assert_eq!(linked_jemalloc(loader, &own), None);
-        let redis = linked_jemalloc(loader, Path::new("/usr/bin/redis-server")).unwrap();
+        assert_eq!(find_linked_jemalloc(loader, &own), None);
+        let redis = find_linked_jemalloc(loader, Path::new("/usr/bin/redis-server")).unwrap();
         assert!(redis.ends_with("libjemalloc.so.2"), "{}", redis.display());
     }
 }

@@ -24,6 +24,7 @@ impl StartConfig {
         Self::parse(&text.unwrap_or_default())
     }
 
+    /// Parses the text of a config file. Settings that are invalid count as missing.
     fn parse(text: &str) -> Self {
         let table: Table = text.parse().unwrap_or_default();
         let lg_sample = match (table.get("lg_sample"), table.get("sample_interval")) {

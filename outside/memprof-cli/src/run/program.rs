@@ -12,7 +12,7 @@ use object::{Endianness, Object, ObjectSymbol, ReadCache, ReadRef, elf};
 
 use crate::exit::{UNAVAILABLE, USAGE, with_exit_code};
 use crate::malloc_conf::{JemallocInFile, find_jemalloc_in_elf, has_profiler};
-use crate::run::allocator::{can_profile, linked_jemalloc};
+use crate::run::allocator::{can_profile, find_linked_jemalloc};
 use crate::script::{find_in_path, interpreter, read_head};
 
 /// A program that the plugin can be preloaded into.
@@ -85,6 +85,7 @@ impl Program {
         Err(with_exit_code(USAGE, message))
     }
 
+    /// Returns the jemalloc that the program contains or is linked with.
     pub(crate) fn own_jemalloc(&self) -> &ProgramJemalloc {
         &self.own_jemalloc
     }
@@ -180,7 +181,7 @@ fn find_jemalloc(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<Progra
         JemallocInFile::Variable(variable) => JemallocLocation::Beside(variable),
         JemallocInFile::Hidden => JemallocLocation::Unknown,
         JemallocInFile::Linked | JemallocInFile::Stripped | JemallocInFile::Nothing => {
-            return match linked_jemalloc(loader, path) {
+            return match find_linked_jemalloc(loader, path) {
                 Some(library) => Ok(ProgramJemalloc {
                     can_profile: can_profile(&library)?,
                     location: JemallocLocation::Linked,
