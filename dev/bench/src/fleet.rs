@@ -70,7 +70,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     for (figure, args) in queries {
         measurements.record(figure, store.median_time(&args)?, "")?;
     }
-    store.compare(&engines, &processes)
+    store.compare_sums(&engines, &processes)
 }
 
 /// Directory with a store, the spool of an agent, and their configuration.
@@ -79,6 +79,7 @@ struct Store<'p> {
 }
 
 impl<'p> Store<'p> {
+    /// Prepares an empty store in `directory`, and the configuration of `memprof-fleet` for it.
     fn new(directory: &'p Path) -> Result<Self> {
         let path = |name: &str| directory.join(name);
         // Without a rule, the agent dumps no process of this machine.
@@ -159,8 +160,8 @@ impl<'p> Store<'p> {
         Ok(times[ROUNDS / 2])
     }
 
-    /// Checks that the sums of every engine equal those of `memprof-fleet` and of the generated profiles.
-    fn compare(&self, engines: &Path, processes: &Processes) -> Result<()> {
+    /// Fails unless the sums of every engine equal those of `memprof-fleet` and of the generated profiles.
+    fn compare_sums(&self, engines: &Path, processes: &Processes) -> Result<()> {
         let mut views = Vec::new();
         for engine in ["duckdb", "clickhouse"] {
             let file = self.directory.join(engine);

@@ -56,6 +56,7 @@ console.log(taken.join('\n'));",
     ),
 ];
 
+/// Records the time of a message over each path, relative to a PING of Redis.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     let redis = Redis::start()?;
     let host = Host::start()?;
@@ -72,7 +73,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
         ("Redis MEMORY_PROFILE status", "MEMORY_PROFILE status"),
     ] {
         let mut client = redis.connect()?;
-        paths.push((name, Box::new(move || client.command(command))));
+        paths.push((name, Box::new(move || client.send_command(command))));
     }
     for (name, plugin, message) in [
         ("control socket, hello_c hello", "hello_c", "hello"),
@@ -115,19 +116,22 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
             "status",
         ),
     ] {
-        measured.push((name, calls_in_c(&config, plugin, message)?));
+        measured.push((name, measure_calls_in_c(&config, plugin, message)?));
     }
     for (name, program, script) in INTERPRETERS {
         measured.push((
             name,
-            calls_in_interpreter(program, script, directory.path())?,
+            measure_calls_in_interpreter(program, script, directory.path())?,
         ));
     }
-    report(&measured, measurements)
+    record_latencies(&measured, measurements)
 }
 
 /// Prints each path beside the first one, PING, and records those with a limit.
-fn report(measured: &[(&'static str, Latency)], measurements: &mut Measurements) -> Result<()> {
+fn record_latencies(
+    measured: &[(&'static str, Latency)],
+    measurements: &mut Measurements,
+) -> Result<()> {
     let ping = measured.first().context("no path was measured")?.1;
     for (name, latency) in measured {
         println!(
@@ -159,6 +163,7 @@ struct Latency {
 }
 
 impl Latency {
+    /// Finds the median and the 99th percentile. Fails if there are fewer than 100 messages.
     fn new(mut nanoseconds: Vec<f64>) -> Result<Self> {
         ensure!(nanoseconds.len() >= 100, "too few messages");
         nanoseconds.sort_by(f64::total_cmp);
@@ -169,6 +174,7 @@ impl Latency {
     }
 }
 
+/// Measures the paths in rounds, so that other load on the machine slows all of them.
 fn measure_paths(paths: &mut [MessagePath<'_>]) -> Result<Vec<(&'static str, Latency)>> {
     let mut taken = vec![Vec::new(); paths.len()];
     for _ in 0..ROUNDS {
@@ -187,7 +193,7 @@ fn measure_paths(paths: &mut [MessagePath<'_>]) -> Result<Vec<(&'static str, Lat
 }
 
 /// Measures calls by a host in C, in a process of its own.
-fn calls_in_c(config: &Path, plugin: &str, message: &str) -> Result<Latency> {
+fn measure_calls_in_c(config: &Path, plugin: &str, message: &str) -> Result<Latency> {
     let library = host_library()?;
     compile(
         "cc",
@@ -197,22 +203,27 @@ fn calls_in_c(config: &Path, plugin: &str, message: &str) -> Result<Latency> {
     )?;
     let mut program = Command::new(dist().join("bench/latency"));
     program.arg(config).args([plugin, message]);
-    printed_latency(&mut program)
+    run_for_latency(&mut program)
 }
 
 /// Measures calls of a script, in an interpreter that loads the plugin.
-fn calls_in_interpreter(interpreter: &str, script: &str, directory: &Path) -> Result<Latency> {
+fn measure_calls_in_interpreter(
+    interpreter: &str,
+    script: &str,
+    directory: &Path,
+) -> Result<Latency> {
     let mut program = Command::new(interpreter);
     let option = if interpreter == "python3" { "-c" } else { "-e" };
     program
         .args([option, script])
         .arg(dist().join("plugins/memory_profile.so"))
         .env("MEMPROF_DUMP_DIR", directory);
-    printed_latency(&mut program)
+    run_for_latency(&mut program)
 }
 
-/// Runs a program whose last argument is the number of messages, and which prints the nanoseconds of each.
-fn printed_latency(program: &mut Command) -> Result<Latency> {
+/// Runs a program whose last argument is the number of messages. Returns the latency by the nanoseconds that it prints
+/// for each.
+fn run_for_latency(program: &mut Command) -> Result<Latency> {
     let count = ROUNDS * MESSAGES_PER_ROUND;
     let taken = output(program.arg(count.to_string()))?;
     let taken = taken.lines().map(str::parse);
@@ -228,6 +239,7 @@ struct Redis {
 }
 
 impl Redis {
+    /// Starts redis-server with two plugins as modules, and waits until it accepts connections.
     fn start() -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let mut command = Command::new("redis-server");
@@ -275,7 +287,7 @@ struct RedisClient(BufReader<UnixStream>);
 
 impl RedisClient {
     /// Sends a command and reads its whole reply, which is a line or a bulk string.
-    fn command(&mut self, command: &str) -> Result<()> {
+    fn send_command(&mut self, command: &str) -> Result<()> {
         self.0
             .get_mut()
             .write_all(format!("{command}\r\n").as_bytes())?;

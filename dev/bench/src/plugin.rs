@@ -65,6 +65,8 @@ fn counting_program() -> HostProgram {
     }
 }
 
+/// Loads a plugin into this process as its host. `plugin` is its path below `target/dist`, `config` the TOML of its
+/// configuration.
 pub(crate) fn load_plugin(plugin: &str, config: &str) -> Result<memprof_host::Instance> {
     let text = format!(
         "[[plugin]]\npath = {:?}\n[plugin.config]\n{config}",
@@ -123,7 +125,7 @@ fn measure_memory(measurements: &mut Measurements) -> Result<()> {
     )
 }
 
-/// Anonymous resident memory of this process (`proc_pid_smaps(5)`).
+/// Anonymous resident memory of this process, in KiB (`proc_pid_smaps(5)`).
 fn anonymous_kib() -> Result<i64> {
     // This file is exact; /proc/self/status may be off by many pages (proc_pid_status(5)).
     let rollup = fs::read_to_string("/proc/self/smaps_rollup")?;
@@ -239,6 +241,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
+    /// Starts a host in C with two plugins beside jemalloc, and waits until it has opened its socket.
     pub(crate) fn start() -> Result<Self> {
         let directory = root().join("target/bench");
         fs::create_dir_all(&directory)?;

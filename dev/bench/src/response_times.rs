@@ -118,6 +118,7 @@ struct Host {
 }
 
 impl Host {
+    /// Starts a host with up to [`ARENAS`] arenas of jemalloc and a rule that never fires, and waits until it is ready.
     fn start() -> Result<Self> {
         build_stress_host()?;
         let directory = tempfile::tempdir()?;

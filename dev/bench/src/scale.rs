@@ -28,6 +28,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
 struct Growth(Vec<(f64, f64)>);
 
 impl Growth {
+    /// Adds the time that an amount of work took.
     fn add(&mut self, work: usize, milliseconds: f64) {
         self.0.push((work as f64, milliseconds));
     }

@@ -62,6 +62,7 @@ fn address(function: usize) -> usize {
 pub(crate) struct Random(u64);
 
 impl Random {
+    /// Starts a sequence that is the same in every run.
     pub(crate) fn new() -> Self {
         Self(0x9e37_79b9_7f4a_7c15)
     }

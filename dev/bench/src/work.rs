@@ -85,6 +85,7 @@ pub(crate) fn redis_cpu_seconds(prepare: impl FnOnce(Command) -> Command) -> Res
     Ok(server_ticks / TICKS_PER_SECOND)
 }
 
+/// Waits until redis-server has created its socket. Fails after 30 seconds.
 fn wait_for_socket(socket: &Path) -> Result<()> {
     let start = Instant::now();
     while !socket.exists() {

@@ -43,6 +43,7 @@ impl ProcessUsage {
         fastest.context("no run")
     }
 
+    /// Parses the seconds and the bytes that [`measure_command`] prints.
     fn parse(printed: &str) -> Result<Self> {
         let (seconds, peak) = printed.trim().split_once(' ').context("not two numbers")?;
         Ok(Self {
@@ -70,7 +71,8 @@ impl fmt::Display for ProcessUsage {
     }
 }
 
-/// Runs a command, discards its output, and prints its seconds and its peak, which [`ProcessUsage::of_command`] reads.
+/// Runs a command, discards its output, and prints its seconds and its peak in bytes, which
+/// [`ProcessUsage::of_command`] reads.
 pub(super) fn measure_command(command: &[&str]) -> Result<()> {
     let (program, arguments) = command.split_first().context("measure COMMAND…")?;
     let start = Instant::now();

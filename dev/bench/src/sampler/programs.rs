@@ -36,6 +36,7 @@ enum Variant {
 
 use Variant::{Bare, Loaded, Sampled};
 
+/// Records the processor time of programs that are sampled, relative to the same programs with only the plugin loaded.
 pub(super) fn measure(measurements: &mut Measurements) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let socket_dir = directory.path().join("run");

@@ -51,7 +51,7 @@ pub(super) fn median_milliseconds(mut once: impl FnMut() -> Result<()>) -> Resul
     Ok(times[ROUNDS / 2].as_secs_f64() * 1e3)
 }
 
-/// Connects to a host; waits until it has opened its socket.
+/// Connects to a host. Waits for up to [`START_TIMEOUT`] until it has opened its socket.
 pub(super) fn connect(socket: &Path) -> Result<Client> {
     let start = Instant::now();
     loop {
@@ -67,6 +67,7 @@ pub(super) fn connect(socket: &Path) -> Result<Client> {
 pub(super) struct Host(pub(super) Child);
 
 impl Host {
+    /// Starts a host by this command, after it has made the directory `dumps` in `dir`.
     pub(super) fn start(command: &mut Command, dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir.join("dumps"))?;
         Ok(Self(

@@ -76,7 +76,7 @@ impl Area {
 }
 
 /// Names of the areas in a directory, sorted.
-pub(crate) fn areas(directory: &Path) -> Result<Vec<String>> {
+pub(crate) fn list_areas(directory: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(directory).with_context(|| directory.display().to_string())?;
     let mut names = Vec::new();
     for entry in entries {

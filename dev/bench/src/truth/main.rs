@@ -35,7 +35,7 @@ fn main() -> ExitCode {
 /// Judges the cases of the areas that `args` name, of all without a name; `--short` leaves out the long ones.
 fn judge_areas(args: &[String]) -> Result<Table> {
     let directory = root().join("dev/bench/truth");
-    let known = case::areas(&directory)?;
+    let known = case::list_areas(&directory)?;
     let (mut wanted, mut short) = (Vec::new(), false);
     for arg in args {
         match arg.as_str() {

@@ -31,6 +31,7 @@ impl Row {
         }
     }
 
+    /// Counts a verdict.
     fn add(&mut self, verdict: &Verdict) {
         let count = match verdict {
             Verdict::Right => &mut self.right,
@@ -57,6 +58,7 @@ impl Table {
         }
     }
 
+    /// Number of answers that are wrong, whatever their kind.
     pub(crate) fn wrong_count(&self) -> usize {
         self.wrong.len()
     }
