@@ -131,11 +131,13 @@ fn retry_torture(failed: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// Runs clippy on all targets and features, and fails at a warning.
 fn run_clippy() -> Result<()> {
     let mut clippy = cargo(&["clippy", "--workspace", "--all-targets", "--all-features"]);
     run(clippy.args(["--quiet", "--", "-D", "warnings"]))
 }
 
+/// Builds the documentation, also of private items, and fails at a warning, such as a dead link.
 fn build_docs() -> Result<()> {
     let mut docs = cargo(&["doc", "--workspace", "--all-features", "--no-deps"]);
     docs.args(["--document-private-items", "--quiet"]);

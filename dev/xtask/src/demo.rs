@@ -16,6 +16,7 @@ const GROWTH_TIME: Duration = Duration::from_secs(5);
 /// Longer than a host needs to open its control socket.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Builds what the demo needs, and runs it.
 pub(crate) fn demo() -> Result<()> {
     println!("Building (the first time takes some minutes: it compiles jemalloc too) ...");
     dist::build_demo()?;
@@ -99,6 +100,7 @@ fn record_unprepared_program() -> Result<()> {
     Ok(())
 }
 
+/// Text of the configuration of a host that keeps its dumps in `dumps` below `directory`.
 fn host_config(directory: &Path) -> String {
     format!(
         "[[plugin]]\npath = {:?}\n\n[plugin.config]\ndump_dir = {:?}\n",
@@ -153,6 +155,7 @@ impl Drop for DemoHost {
     }
 }
 
+/// Runs a command of memprof, and prints it with its output.
 fn run_step(args: &[&str]) -> Result<()> {
     println!("$ memprof {}", args.join(" "));
     println!("{}", indent(&run_memprof(args)?));

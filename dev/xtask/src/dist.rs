@@ -76,6 +76,7 @@ pub fn build(profile: Profile) -> Result<()> {
     build_with(PROGRAMS, profile)
 }
 
+/// Builds these programs, and the libraries, headers, SDK and C programs, into `target/dist`.
 fn build_with(programs: &[BuiltArtifact], profile: Profile) -> Result<()> {
     packages::ensure_installed(packages::BUILD)?;
     build_libraries(LIBRARIES, profile)?;
@@ -191,6 +192,7 @@ pub fn build_demo() -> Result<()> {
     build_unprepared()
 }
 
+/// Builds libraries, each alone: together, one may get features that another requests.
 fn build_libraries(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
     for built in list {
         build_packages(&[built.0], profile)?;
@@ -199,6 +201,7 @@ fn build_libraries(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
     Ok(())
 }
 
+/// Builds programs, and copies them to `target/dist`.
 fn build_and_install_programs(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
     match profile {
         Profile::Dev => build_programs(list.iter().map(|built| built.1))?,
@@ -223,6 +226,7 @@ pub fn build_programs<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Resu
     run(&mut command)
 }
 
+/// Copies a built file to its place in `target/dist`.
 fn install_artifact((_, built, place): &BuiltArtifact, profile: Profile) -> Result<()> {
     install(&built_dir(profile).join(built), &dist().join(place))
 }
@@ -360,6 +364,7 @@ fn replace(target: &Path, fresh: &Path) -> Result<()> {
     done.with_context(|| target.display().to_string())
 }
 
+/// Path beside a file, at which its next version is made.
 fn fresh_name(target: &Path) -> PathBuf {
     target.with_added_extension("new")
 }

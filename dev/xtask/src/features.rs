@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 
 use xtask::run::{cargo, members, root, run};
 
+/// Runs clippy on each crate with each of its features alone, and without any. Fails at a warning.
 pub(crate) fn check_features() -> Result<()> {
     for member in members()? {
         let file = root().join(&member).join("Cargo.toml");

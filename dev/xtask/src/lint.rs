@@ -18,11 +18,11 @@ mod words;
 /// One line for each fault, with its file and line where it has one.
 pub(crate) fn check() -> Result<()> {
     let sources = sources::read_all()?;
-    let mut faults = modules::faults()?;
-    faults.extend(words::faults(&sources));
-    faults.extend(types::faults(&sources));
-    faults.extend(output::faults(&sources));
-    faults.extend(documents::faults()?);
+    let mut faults = modules::find_faults()?;
+    faults.extend(words::find_faults(&sources));
+    faults.extend(types::find_faults(&sources));
+    faults.extend(output::find_faults(&sources));
+    faults.extend(documents::find_faults()?);
     let mut text = String::new();
     for fault in &faults {
         writeln!(text, "{fault}")?;

@@ -53,6 +53,7 @@ fn run_torture(args: &[&str]) -> anyhow::Result<()> {
     run(&mut torture_command(args))
 }
 
+/// Command of torture, which must be built, in the project's root.
 fn torture_command(args: &[&str]) -> Command {
     let mut torture = Command::new(dist::built_dir(Profile::Dev).join("torture"));
     torture.args(args).current_dir(root());

@@ -132,6 +132,7 @@ struct ServicePolicyGuard {
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
 impl ServicePolicyGuard {
+    /// Writes a policy that forbids to start servers, unless the system has a policy.
     fn install() -> Result<Self> {
         let is_own_file = !Path::new(POLICY).exists();
         if is_own_file {

@@ -11,6 +11,7 @@ use xtask::run::{cargo, root, run};
 /// The end-to-end test that draws them into `target/screenshots`.
 const TEST: &str = "pictures::pictures_are_of_a_run";
 
+/// Runs the test that draws the pictures, and copies them to those of the book.
 pub(crate) fn draw_pictures() -> Result<()> {
     packages::ensure_installed(packages::TEST)?;
     dist::build_all(Profile::Dev)?;

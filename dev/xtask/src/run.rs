@@ -35,7 +35,7 @@ pub fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end.
+/// Runs a command to its end. Fails if it cannot be started, or does not succeed.
 pub fn run(command: &mut Command) -> Result<()> {
     let shown = format!("{command:?}");
     let status = command
@@ -45,7 +45,8 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command to its end and returns what it wrote to stdout.
+/// Runs a command to its end, and returns what it wrote to stdout. Fails if it cannot be started, does not succeed, or
+/// writes no UTF-8.
 pub fn output(command: &mut Command) -> Result<String> {
     let shown = format!("{command:?}");
     let output = command

@@ -99,6 +99,7 @@ impl TestBinary {
         format!("{} {}", package.display(), self.target.name)
     }
 
+    /// Folder of the package that the tests are of.
     fn package(&self) -> &Path {
         self.manifest_path.parent().unwrap_or(&self.manifest_path)
     }

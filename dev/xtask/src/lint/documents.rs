@@ -13,11 +13,11 @@ const BOOK: &str = "docs/src";
 /// Documents, and a folder of documents, that name source files.
 const MAPS: [&str; 3] = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/design"];
 
-/// Faults as `FILE:LINE: what`.
+/// Finds links and names of files in documents that lead to no file. Each fault is `FILE:LINE: what`.
 ///
 /// # Errors
 /// A folder or a document cannot be read.
-pub(super) fn faults() -> Result<Vec<String>> {
+pub(super) fn find_faults() -> Result<Vec<String>> {
     let mut files = Vec::new();
     add_files(&root(), Path::new(""), &mut files)?;
     let is_document = |file: &&PathBuf| {

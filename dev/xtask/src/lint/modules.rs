@@ -35,12 +35,13 @@ struct Module {
 /// All modules of a crate.
 type Modules = BTreeMap<ModuleName, Module>;
 
-/// Faults of every crate, a line each.
-pub(super) fn faults() -> Result<Vec<String>> {
+/// Finds modules that depend on each other in a cycle, are too long or, in [`ORDERED_CRATE`], use one that is declared
+/// after them. Each fault is a line with the name of the crate.
+pub(super) fn find_faults() -> Result<Vec<String>> {
     let mut faults = Vec::new();
     for (name, file) in crate_roots()? {
         let modules = read_modules(&file).with_context(|| format!("read {}", file.display()))?;
-        let cycles = cycles(&modules);
+        let cycles = find_cycles(&modules);
         faults.extend(cycles.into_iter().map(|cycle| format!("{name}: {cycle}")));
         for (module, Module { lines, .. }) in &modules {
             if *lines > MAX_LINES {
@@ -74,6 +75,7 @@ fn crate_roots() -> Result<Vec<(String, PathBuf)>> {
     Ok(roots.collect())
 }
 
+/// Reads all modules of a crate, given its root file.
 fn read_modules(file: &Path) -> Result<Modules> {
     let mut modules = Modules::new();
     let directory = file.parent().context("a file without a directory")?;
@@ -103,6 +105,7 @@ fn lines_without_tests(text: &str) -> usize {
     code.unwrap_or(text).lines().count()
 }
 
+/// Adds the module `name` with these items of `file`, and its submodules. Skips modules of tests.
 fn read_items(
     items: Vec<syn::Item>,
     file: &Path,
@@ -142,6 +145,7 @@ fn read_items(
     Ok(())
 }
 
+/// Returns whether an item is compiled only for tests, by `#[cfg(test)]`.
 fn has_cfg_test(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let is_cfg = attribute.path().is_ident("cfg");
@@ -175,6 +179,7 @@ fn path_attribute(attributes: &[syn::Attribute]) -> Option<String> {
 struct ImportVisitor<'a>(&'a mut Module);
 
 impl ImportVisitor<'_> {
+    /// Adds the names that a `use` imports; `path` is the path before `tree`.
     fn add_imports(&mut self, tree: &syn::UseTree, mut path: Vec<String>) {
         match tree {
             syn::UseTree::Path(next) => {
@@ -203,6 +208,7 @@ impl ImportVisitor<'_> {
         }
     }
 
+    /// Adds the path that is imported as `name`.
     fn add_import(&mut self, name: String, path: Vec<String>) {
         self.0.paths.insert(path.clone());
         self.0.imports.insert(name, path);
@@ -287,8 +293,8 @@ fn dependencies(modules: &Modules, parent: &ModuleName) -> BTreeMap<String, BTre
     dependencies
 }
 
-/// Every cycle, as `a → b → a`: one for each set of modules that all reach each other.
-fn cycles(modules: &Modules) -> Vec<String> {
+/// Finds the cycles, as `a → b → a`: one for each set of modules that all reach each other.
+fn find_cycles(modules: &Modules) -> Vec<String> {
     let mut cycles = Vec::new();
     for parent in modules.keys() {
         let dependencies = dependencies(modules, parent);
@@ -309,7 +315,7 @@ fn cycles(modules: &Modules) -> Vec<String> {
     cycles
 }
 
-/// The shortest path along the dependencies, with both ends.
+/// The shortest path along the dependencies, with both ends. `None` if none leads there.
 fn shortest_path(
     dependencies: &BTreeMap<String, BTreeSet<String>>,
     from: &str,
@@ -361,7 +367,7 @@ mod tests {
     #[test]
     fn cycles_are_found_at_every_level_and_through_reexports() {
         let check = |files: &[(&str, &str)], expected: &[&str]| {
-            assert_eq!(cycles(&modules(files)), expected);
+            assert_eq!(find_cycles(&modules(files)), expected);
         };
         let lib = ("lib.rs", "mod a; mod b; pub use a::A;");
         let a = ("a.rs", "use crate::b::{B, C}; pub struct A;");
@@ -397,7 +403,7 @@ mod tests {
                 "#[cfg(test)] mod tests { use crate::a; } #[cfg(test)] use crate::a;",
             ),
         ];
-        assert_eq!(cycles(&modules(&files)), [""; 0]);
+        assert_eq!(find_cycles(&modules(&files)), [""; 0]);
     }
 
     #[test]

@@ -49,8 +49,8 @@ const EXCEPTIONS: &[[&str; 3]] = &[
     ],
 ];
 
-/// Faults as `FILE: what`.
-pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {
+/// Finds calls that print or create files in programs, which leave that to memprof-output. Each fault is `FILE: what`.
+pub(super) fn find_faults(files: &[SourceFile]) -> Vec<String> {
     let programs = files
         .iter()
         .filter(|file| file.member.starts_with(PROGRAMS) && file.member != OUTPUT);
@@ -182,7 +182,7 @@ mod tests {
             let expected = expected.iter().map(|call| {
                 format!("{member}/src/main.rs: calls `{call}`, which is memprof-output's")
             });
-            assert!(faults(&[file]).into_iter().eq(expected), "{text}");
+            assert!(find_faults(&[file]).into_iter().eq(expected), "{text}");
         };
         let cli = "outside/memprof-cli";
         check(

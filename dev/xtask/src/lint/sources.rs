@@ -27,6 +27,7 @@ pub(super) fn read_all() -> Result<Vec<SourceFile>> {
     Ok(files)
 }
 
+/// Adds the Rust files of a folder and of those in it.
 fn read_folder(member: &str, folder: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     for entry in entries {

@@ -20,8 +20,9 @@ const MAX_CRATES: usize = 3;
 /// By convention the name of each crate's error, which `crate::Error` distinguishes.
 const CRATE_ERROR: &str = "Error";
 
-/// Faults as `FILE: what`, or `CRATES: what`.
-pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {
+/// Finds types whose name has no noun, and names that the types of more than [`MAX_CRATES`] crates share. Each fault is
+/// `FILE: what`, or `CRATES: what`.
+pub(super) fn find_faults(files: &[SourceFile]) -> Vec<String> {
     let mut faults = Vec::new();
     let mut members = BTreeMap::<_, BTreeSet<_>>::new();
     for file in files {
@@ -92,7 +93,7 @@ mod tests {
                 text: text.into(),
             };
             let files: Vec<_> = members.iter().map(file).collect();
-            assert_eq!(faults(&files), expected, "{text}");
+            assert_eq!(find_faults(&files), expected, "{text}");
         };
         check(&["a", "b", "c"], "struct Place;", &[]);
         check(

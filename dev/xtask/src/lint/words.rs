@@ -25,8 +25,8 @@ const WORDS: &[&str] = &[
 
 const PHRASES: &[&str] = &["so many"];
 
-/// Faults as `FILE:LINE: what`.
-pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {
+/// Finds forbidden words in comments and names. Each fault is `FILE:LINE: what`.
+pub(super) fn find_faults(files: &[SourceFile]) -> Vec<String> {
     let faults = files.iter().flat_map(|file| {
         let path = file.path.display();
         let faults = comment_faults(&file.text)
@@ -46,6 +46,7 @@ fn comment_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     numbered.filter_map(|(line, number)| Some((number, line.trim_start().strip_prefix("//")?)))
 }
 
+/// Faults in the comments of a file, with their lines.
 fn comment_faults(text: &str) -> Vec<(usize, String)> {
     let mut faults = Vec::new();
     for (number, comment) in comment_lines(text) {
@@ -95,6 +96,7 @@ fn name_faults(text: &str) -> Vec<(usize, String)> {
     faults
 }
 
+/// Calls `visit` with each identifier, also in groups.
 fn for_each_name(tokens: TokenStream, visit: &mut impl FnMut(&Ident)) {
     for token in tokens {
         match token {
@@ -134,7 +136,7 @@ mod tests {
                 path: "x.rs".into(),
                 text: text.into(),
             };
-            assert_eq!(faults(&[file]), expected, "{text}");
+            assert_eq!(find_faults(&[file]), expected, "{text}");
         };
         check("/// Size in bytes.\nfn size() {}\n", &[]);
         check("// What follows is a reason, no doc line.\n", &[]);
