@@ -64,7 +64,7 @@ pub(crate) fn check_plugin(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Values in brackets of the dynamic section's entries of a kind.
+/// Values of the dynamic section's entries of one kind, such as the libraries of `(NEEDED)`.
 fn dynamic_entries(file: &Path, kind: &str) -> Result<Vec<String>> {
     let entries = output(Command::new("readelf").args(["-d", "-W"]).arg(file))?;
     let of_kind = entries.lines().filter(|line| line.contains(kind));
