@@ -31,6 +31,7 @@ enum WalkMode {
 }
 
 impl WalkMode {
+    /// Returns the mode with that number. `None` if there is none.
     fn from_number(number: c_uint) -> Option<Self> {
         let modes = [
             Self::Allocator,
@@ -53,17 +54,20 @@ static ALLOCATOR_WALKER: AtomicUsize = AtomicUsize::new(0);
 /// Samples that memprof's hook does not count.
 static SAMPLES: AtomicU64 = AtomicU64::new(0);
 
+/// Returns jemalloc's own walker. To be called after the first `install` only.
 fn allocator_walker() -> Walker {
     // SAFETY: `install` stored jemalloc's walker before anything here calls it.
     unsafe { mem::transmute::<usize, Walker>(ALLOCATOR_WALKER.load(Relaxed)) }
 }
 
+/// Counts a sample, and walks its stack by jemalloc's walker.
 unsafe extern "C" fn count_and_walk(frames: *mut *mut c_void, count: *mut u32, capacity: u32) {
     SAMPLES.fetch_add(1, Relaxed);
     // SAFETY: jemalloc passed these arguments for its own walker.
     unsafe { allocator_walker()(frames, count, capacity) };
 }
 
+/// Counts a sample, and writes one frame for its stack.
 unsafe extern "C" fn walk_nothing(frames: *mut *mut c_void, count: *mut u32, _: u32) {
     SAMPLES.fetch_add(1, Relaxed);
     // SAFETY: jemalloc passes a buffer for at least one frame.
@@ -92,6 +96,7 @@ extern "C" fn unwind_probe_samples() -> u64 {
     SAMPLES.load(Relaxed) + HOOKS[0].counts().samples
 }
 
+/// Makes jemalloc call the walker of this mode. `None` if the program has no jemalloc with this control.
 fn install(mode: WalkMode) -> Option<()> {
     let mallctl = find_symbol(c"mallctl")?;
     // SAFETY: jemalloc.3 gives the function of this name this type.
@@ -140,12 +145,15 @@ fn exchange_walker(mallctl: Mallctl, new: Option<usize>) -> Option<usize> {
     (rc == 0).then_some(old)
 }
 
+/// Returns the address of a symbol in the program or its libraries. `None` if there is none.
 fn find_symbol(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: the name is a `CStr`, which ends with NUL, as dlsym(3) needs.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
 
+/// Runs at the program's start: prepares memprof's walker, and installs the mode in `UNWIND_PROBE`, if it is set, and
+/// the report at the exit.
 extern "C" fn init() {
     let Some(find) = find_symbol(c"_dl_find_object") else {
         return;
@@ -169,6 +177,7 @@ extern "C" fn init() {
 #[unsafe(link_section = ".init_array")]
 static INIT: extern "C" fn() = init;
 
+/// Runs at the exit: appends the report to the file in `UNWIND_PROBE_REPORT`, if it is set.
 extern "C" fn append_report() {
     let (Some(path), Ok(name)) = (
         std::env::var_os("UNWIND_PROBE_REPORT"),
