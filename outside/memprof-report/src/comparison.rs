@@ -30,7 +30,7 @@ impl Comparison {
         (self.new, self.base) == (0, 0)
     }
 
-    /// Kind of change from the base to the new value.
+    /// Kind of change: `New` if the base is 0, `Gone` if the new value is 0, else by which one is larger.
     pub(crate) fn change(self) -> Change {
         match (self.base, self.new) {
             (base, new) if base == new => Change::Same,
@@ -69,7 +69,7 @@ impl Change {
     /// Kinds that a comparison shows, in its order.
     pub(crate) const SHOWN: [Self; 4] = [Self::Grew, Self::Shrank, Self::New, Self::Gone];
 
-    /// Name in the output.
+    /// Name in tables and in JSON.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Grew => "grew",

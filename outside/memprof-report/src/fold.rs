@@ -342,7 +342,7 @@ impl Folded {
     }
 }
 
-/// Ids of strings in the order of the strings.
+/// Ids of all strings, sorted by the strings.
 fn ids_by_name(strings: &Strings) -> Vec<StringId> {
     let mut ids: Vec<StringId> = (0..strings.len() as u32).map(StringId).collect();
     ids.sort_unstable_by_key(|id| strings.get(*id));

@@ -269,7 +269,7 @@ impl<'a> DumpReader<'a> {
         self.budget.spend(part, self.bytes_read)
     }
 
-    /// Error for an unexpected text in the current line.
+    /// Error for a text in the current line that is not as expected. It quotes the text.
     fn unexpected_error(&self, expected: &str, found: &[u8]) -> Error {
         Error::line(
             "heap dump",

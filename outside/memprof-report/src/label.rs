@@ -146,7 +146,7 @@ impl Labels {
         }
     }
 
-    /// Returns the labels with that key in a set.
+    /// Returns the labels with that key in a set; none if the set is unknown.
     fn labels_with_key<'a, 'k>(
         &'a self,
         id: LabelId,

@@ -62,8 +62,8 @@ impl ModuleNames {
         }
     }
 
-    /// Names the module at the link's path by the link.
-    pub(crate) fn rename(&mut self, link: &ProgramLink) {
+    /// Gives the file to which the link leads the link's name, by which the program was started.
+    pub(crate) fn rename_by_link(&mut self, link: &ProgramLink) {
         if let Some(name) = self.paths.get_mut(&link.path) {
             name.clone_from(&link.name);
         }

@@ -86,7 +86,8 @@ pub enum Format {
 }
 
 impl Options {
-    /// Frames of stacks that the format holds.
+    /// Frames of stacks that the report shows: those that the options select, native ones in jeprof's format, all with
+    /// `flat`.
     pub(crate) fn shown_frames(&self) -> StackFrames {
         match (self.format, self.stack_frames) {
             // jeprof looks addresses up in files.

@@ -67,7 +67,8 @@ impl<'p> FunctionNames<'p> {
         }
     }
 
-    /// Returns the name of a frame's function.
+    /// Returns the name of a frame's function: an overload's with its parameters, with `flat` any function's with these
+    /// and its clone suffix.
     pub(crate) fn name(&mut self, frame: &Frame) -> Cow<'_, str> {
         let function = self.names.strings.get(frame.function);
         let linkage = frame

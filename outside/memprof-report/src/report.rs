@@ -80,7 +80,7 @@ pub fn report(
             .map(|loaded| (&loaded.profile, &loaded.names)),
     );
     if let Some(link) = sources.and_then(|sources| sources.link.as_ref()) {
-        modules.rename(link);
+        modules.rename_by_link(link);
     }
     let mut profile = profile.into_symbolized(&modules, options);
     let mut base = base.map(|base| base.into_symbolized(&modules, options));

@@ -64,7 +64,7 @@ pub(crate) fn preorder(folded: &Folded) -> impl Iterator<Item = PreorderNode> {
     std::iter::once(root).chain(nodes)
 }
 
-/// Fails if the nodes exceed the memory budget.
+/// Fails if the nodes of the call tree, which are not built yet, would exceed the memory budget.
 pub(crate) fn require_memory(folded: &Folded, mut memory_left: MemoryLeft) -> Result<()> {
     preorder(folded)
         .skip(1)

@@ -72,6 +72,7 @@ pub(crate) fn describe_header_agreement(profile: &Profile) -> Option<String> {
     })
 }
 
+/// Error for a sum of estimates that passes 63 bits.
 fn overflow_error() -> Error {
     Error::Overflow {
         problem: "the sum over all stacks passes 63 bits".into(),
@@ -168,7 +169,7 @@ const MAX_DEVIATIONS: f64 = 6.0;
 const MIN_TOLERANCE: f64 = 0.002;
 
 impl TotalsTolerance {
-    /// Adds the rounding error of one stack.
+    /// Adds the rounding error of one stack, of which `values` are sampled at `interval` bytes.
     fn add(&mut self, values: SampleValues, interval: u64) {
         let difference = Self::line_rounding(values, interval);
         self.max += difference;

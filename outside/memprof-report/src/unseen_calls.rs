@@ -47,6 +47,7 @@ fn frees_note(frees: UnseenFrees) -> Option<String> {
     ))
 }
 
+/// Formats a number of bytes with its unit.
 fn format_bytes(bytes: u64) -> String {
     format_amount(
         i64::try_from(bytes).unwrap_or(i64::MAX),

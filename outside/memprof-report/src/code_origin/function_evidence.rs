@@ -48,6 +48,7 @@ impl<'p> SourceEvidence<'p> {
         }
     }
 
+    /// Returns whether the source file is written in Rust; false if it is unknown.
     fn is_rust(&self) -> bool {
         match self {
             Self::Library { path, .. } | Self::Own(path) => path.ends_with(".rs"),
@@ -57,6 +58,7 @@ impl<'p> SourceEvidence<'p> {
 }
 
 impl<'p> FunctionEvidence<'p> {
+    /// Collects the evidence on a frame's function. That of the whole profile is added later.
     pub(super) fn new(
         frame: &Frame,
         names: &'p Names,

@@ -19,7 +19,7 @@ pub(super) fn is_checksum_line(line: &[u8]) -> bool {
     line == ANNOUNCEMENT || checksum_digits(line).is_some()
 }
 
-/// Returns whether a line contains a checksum.
+/// Returns whether a line contains a checksum, rather than announces one.
 pub(super) fn has_checksum(line: &[u8]) -> bool {
     checksum_digits(line).is_some()
 }
@@ -65,8 +65,8 @@ impl DumpChecksum {
         self.lines.clear();
     }
 
-    /// Checksum line for the lines so far.
-    pub(super) fn new_line(&mut self) -> String {
+    /// Formats the comment with the checksum of the lines so far, without a newline: `# checksum: crc32 cbf43926`.
+    pub(super) fn format_comment(&mut self) -> String {
         self.update_crc();
         format!("# checksum: crc32 {:08x}", self.crc.sum())
     }

@@ -125,7 +125,7 @@ impl<'a> Export<'a> {
             match self.input_checksum.is_mismatch() {
                 true => self.write_line(&checksum_line)?,
                 false => {
-                    let checksum_line = self.output_checksum.new_line();
+                    let checksum_line = self.output_checksum.format_comment();
                     self.write_line(checksum_line.as_bytes())?;
                 }
             }
@@ -164,7 +164,7 @@ mod tests {
         dump.lines().for_each(|line| sum.add(line.as_bytes()));
         let tail = "# stacks: 2";
         sum.add(tail.as_bytes());
-        format!("{dump}{}\n{tail}\n", sum.new_line())
+        format!("{dump}{}\n{tail}\n", sum.format_comment())
     }
 
     fn dump(first: &str, second: &str, comments: &str) -> String {

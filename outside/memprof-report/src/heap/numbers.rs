@@ -23,7 +23,7 @@ impl Counts {
         objects.min(bytes).min(accum_objects).min(accum_bytes) < 0
     }
 
-    /// Values by sample type.
+    /// Converts the counts to values of a sample.
     pub(super) fn values(self) -> SampleValues {
         SampleValues([
             self.accum_objects,

@@ -167,6 +167,7 @@ fn totals_text(line: &[u8]) -> Option<&[u8]> {
     line.trim_ascii_start().strip_prefix(b"t*: ")
 }
 
+/// Writes the parts one after the other, without a separator.
 fn write_parts(out: &mut dyn Write, parts: &[&[u8]]) -> Result<()> {
     for part in parts {
         out.write_all(part)?;

@@ -22,7 +22,7 @@ const PARTS: [(&str, Part); 6] = [
 
 const PID: &str = "pid";
 
-/// Returns the comments for the parts that are known.
+/// Returns the comments of a pprof file: memprof's version, then the parts of the origin that are known.
 pub(crate) fn origin_comments(origin: &ProfileOrigin) -> Vec<String> {
     let mut origin = origin.clone();
     let mut comments = vec![format!("{WRITER}{}", env!("CARGO_PKG_VERSION"))];

@@ -32,7 +32,7 @@ impl SampleValues {
         sum
     }
 
-    /// Returns the values without those below 0.
+    /// Returns the values with 0 in place of those below 0.
     pub(crate) fn without_negative(self) -> Self {
         Self(self.0.map(|value| value.max(0)))
     }

@@ -131,7 +131,7 @@ fn distinct_call_addresses(profile: &Profile) -> Vec<u64> {
     .collect()
 }
 
-/// Formats values as `objects: bytes [objects: bytes]`.
+/// Formats values in use and, in brackets, the allocated ones: `objects: bytes [objects: bytes]`.
 fn format_counts(values: SampleValues) -> String {
     format!(
         "{}: {} [{}: {}]",

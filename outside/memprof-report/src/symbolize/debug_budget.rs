@@ -89,6 +89,7 @@ fn spend(remaining: &mut u64, amount: u64) -> Option<()> {
     Some(())
 }
 
+/// Error for debug information that exceeds a limit.
 fn limit_error(problem: String) -> io::Error {
     io::Error::new(io::ErrorKind::FileTooLarge, problem)
 }

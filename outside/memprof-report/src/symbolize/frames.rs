@@ -137,7 +137,7 @@ impl<'s> Frames<'s> {
         })
     }
 
-    /// Returns the id of a source file.
+    /// Returns the id of a source file, adding it if it is new.
     fn intern_file(&mut self, path: &'s str) -> StringId {
         let known = self.files.entry(StrAddress(path.as_bytes()));
         *known.or_insert_with(|| self.strings.intern(path))
