@@ -60,6 +60,7 @@ impl BaseUrl {
         &self.authority
     }
 
+    /// Returns whether clients connect by HTTPS.
     pub(crate) fn is_https(&self) -> bool {
         self.origin.starts_with("https:")
     }

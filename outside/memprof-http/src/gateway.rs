@@ -73,7 +73,7 @@ impl Gateway {
             .await
     }
 
-    /// Returns the ids of the host's process.
+    /// Returns the pid of the host's process, in its own PID namespace and in this one.
     pub(crate) async fn process_ids(&self) -> Result<HostProcess> {
         self.call(CallKind::Quick, |client| {
             Ok(HostProcess {

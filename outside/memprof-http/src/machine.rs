@@ -94,6 +94,7 @@ struct JobRows {
     jobs: Vec<JobRow>,
 }
 
+/// Lists the jobs, newest first.
 async fn list_jobs(State(machine): State<Machine>) -> Json<JobRows> {
     let jobs = machine.0.jobs.rows();
     Json(JobRows { jobs })

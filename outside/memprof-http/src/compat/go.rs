@@ -155,7 +155,7 @@ async fn serve_allocs(
     Ok(reply)
 }
 
-/// Serves a new profile as pprof or as text.
+/// Serves a new profile as pprof, in which `sample_type` is the default, or as text.
 async fn serve_profile(
     host: &Gateway,
     wanted: &ProfileRequest,

@@ -89,11 +89,13 @@ async fn serve_status(RequestHost(host): RequestHost) -> Result<Response> {
     Ok(active_reply(status.profiling == Profiling::Active))
 }
 
+/// Activates profiling. Fails with the error of the plugin.
 async fn activate(RequestHost(host): RequestHost) -> Result<&'static str> {
     host.send_ok("activate", &[]).await?;
     Ok("Heap profiling activated")
 }
 
+/// Deactivates profiling. Fails with the error of the plugin.
 async fn deactivate(RequestHost(host): RequestHost) -> Result<&'static str> {
     host.send_ok("deactivate", &[]).await?;
     Ok("Heap profiling deactivated")

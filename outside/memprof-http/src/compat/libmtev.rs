@@ -60,11 +60,13 @@ async fn take_dump(host: &Gateway) -> Result<Response> {
     Ok(([DUMP_TYPE], stream_dump(dump).await?).into_response())
 }
 
+/// Activates profiling, and serves libmtev's text for that.
 async fn activate(host: &Gateway) -> Result<Response> {
     host.send_ok("activate", &[]).await?;
     Ok(([TEXT_TYPE], "Profiling is activated\n").into_response())
 }
 
+/// Deactivates profiling, and serves libmtev's text for that.
 async fn deactivate(host: &Gateway) -> Result<Response> {
     host.send_ok("deactivate", &[]).await?;
     Ok(([TEXT_TYPE], "Profiling is deactivated\n").into_response())
