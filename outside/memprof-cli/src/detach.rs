@@ -127,7 +127,7 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
         thread::sleep(POLL_INTERVAL);
     }
     if let Some(leftovers) = leftovers {
-        leftovers.remove();
+        leftovers.remove_directories();
     }
     Ok(DetachOutcome::Plugin)
 }

@@ -226,7 +226,7 @@ fn missing_sdk_file_error(file: &str, dirs: &[PathBuf]) -> anyhow::Error {
     with_exit_code(USAGE, message)
 }
 
-/// Returns the lines of Cargo.toml that name memprof's crates as they are here.
+/// Returns the lines of Cargo.toml that name memprof's crates by their folders in the SDK. Fails if a crate is missing.
 fn cargo_patches(sdk: Option<&Path>) -> Result<String> {
     let dirs = sdk_dirs(sdk)?;
     let mut lines = String::new();
@@ -244,7 +244,7 @@ fn cargo_patches(sdk: Option<&Path>) -> Result<String> {
     Ok(lines)
 }
 
-/// Returns the folder of memprof.h.
+/// Returns the folder of memprof.h. Fails if no folder of the SDK has the file.
 fn include_dir(sdk: Option<&Path>) -> Result<String> {
     let dirs = sdk_dirs(sdk)?;
     let places = dirs

@@ -58,14 +58,14 @@ impl Leftovers {
         })
     }
 
-    /// Removes the directories that are empty.
-    pub(crate) fn remove(&self) {
+    /// Removes those of the directories that are empty. Ignores errors.
+    pub(crate) fn remove_directories(&self) {
         for directory in &self.directories {
             self.unlink(directory, AtFlags::REMOVEDIR);
         }
     }
 
-    /// Removes a file below the root.
+    /// Removes a file at a path below the root, unless it belongs to another user. Ignores errors.
     pub(crate) fn remove_file(&self, path: &Path) {
         self.unlink(path, AtFlags::empty());
     }
@@ -119,7 +119,7 @@ mod tests {
             .map(PathBuf::from)
             .into(),
         };
-        leftovers.remove();
+        leftovers.remove_directories();
         assert!(!path("root/tmp/memprof-0").exists());
         assert!(path("root/var/lib/memprof/web").exists());
         assert!(path("outside/memprof-0").exists());
@@ -132,7 +132,7 @@ mod tests {
         of_another_user.remove_file(kept);
         assert!(path("root").join("var/lib/memprof/web/kept.heap").exists());
         leftovers.remove_file(kept);
-        leftovers.remove();
+        leftovers.remove_directories();
         assert!(!path("root/var/lib/memprof/web").exists());
     }
 }

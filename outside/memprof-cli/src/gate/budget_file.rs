@@ -53,7 +53,7 @@ impl BudgetFile {
             .map_err(|error| with_exit_code(USAGE, format!("{}: {error}", path.display())))
     }
 
-    /// Returns the text of a new file.
+    /// Returns the file that `--update` fills if there is none, with limits of 0.
     pub(super) fn template() -> anyhow::Result<Self> {
         Ok(Self(Document::parse(TEMPLATE.to_owned())?))
     }

@@ -79,7 +79,7 @@ pub(super) fn run(
     Ok(0.into())
 }
 
-/// Lines above the table.
+/// Returns the lines above the table: all objects together, and the use of pymalloc's pools.
 fn summary_lines(reply: &CensusOutput<'_>) -> Vec<String> {
     let name = describe_process(reply.analysis.pid);
     let mut lines = vec![format!(

@@ -41,7 +41,7 @@ impl StartConfig {
     }
 }
 
-/// Parses the option --sample-interval to its log2.
+/// Parses the value of `--sample-interval`, a power of two in bytes, to its log2. The error is a text with an example.
 pub(crate) fn parse_interval(text: &str) -> Result<u8, String> {
     let lg = parse_size(text)
         .and_then(log2)
@@ -49,7 +49,8 @@ pub(crate) fn parse_interval(text: &str) -> Result<u8, String> {
     lg.ok_or_else(|| "expected a power of two from 1KiB to 16MiB, e.g. 64KiB".to_owned())
 }
 
-/// Parses the interval of a command that is sampled by memprof's sampler alone to its log2.
+/// Parses the interval of a command that only memprof's sampler samples, which may be as low as 1 byte, to its log2.
+/// The error is a text with an example.
 pub(crate) fn parse_fine_interval(text: &str) -> Result<u8, String> {
     let bytes = text.parse().ok().or_else(|| parse_size(text));
     let lg = bytes.and_then(log2).filter(|lg| *lg <= 24);
