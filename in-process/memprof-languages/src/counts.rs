@@ -50,6 +50,7 @@ impl Counters {
         }
     }
 
+    /// Counts one walk by its outcome.
     pub(crate) fn add(&self, outcome: WalkOutcome) {
         self.samples.fetch_add(1, Relaxed);
         let more = match outcome {
@@ -64,11 +65,13 @@ impl Counters {
         more.fetch_add(1, Relaxed);
     }
 
-    /// Whether no frame could ever be read, of many stacks: the layout is not as expected.
+    /// Whether [`MAX_FAILURES`] stacks had unreadable frames, and no stack had a readable one: the layout is not as
+    /// expected.
     pub(crate) fn is_given_up(&self) -> bool {
         self.with_frames.load(Relaxed) == 0 && self.unread.load(Relaxed) >= MAX_FAILURES
     }
 
+    /// Returns the current counts.
     pub(crate) fn get(&self) -> LanguageCounts {
         LanguageCounts {
             samples: self.samples.load(Relaxed),

@@ -53,7 +53,7 @@ enum ChainEnd {
 }
 
 impl CPython {
-    /// Reads the layout of a `CPython` from its symbols.
+    /// Finds the layout of a `CPython` by its symbols. Also returns its version, as `PY_VERSION_HEX`.
     ///
     /// # Errors
     /// The version is unknown, or its structures are not as expected.
@@ -72,12 +72,13 @@ impl CPython {
         Ok((version, found))
     }
 
-    /// Code of the function that executes the program.
+    /// Address range of the function that executes Python code: `_PyEval_EvalFrameDefault`.
     pub(crate) fn interpreter(&self) -> Range<usize> {
         self.interpreter.address..self.interpreter.address + self.interpreter.size
     }
 
-    /// Writes the frames of the calling thread, leaf first. `None` if the interpreter does not run on it, or ends.
+    /// Adds the Python frames of the calling thread to `frames`, leaf first. `None` if the thread has no Python state,
+    /// or if another thread is ending the interpreter.
     pub(crate) fn read_frames(
         &self,
         reader: &mut Reader<'_>,
@@ -104,7 +105,8 @@ impl CPython {
         })
     }
 
-    /// `PyThreadState` of the calling thread, also while it does not hold the GIL. `None` if it has none.
+    /// Returns the address of the calling thread's `PyThreadState`, also while the thread does not hold the GIL. `None`
+    /// if the thread has none.
     fn thread_state(&self, reader: &mut Reader<'_>) -> Option<usize> {
         let layout = &self.layout;
         let this = pthread_self();
@@ -125,7 +127,8 @@ impl CPython {
         (id == this).then_some(state)
     }
 
-    /// Until 3.10, a frame is an object, and each has an activation of the interpreter of its own.
+    /// Adds the frames of `CPython` up to 3.10, in which each frame is an object. Their native frames are unknown: each
+    /// has a call of the interpreter's function of its own. `None` if a frame is not as expected.
     fn read_frame_objects(
         &self,
         thread: usize,
@@ -142,7 +145,7 @@ impl CPython {
             let last = reader.u32(frame, layout.frame_instruction)?.cast_signed();
             let last = i64::from(last) * layout.instruction_units;
             frames.push(ManagedFrame {
-                word: self.name(code, last, reader)?,
+                word: self.intern_name(code, last, reader)?,
                 native: 0,
             });
             frame = reader.word(frame, layout.frame_previous)?;
@@ -150,8 +153,9 @@ impl CPython {
         Some(ChainEnd::Outermost)
     }
 
-    /// 3.11 and 3.12: each activation has a `_PyCFrame` in its native frame. In 3.11 `is_entry` marks its outermost
-    /// frame; in 3.12 a frame on the native stack follows that.
+    /// Adds the frames of `CPython` 3.11 and 3.12, in which each activation, a call of the interpreter's function, has
+    /// a `_PyCFrame` in its native frame. In 3.11, the byte at offset `is_entry` marks the outermost frame of an
+    /// activation; in 3.12, a frame on the native stack follows it. `None` if a frame is not as expected.
     fn read_c_frames(
         &self,
         thread: usize,
@@ -185,7 +189,8 @@ impl CPython {
         Some(ChainEnd::Outermost)
     }
 
-    /// From 3.13 on, each activation ends with a frame in its native frame.
+    /// Adds the frames of `CPython` from 3.13 on. After the frames of each activation, a call of the interpreter's
+    /// function, comes one that lies in the activation's native frame. `None` if a frame is not as expected.
     fn read_entry_frames(
         &self,
         thread: usize,
@@ -210,11 +215,14 @@ impl CPython {
         Some(ChainEnd::Outermost)
     }
 
+    /// Whether a frame only marks the end of an activation, and is no function of the program. `None` if it is
+    /// unreadable.
     fn is_on_c_stack(&self, frame: usize, reader: &mut Reader<'_>) -> Option<bool> {
         Some(reader.u8(frame, self.layout.frame_owner)? >= OWNED_BY_C_STACK)
     }
 
-    /// Adds a `_PyInterpreterFrame` of 3.11 or newer. `None` if it is not as expected.
+    /// Adds a `_PyInterpreterFrame` of 3.11 or newer, with an address in the native frame that executes it. Skips a
+    /// frame that `CPython` is still creating. `None` if the frame is not as expected.
     fn push_frame(
         &self,
         frame: usize,
@@ -237,14 +245,15 @@ impl CPython {
         if !is_generator && last < INSTRUCTION_BYTES * i64::from(traceable) {
             return Some(());
         }
-        let word = self.name(code, last, reader)?;
+        let word = self.intern_name(code, last, reader)?;
         frames.push(ManagedFrame { word, native });
         Some(())
     }
 
-    /// Returns the managed word of a code object and the offset, in bytes, of the instruction that it executes; below 0
-    /// before its first one. `None` if the object is none, or its names cannot be read.
-    fn name(&self, code: usize, last: i64, reader: &mut Reader<'_>) -> Option<usize> {
+    /// Returns the managed word for a code object and the line of its current instruction. `last` is the offset of that
+    /// instruction in bytes, below 0 before the first one. `None` if there is no code object at `code`, or if its names
+    /// cannot be read.
+    fn intern_name(&self, code: usize, last: i64, reader: &mut Reader<'_>) -> Option<usize> {
         let layout = &self.layout;
         if reader.word(code, layout.object_type)? != self.code_type {
             return None;
@@ -272,7 +281,8 @@ impl CPython {
         Some(intern(name.hash(line), line, &name))
     }
 
-    /// Reads the `str` to which a field of an object refers.
+    /// Finds the `str` to which the field at offset `field` of the object `owner` refers. `None` if the field refers to
+    /// something else, or if the `str` cannot be read.
     fn text(&self, owner: usize, field: usize, reader: &mut Reader<'_>) -> Option<Text> {
         let object = reader.pointer(owner, field)?;
         if reader.word(object, self.layout.object_type)? != self.text_type {
@@ -282,12 +292,13 @@ impl CPython {
     }
 }
 
-/// `pthread_self(3)`, which `CPython` stores as `thread_id`: the address of the thread's control block.
+/// Returns `pthread_self(3)`, the address of the thread's control block. `CPython` stores it as `thread_id`.
 fn pthread_self() -> usize {
     thread_calls::this_thread()
 }
 
-/// `pthread_getspecific(3)`. `None` if the value is null, or no pointer to a structure.
+/// Returns the calling thread's value of a key by `pthread_getspecific(3)`. `None` if it is null, or not aligned as a
+/// pointer to a structure is.
 fn thread_specific(key: u32) -> Option<usize> {
     let value = thread_calls::specific(key);
     (value != 0 && value.is_multiple_of(align_of::<usize>())).then_some(value)
@@ -300,12 +311,14 @@ mod thread_calls {
     /// Most keys of a process: glibc's `PTHREAD_KEYS_MAX`.
     const MAX_KEYS: u32 = 1024;
 
+    /// Returns `pthread_self(3)`.
     pub(super) fn this_thread() -> usize {
         // SAFETY: pthread_self(3) always succeeds.
         unsafe { libc::pthread_self() as usize }
     }
 
-    /// Value of a key on this thread; 0 for a key that no process has.
+    /// Returns the calling thread's value of a key by `pthread_getspecific(3)`; 0 for a key that is not in use, or
+    /// beyond [`MAX_KEYS`].
     pub(super) fn specific(key: u32) -> usize {
         if key >= MAX_KEYS {
             return 0;

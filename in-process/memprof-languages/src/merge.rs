@@ -73,7 +73,8 @@ pub struct NativeStack<'a> {
 }
 
 impl NativeStack<'_> {
-    /// Index of the frame, from `from` on, whose stack memory contains an address. `None` if there is none.
+    /// Returns the index of the first frame, from index `from` on, with stack memory that contains `address`. `None` if
+    /// there is none.
     fn frame_around(&self, from: usize, address: usize) -> Option<usize> {
         let contains = |index: &usize| {
             let bounds = [*index, index + 1].map(|index| self.stack_pointers.get(index));
@@ -82,7 +83,8 @@ impl NativeStack<'_> {
         (from..self.frames.len().saturating_sub(1)).find(contains)
     }
 
-    /// Index of the next frame, from `from` on, of code in a range.
+    /// Returns the index of the first frame, from index `from` on, whose function is in the range `code`. `None` if
+    /// there is none.
     pub(crate) fn frame_in(&self, from: usize, code: &Range<usize>) -> Option<usize> {
         let is_in = |frame: &usize| code.contains(&frame.wrapping_sub(1));
         let rest = self.frames.get(from..)?;
@@ -90,9 +92,10 @@ impl NativeStack<'_> {
     }
 }
 
-/// Writes `native` to `merged`, with `managed` in place of the native frames that execute them. `interpreter` is the
-/// code of the function that does. Frames of which no native one is found, because the walk ended before it, follow
-/// the others. Returns the number of frames, as far as there is room.
+/// Writes the frames of `native` to `merged`, with the frames of `managed` in place of the native frames that execute
+/// them. `interpreter` is the code of the interpreter's function, which executes managed frames. If the walk ended
+/// before a managed frame's native one, the managed frame comes after all native ones. Returns the number of written
+/// frames. Drops those for which there is no room.
 pub(crate) fn merge_frames(
     native: NativeStack<'_>,
     managed: &ManagedFrames<'_>,
@@ -117,7 +120,7 @@ pub(crate) fn merge_frames(
                 0 => native.frame_in(next, interpreter),
                 address => native.frame_around(next, address),
             };
-            let end = found.unwrap_or(if is_beyond(native, frame.native) {
+            let end = found.unwrap_or(if is_beyond_walk(native, frame.native) {
                 native.frames.len()
             } else {
                 next
@@ -135,8 +138,9 @@ pub(crate) fn merge_frames(
     count
 }
 
-/// Whether an address lies above all frames whose stack pointers are known, or none is known for it.
-fn is_beyond(native: NativeStack<'_>, address: usize) -> bool {
+/// Whether an address on the stack is beyond the outermost frame with a known stack pointer. Also true for the address
+/// 0, which stands for an unknown one.
+fn is_beyond_walk(native: NativeStack<'_>, address: usize) -> bool {
     let pointers = (0..native.frames.len()).map_while(|index| native.stack_pointers.get(index));
     address == 0 || pointers.last().is_some_and(|last| address >= last)
 }

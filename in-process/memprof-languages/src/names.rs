@@ -48,13 +48,14 @@ struct NameCell {
 
 static MEMORY: AtomicPtr<NameMemory> = AtomicPtr::new(ptr::null_mut());
 
-/// Gives the table its memory; ignored if it has some.
+/// Sets the memory of the table of names. Has no effect if it was set before.
 pub fn set_name_memory(memory: &'static NameMemory) {
     let memory = (&raw const *memory).cast_mut();
     // The first one stays: ids refer to it.
     let _ = MEMORY.compare_exchange(ptr::null_mut(), memory, AcqRel, Relaxed);
 }
 
+/// Returns the memory of the table of names. `None` before [`set_name_memory`].
 fn memory() -> Option<&'static NameMemory> {
     let memory = MEMORY.load(Acquire);
     // SAFETY: `set_name_memory` stored a reference that is valid for ever.
@@ -63,23 +64,25 @@ fn memory() -> Option<&'static NameMemory> {
 
 /// Text of one name while it is entered.
 pub(crate) trait NameText {
-    /// Visits the bytes of the function's name, then those of the file's. Both are called at most once.
+    /// Passes each byte of the function's name, in UTF-8, to `write`. Called at most once, before
+    /// [`write_file`](Self::write_file).
     fn write_function(&self, write: &mut dyn FnMut(u8));
-    /// Like [`write_function`](Self::write_function), of the file.
+    /// Passes each byte of the file's path, in UTF-8, to `write`. Called at most once.
     fn write_file(&self, write: &mut dyn FnMut(u8));
-    /// Most bytes of both.
+    /// Returns the bytes to reserve: the maximum number that both functions write together.
     fn max_len(&self) -> u32;
 }
 
-/// Returns the managed word of a name with this hash, and enters it if it is new. A full table returns the word that
-/// stands for all further names.
+/// Returns the managed word of the name with this hash, and adds the name to the table if it is new. If the table is
+/// full or has no memory, returns the word that stands for all other names.
 pub(crate) fn intern(hash: u64, line: u32, text: &impl NameText) -> usize {
     let id = memory().and_then(|memory| memory.intern(hash, line, text));
     MANAGED << 40 | id.unwrap_or(OTHER) << 1 | 1
 }
 
 impl NameMemory {
-    /// Returns the id of a name. `None` if there is no room.
+    /// Returns the id of the name with this hash, and adds the name if it is new. `None` if there is no room. Takes no
+    /// lock.
     fn intern(&self, hash: u64, line: u32, text: &impl NameText) -> Option<usize> {
         // 0 marks a free cell.
         let hash = hash | 1;
@@ -95,7 +98,7 @@ impl NameMemory {
             if found != 0 {
                 continue;
             }
-            let place = self.reserve(text.max_len())?;
+            let place = self.reserve_text(text.max_len())?;
             match cell.hash.compare_exchange(0, hash, AcqRel, Acquire) {
                 Ok(_) => {
                     self.fill(cell, place, line, text);
@@ -108,8 +111,9 @@ impl NameMemory {
         None
     }
 
-    /// Reserves room for a name and `len` bytes of text. `None` if the table is full.
-    fn reserve(&self, len: u32) -> Option<u32> {
+    /// Reserves room for a name and `len` bytes of text, which is never released. Returns the start of the text. `None`
+    /// if the table is full.
+    fn reserve_text(&self, len: u32) -> Option<u32> {
         let is_full = self.names.load(Relaxed) >= MAX_NAMES
             || self.text_used.load(Relaxed).saturating_add(len) > TEXT_BYTES;
         if is_full || self.names.fetch_add(1, Relaxed) >= MAX_NAMES {
@@ -119,6 +123,7 @@ impl NameMemory {
         (place.checked_add(len)? <= TEXT_BYTES).then_some(place)
     }
 
+    /// Writes a name's text from `place` on, and then its cell; the line last, which marks the text as complete.
     fn fill(&self, cell: &NameCell, place: u32, line: u32, text: &impl NameText) {
         let end = place.saturating_add(text.max_len());
         let mut next = place;
@@ -168,7 +173,7 @@ impl ManagedName<'_> {
     }
 }
 
-/// Visits the names so far, in no order. Leaves out those that are being entered.
+/// Visits all names in the table, in no particular order. Skips names that are just being added.
 pub fn for_each_name(mut visit: impl FnMut(ManagedName<'_>)) {
     let Some(memory) = memory() else { return };
     for (id, cell) in memory.cells.iter().enumerate() {
@@ -188,7 +193,7 @@ pub fn for_each_name(mut visit: impl FnMut(ManagedName<'_>)) {
     }
 }
 
-/// Number of names, and whether some found no room.
+/// Returns the number of names in the table, and whether it is full.
 pub(crate) fn name_counts() -> (u32, bool) {
     let names = memory().map_or(0, |memory| memory.names.load(Relaxed));
     (names.min(MAX_NAMES), names >= MAX_NAMES)

@@ -19,7 +19,8 @@ impl<'a> Reader<'a> {
         Self { pages }
     }
 
-    /// Checks `len` bytes, at most 64 KiB, at an offset from an address. `None` if a page is unreadable.
+    /// Returns the `len` bytes at `base` plus `offset`, as readable memory. `None` if a page is unreadable, or if `len`
+    /// is 0 or above 64 KiB.
     pub(crate) fn range(
         &mut self,
         base: usize,
@@ -42,7 +43,7 @@ impl<'a> Reader<'a> {
         Some(ReadableRange { address, len })
     }
 
-    /// Reads an aligned word. `None` if it is unaligned or unreadable.
+    /// Reads the aligned word at `base` plus `offset`. `None` if it is unaligned or unreadable.
     pub(crate) fn word(&mut self, base: usize, offset: usize) -> Option<usize> {
         let address = base.checked_add(offset)?;
         if !address.is_multiple_of(size_of::<usize>()) {
@@ -53,17 +54,17 @@ impl<'a> Reader<'a> {
         Some(unsafe { (address as *const usize).read_volatile() })
     }
 
-    /// Reads an aligned pointer that is not null. `None` if it is null, unaligned or unreadable.
+    /// Like [`word`](Self::word), but also `None` if the word is 0.
     pub(crate) fn pointer(&mut self, base: usize, offset: usize) -> Option<usize> {
         self.word(base, offset).filter(|pointer| *pointer != 0)
     }
 
-    /// Reads four bytes.
+    /// Reads four bytes at `base` plus `offset`, aligned or not. `None` if they are unreadable.
     pub(crate) fn u32(&mut self, base: usize, offset: usize) -> Option<u32> {
         self.range(base, offset, 4)?.u32(0)
     }
 
-    /// Reads a byte.
+    /// Reads the byte at `base` plus `offset`. `None` if it is unreadable.
     pub(crate) fn u8(&mut self, base: usize, offset: usize) -> Option<u8> {
         self.range(base, offset, 1)?.u8(0)
     }

@@ -43,6 +43,7 @@ impl FoundRuntime {
         }
     }
 
+    /// Returns the runtime. `None` before [`Self::set`] has finished.
     fn get(&self) -> Option<&CPython> {
         if self.state.load(Acquire) != READY {
             return None;
@@ -53,6 +54,7 @@ impl FoundRuntime {
         Some(unsafe { runtime.assume_init_ref() })
     }
 
+    /// Stores the runtime. Has no effect if one was stored before.
     fn set(&self, runtime: CPython) {
         let claimed = self.state.compare_exchange(EMPTY, WRITING, AcqRel, Relaxed);
         if claimed.is_ok() {
@@ -63,12 +65,12 @@ impl FoundRuntime {
     }
 }
 
-/// Reads the layout of this process's `CPython`, for the stacks from now on; the first one that is found stays. Runs
-/// outside of `malloc`. Returns its version as `PY_VERSION_HEX` has it, with zeros below the minor number if the rest is
-/// unknown.
+/// Finds the layout of a `CPython` by its symbols, so that its frames can be read from now on. If another `CPython` was
+/// prepared before, that one stays. Must not be called inside `malloc`. Returns the version as in `PY_VERSION_HEX`,
+/// with zeros below the minor number if only that is known.
 ///
 /// # Errors
-/// The version is unknown, or its structures are not as expected: its frames are not read.
+/// The version is unknown, or the structures are not as expected. The frames of this `CPython` are not read then.
 pub fn prepare_cpython(symbols: &CPythonSymbols) -> Result<u32, UnsupportedCPython> {
     let mut pages = [0; PAGES];
     let (version, found) = CPython::new(symbols, &mut Reader::new(&mut pages))?;
@@ -76,25 +78,27 @@ pub fn prepare_cpython(symbols: &CPythonSymbols) -> Result<u32, UnsupportedCPyth
     Ok(version)
 }
 
-/// Whether no frame could be read, of many stacks on which the interpreter was.
+/// Whether reading of frames was given up, because none could be read in the first 64 stacks with the interpreter's
+/// function.
 pub fn is_given_up() -> bool {
     COUNTERS.is_given_up()
 }
 
-/// Whether frames of languages are read from now on. Off at first.
+/// Sets whether [`merge`] reads frames from now on. Off at first.
 pub fn set_enabled(is_enabled: bool) {
     ENABLED.store(is_enabled, Release);
 }
 
-/// Counts since the start of the process, the number of names, and whether the table of names is full.
+/// Returns the counts of walks since the start of the process, the number of names, and whether the table of names is
+/// full.
 pub fn counts() -> (LanguageCounts, u32, bool) {
     let (names, is_full) = name_counts();
     (COUNTERS.get(), names, is_full)
 }
 
-/// Merges the frames of the program into a stack of the calling thread, leaf first. `scratch` is memory of at least
-/// [`SCRATCH_WORDS`](crate::SCRATCH_WORDS) words. Returns the part of it that holds the stack; the word in front of that
-/// is not in use. `None` if the stack has no such frames.
+/// Merges the interpreted program's frames into `native`, a stack of the calling thread. `scratch` is memory of at
+/// least [`SCRATCH_WORDS`](crate::SCRATCH_WORDS) words. Returns the range of `scratch` with the merged stack, leaf
+/// first. `None` if there are no such frames, or if they are not read.
 #[cold]
 #[inline(never)]
 pub fn merge(native: NativeStack<'_>, scratch: &mut [usize]) -> Option<Range<usize>> {

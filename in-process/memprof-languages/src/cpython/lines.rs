@@ -11,8 +11,9 @@ pub(crate) enum LineFormat {
     Locations,
 }
 
-/// Returns the line of the instruction at an offset, in bytes; 0 if the table gives it none. `first` is the line of the
-/// function, and `byte` reads the table, of `len` bytes.
+/// Returns the source line of the instruction at `offset`, in bytes from the function's first instruction. 0 if the
+/// table says that the instruction has no line; `first`, the function's own line, if the table cannot be read. `byte`
+/// reads the byte at an index of the table, which has `len` bytes.
 pub(super) fn line_at(
     format: LineFormat,
     first: u32,
@@ -21,18 +22,21 @@ pub(super) fn line_at(
     offset: usize,
 ) -> u32 {
     let line = match format {
-        LineFormat::Lnotab => lnotab(first, len, byte, offset),
-        LineFormat::Ranges => ranges(first, len, byte, offset),
-        LineFormat::Locations => locations(first, len, byte, offset),
+        LineFormat::Lnotab => line_in_lnotab(first, len, byte, offset),
+        LineFormat::Ranges => line_in_ranges(first, len, byte, offset),
+        LineFormat::Locations => line_in_locations(first, len, byte, offset),
     };
     u32::try_from(line.unwrap_or(i64::from(first))).unwrap_or(0)
 }
 
+/// Reads a byte as a number from -128 to 127.
 fn signed(byte: u8) -> i64 {
     i64::from(byte.cast_signed())
 }
 
-fn lnotab(
+/// Looks up the line in a table of [`LineFormat::Lnotab`]. `None` if the table cannot be read. Parameters as in
+/// [`line_at`].
+fn line_in_lnotab(
     first: u32,
     len: usize,
     byte: impl Fn(usize) -> Option<u8>,
@@ -49,7 +53,9 @@ fn lnotab(
     Some(line)
 }
 
-fn ranges(
+/// Looks up the line in a table of [`LineFormat::Ranges`]; 0 for a range without a line. `None` if the table cannot be
+/// read. Parameters as in [`line_at`].
+fn line_in_ranges(
     first: u32,
     len: usize,
     byte: impl Fn(usize) -> Option<u8>,
@@ -71,7 +77,9 @@ fn ranges(
     Some(line)
 }
 
-fn locations(
+/// Looks up the line in a table of [`LineFormat::Locations`]; 0 for a location without a line. `None` if the table
+/// cannot be read. Parameters as in [`line_at`].
+fn line_in_locations(
     first: u32,
     len: usize,
     byte: impl Fn(usize) -> Option<u8>,
@@ -101,7 +109,8 @@ fn locations(
     Some(line)
 }
 
-/// Reads a number of 6 bits per byte, the lowest first, whose lowest bit is the sign.
+/// Reads a number from the table at `index`, and moves `index` behind it. Each byte has 6 bits of the number, the
+/// lowest ones first; the number's lowest bit is the sign. `None` if the table cannot be read.
 fn signed_varint(
     len: usize,
     byte: &impl Fn(usize) -> Option<u8>,

@@ -24,7 +24,8 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// Reads the head of a `str`. `None` if it is not compact, or too long.
+    /// Reads the head of the `str` object at address `object`. `None` if it is unreadable, empty, not compact, or
+    /// longer than [`MAX_TEXT`] characters.
     pub(super) fn read(
         layout: &FieldOffsets,
         object: usize,
@@ -52,6 +53,7 @@ impl Text {
         self.data.len() / self.width
     }
 
+    /// Returns a character; U+FFFD for a surrogate. `None` beyond the end.
     fn char(self, index: usize) -> Option<char> {
         let offset = index * self.width;
         let code = match self.width {
@@ -63,14 +65,14 @@ impl Text {
         Some(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER))
     }
 
-    /// The first characters of a long text.
+    /// Iterates over the first `max` characters, followed by [`CUT`] if there are more.
     fn start(self, max: usize) -> impl Iterator<Item = char> {
         let cut = (self.len() > max).then_some(CUT);
         let chars = (0..self.len().min(max)).map_while(move |index| self.char(index));
         chars.chain(cut)
     }
 
-    /// The last characters of a long text.
+    /// Iterates over the last `max` characters, after [`CUT`] if there are more.
     fn end(self, max: usize) -> impl Iterator<Item = char> {
         let skipped = self.len().saturating_sub(max);
         let cut = (skipped > 0).then_some(CUT);
@@ -87,7 +89,8 @@ pub(super) struct FrameName {
 }
 
 impl FrameName {
-    /// Hash of the name and a line, by content: another object may be at the address of one that is gone.
+    /// Hashes the name and a line. The hash is of the characters, not of the objects' addresses, where later there may
+    /// be other objects.
     pub(super) fn hash(&self, line: u32) -> u64 {
         let lens = [self.function.len() as u64, self.file.len() as u64];
         let chars = self.function().chain(iter::once('\0')).chain(self.file());
@@ -99,10 +102,12 @@ impl FrameName {
         })
     }
 
+    /// Iterates over the function's name, of which at most [`MAX_FUNCTION`] characters are kept.
     fn function(&self) -> impl Iterator<Item = char> + use<> {
         self.function.start(MAX_FUNCTION)
     }
 
+    /// Iterates over the file's path, of which at most [`MAX_FILE`] characters are kept.
     fn file(&self) -> impl Iterator<Item = char> + use<> {
         self.file.end(MAX_FILE)
     }
@@ -123,6 +128,7 @@ impl NameText for FrameName {
     }
 }
 
+/// Passes each byte of the characters' UTF-8 to `write`.
 fn write_utf8(chars: impl Iterator<Item = char>, write: &mut dyn FnMut(u8)) {
     for c in chars {
         c.encode_utf8(&mut [0; 4]).bytes().for_each(&mut *write);
