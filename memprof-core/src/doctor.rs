@@ -57,6 +57,7 @@ fn unprofilable_finding(reason: &Unprofilable, severity: Severity) -> Finding {
     new_finding(reason.code(), severity, reason.message(), reason.remedy())
 }
 
+/// Adds findings about the dump directory: it cannot be used, is on a remote file system, or is nearly full.
 fn check_dump_dir(dir: &DumpDirFacts, findings: &mut Vec<Finding>) {
     use Severity::{Error, Warning};
     let display = |dir: &DumpDirFacts| -> String { Path::display(&dir.path).to_string() };

@@ -26,10 +26,10 @@ pub(crate) use installed_walker::{
     set_alloc_time, set_labels, set_leased,
 };
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) use installed_walker::{LabelKeyRegistry, thread_contexts};
-pub(crate) use process_context::attribute_keys;
+pub(crate) use installed_walker::{LabelKeyRegistry, find_thread_contexts};
+pub(crate) use process_context::read_attribute_keys;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use thread_contexts::{LabelKeyRegistry, thread_contexts};
+pub(crate) use thread_contexts::{LabelKeyRegistry, find_thread_contexts};
 pub(crate) use tick::{PeriodicTask, notice_code_changes};
 
 /// Thread-local variable that points to each thread's labels.
@@ -46,7 +46,7 @@ pub(crate) struct ThreadContext {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LabelKeyNames {
     Program(LabelKeyRegistry),
-    /// The process context, if the process publishes one: see [`attribute_keys`].
+    /// The process context, if the process publishes one: see [`read_attribute_keys`].
     OpenTelemetry,
 }
 

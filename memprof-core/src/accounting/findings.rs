@@ -130,8 +130,8 @@ pub(super) fn sampling_finding(
     })
 }
 
-/// Returns a finding if the heap is fragmented. `lost` is the ledger's row in bytes, without active pages that were
-/// never touched. `has` returns whether the process has an allocator of that kind.
+/// Returns a finding if the heap is fragmented. `lost` has the bytes of the ledger's row "fragmentation", without
+/// active pages that were never touched. `has` returns whether the process has an allocator of that kind.
 pub(super) fn fragmentation_finding(
     heap: &HeapTotals,
     lost: u64,

@@ -81,6 +81,7 @@ impl LoadedObject {
         self.has_access(address, PF_X)
     }
 
+    /// Whether `address` is in a writable segment.
     pub(crate) fn is_writable(&self, address: usize) -> bool {
         self.has_access(address, PF_W)
     }

@@ -2,7 +2,7 @@
 //!
 //! jemalloc holds locks that every allocating thread needs while it writes, so the target must never block: it is not
 //! on a disk. The host may also be short of memory. The thread that waits for the allocator therefore [polls the
-//! headroom](Scratch::poll_headroom), and releases the written pages before the kernel would kill the process.
+//! headroom](Scratch::abandon_on_shortage), and releases the written pages before the kernel would kill the process.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -84,6 +84,7 @@ impl Scratch {
         }
     }
 
+    /// Takes ownership of an empty file, which `name` tells how to open.
     fn new(file: OwnedFd, name: ScratchPath) -> io::Result<Self> {
         Ok(Self {
             file: GuardedFd::new(file.into())?,
@@ -157,7 +158,7 @@ impl Scratch {
     /// returns an error if the headroom does not suffice for the rest. From then on, each call releases the memory, so
     /// further output is discarded. The allocator never sees an error, because some allocators abort on one. Returns
     /// false once the allocator has finished.
-    pub(crate) fn poll_headroom(&self, shortage: impl FnOnce(u64) -> Option<Error>) -> bool {
+    pub(crate) fn abandon_on_shortage(&self, shortage: impl FnOnce(u64) -> Option<Error>) -> bool {
         let mut progress = lock(&self.progress);
         match &*progress {
             ScratchState::Writing => match shortage(self.written_bytes()) {
@@ -377,12 +378,12 @@ mod tests {
             Some(Error::new(ErrorKind::Io, "it is short"))
         };
         write();
-        scratch.poll_headroom(|_| None);
+        scratch.abandon_on_shortage(|_| None);
         assert!(memory_of(&scratch) > 0);
-        scratch.poll_headroom(shortage);
+        scratch.abandon_on_shortage(shortage);
         assert_eq!(memory_of(&scratch), 0);
         write();
-        scratch.poll_headroom(|_| None);
+        scratch.abandon_on_shortage(|_| None);
         assert_eq!(memory_of(&scratch), 0);
         assert_eq!(scratch.finish_writing().unwrap_err().message, "it is short");
     }
@@ -392,7 +393,7 @@ mod tests {
         let scratch = Scratch::in_memfd().unwrap();
         (&scratch.file).write_all(b"dump").unwrap();
         scratch.finish_writing().unwrap();
-        assert!(!scratch.poll_headroom(|_| panic!("there was no write")));
+        assert!(!scratch.abandon_on_shortage(|_| panic!("there was no write")));
         let mut text = String::new();
         scratch
             .draining_reader(4)

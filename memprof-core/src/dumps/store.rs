@@ -368,6 +368,7 @@ impl Store {
     }
 }
 
+/// Returns the name of a dump's file: the dump's name and [`EXTENSION`].
 fn dump_file_name(name: &DumpName) -> String {
     format!("{name}{EXTENSION}")
 }

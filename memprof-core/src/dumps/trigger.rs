@@ -54,7 +54,7 @@ impl Threshold {
 
 impl Condition {
     /// Whether the condition depends on the memory in use, so that the watcher must poll it.
-    pub(crate) fn reads_memory(&self) -> bool {
+    pub(crate) fn depends_on_memory(&self) -> bool {
         match self {
             Self::Every(_) | Self::AtExit => false,
             Self::RssAbove(_) | Self::RssGrowth(_) | Self::CgroupAbove(_) => true,

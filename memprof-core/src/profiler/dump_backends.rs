@@ -194,7 +194,7 @@ impl Profiler {
             take(&backend, &store, &name, &origin, &scratch)
         };
         self.dump_slot.dumper.run_with_poll(take, || {
-            polled.poll_headroom(|written| {
+            polled.abandon_on_shortage(|written| {
                 headroom::current_shortage_error(bytes.saturating_sub(written))
             })
         })?

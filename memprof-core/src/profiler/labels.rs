@@ -12,7 +12,7 @@ use crate::lock::lock;
 use crate::system::seccomp;
 use crate::unwinder::{
     self, LabelContext, LabelKeyNames, LabelSetCounts, MAX_KEYS, MAX_SETS, ThreadContext,
-    attribute_keys, thread_contexts,
+    find_thread_contexts, read_attribute_keys,
 };
 
 /// Key that stands for the thread's name in the kernel.
@@ -177,7 +177,7 @@ type ContextKeyIndexes = Vec<(ThreadContext, Vec<Option<u8>>)>;
 /// # Errors
 /// `Unsupported`: no code sets labels, or none sets one of the keys.
 fn find_key_indexes(requested: &[LabelKey]) -> Result<ContextKeyIndexes> {
-    let found = thread_contexts();
+    let found = find_thread_contexts();
     if found.is_empty() {
         let message = "no code in this process sets labels: neither with memprof's label calls nor as a thread \
                        context of OpenTelemetry (a thread-local variable otel_thread_ctx_v1 in its dynamic symbols)";
@@ -186,7 +186,7 @@ fn find_key_indexes(requested: &[LabelKey]) -> Result<ContextKeyIndexes> {
              Rust with the crate memprof-labels, and export OpenTelemetry's with -rdynamic",
         ));
     }
-    let named = attribute_keys();
+    let named = read_attribute_keys();
     let index = |context: &ThreadContext, key: &LabelKey| match (key.source, context.keys) {
         (LabelSource::ContextKey, LabelKeyNames::Program(registry)) => {
             registry.assign_key_number(&key.name)

@@ -58,6 +58,7 @@ pub(super) struct SwitchGuard<'a> {
 }
 
 impl SamplingSwitch {
+    /// Creates a switch that is off.
     pub(super) fn new(unwinder: UnwinderSettings) -> Self {
         Self {
             active: Mutex::default(),

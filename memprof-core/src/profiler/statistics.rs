@@ -76,7 +76,7 @@ impl Profiler {
         {
             let heaps = CachedUsage::measure(|| {
                 let backends = self.allocators.all();
-                let counted = backends.iter().map(|each| allocator_heap(each));
+                let counted = backends.iter().map(|each| read_allocator_heap(each));
                 counted.chain(uncounted_heaps(&backends)).collect()
             });
             let before = resident.anonymous;
@@ -245,7 +245,7 @@ fn allocator_stats(backend: &Backend, options: Option<&PrintOptions>) -> Stats {
         totals,
         error,
         ..
-    } = allocator_heap(backend);
+    } = read_allocator_heap(backend);
     Stats {
         kind,
         version,
@@ -260,7 +260,10 @@ fn allocator_stats(backend: &Backend, options: Option<&PrintOptions>) -> Stats {
 
 /// Live bytes of the program in these allocators. `None` if they keep no statistics, or report 0.
 pub(super) fn live_bytes(backends: &[Arc<Backend>]) -> Option<u64> {
-    let heaps: Vec<_> = backends.iter().map(|each| allocator_heap(each)).collect();
+    let heaps: Vec<_> = backends
+        .iter()
+        .map(|each| read_allocator_heap(each))
+        .collect();
     Some(ledger::live_bytes(&heaps)).filter(|live| *live > 0)
 }
 
@@ -286,7 +289,7 @@ fn purgeable_bytes(backends: &[Arc<Backend>]) -> Option<u64> {
 }
 
 /// Reads the totals of one allocator, and its sampled objects. If that fails, stores the error instead of totals.
-fn allocator_heap(backend: &Backend) -> AllocatorHeap {
+fn read_allocator_heap(backend: &Backend) -> AllocatorHeap {
     let identity = backend.identity();
     let totals = backend.allocator.heap_usage();
     AllocatorHeap {
@@ -318,6 +321,7 @@ fn uncounted_heaps(backends: &[Arc<Backend>]) -> impl Iterator<Item = AllocatorH
     })
 }
 
+/// Returns those of the backends' allocators that are jemallocs.
 pub(super) fn jemallocs(backends: &[Arc<Backend>]) -> Vec<&Jemalloc> {
     backends
         .iter()

@@ -6,8 +6,9 @@ use memprof_messages::{EarlyEndReason, EarlyEnds};
 
 use crate::allocators::loaded_objects::{self, EXECUTABLE, LoadedObject};
 
-/// Returns the counts of memprof's sampler since samples were last dropped, largest first.
-pub(super) fn early_ends() -> Vec<EarlyEnds> {
+/// Returns the numbers of samples whose stacks end early, by reason and file, largest first. Counts since samples were
+/// last dropped.
+pub(super) fn list_early_ends() -> Vec<EarlyEnds> {
     let counted: Vec<_> = memprof_sampler::early_ends().collect();
     if counted.is_empty() {
         return Vec::new();
@@ -16,10 +17,10 @@ pub(super) fn early_ends() -> Vec<EarlyEnds> {
     let mut ends: Vec<_> = counted
         .into_iter()
         .map(|each| EarlyEnds {
-            reason: reason(each.reason).into(),
+            reason: to_message_reason(each.reason).into(),
             object: each
                 .object
-                .and_then(|start| path_of_object(&objects, start)),
+                .and_then(|start| path_of_object_at(&objects, start)),
             samples: each.samples,
         })
         .collect();
@@ -28,7 +29,7 @@ pub(super) fn early_ends() -> Vec<EarlyEnds> {
 }
 
 /// File of the object that contains an address. `None` if the object was unloaded in the meantime.
-fn path_of_object(objects: &[LoadedObject], address: usize) -> Option<PathBuf> {
+fn path_of_object_at(objects: &[LoadedObject], address: usize) -> Option<PathBuf> {
     let object = objects.iter().find(|object| {
         let start = object.start_address();
         start == Some(address) || object.contains(address)
@@ -39,7 +40,8 @@ fn path_of_object(objects: &[LoadedObject], address: usize) -> Option<PathBuf> {
     Some(program.unwrap_or(path))
 }
 
-fn reason(reason: memprof_sampler::EarlyEndReason) -> EarlyEndReason {
+/// Converts a reason of the sampler to the one in messages.
+fn to_message_reason(reason: memprof_sampler::EarlyEndReason) -> EarlyEndReason {
     use memprof_sampler::EarlyEndReason as Sampled;
     match reason {
         Sampled::TooManyFrames => EarlyEndReason::TooManyFrames,

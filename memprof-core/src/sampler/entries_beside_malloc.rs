@@ -15,7 +15,7 @@ pub(super) struct EntriesBesideMalloc {
 }
 
 impl EntriesBesideMalloc {
-    /// Finds all complete tables.
+    /// Finds the process's tables of entry patches that are complete, and uses all of them.
     pub(super) fn find() -> Self {
         Self {
             used: PatchedEntries::beside_malloc().collect(),
@@ -36,10 +36,12 @@ impl EntriesBesideMalloc {
         self.used.pop()
     }
 
+    /// Whether any table is used.
     pub(super) fn is_used(&self) -> bool {
         !self.used.is_empty()
     }
 
+    /// Whether any hook of a used table is enabled.
     pub(super) fn is_enabled(&self) -> bool {
         self.used.iter().any(|entries| entries.enabled_count() > 0)
     }
@@ -49,7 +51,7 @@ impl EntriesBesideMalloc {
         self.known != first_function_addresses()
     }
 
-    /// Enables all hooks. `None` if a jump is missing.
+    /// Enables the hooks of all used tables. `None` if a patched function no longer begins with memprof's jump.
     pub(super) fn enable(&self) -> Option<()> {
         let mut used = self.used.iter();
         used.try_for_each(|entries| entries.enable().map(drop))

@@ -387,6 +387,7 @@ pub(super) fn loader_lock_error() -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }
 
+/// Converts an error of the sampler: no memory to `Io`, a thread that stays inside the sampler to `Busy`.
 pub(super) fn sampler_error(error: SamplerError) -> Error {
     match error {
         SamplerError::NoMemory => Error::io("map the sampler's tables", &Errno::NOMEM.into()),

@@ -42,7 +42,7 @@ const ALLOCATORS_SAMPLER: &str =
 pub(crate) fn prepare_languages(choice: LanguagesChoice, is_sampled: bool) {
     let mut found: Vec<Interpreter> = loaded_objects::list_loaded_objects()
         .iter()
-        .filter_map(find)
+        .filter_map(find_cpython)
         .collect();
     let [first, others @ ..] = found.as_mut_slice() else {
         *lock(&FOUND) = found;
@@ -74,8 +74,8 @@ pub(crate) fn prepare_languages(choice: LanguagesChoice, is_sampled: bool) {
     *lock(&FOUND) = found;
 }
 
-/// Returns the `CPython` that an object contains. `None` if it has none.
-fn find(object: &LoadedObject) -> Option<Interpreter> {
+/// Finds the `CPython` in an object, by the symbols that it exports. `None` if there is none.
+fn find_cpython(object: &LoadedObject) -> Option<Interpreter> {
     let name = object.path.file_name()?.to_string_lossy();
     if object.path != Path::new(EXECUTABLE) && !name.starts_with("libpython") {
         return None;
@@ -103,12 +103,13 @@ fn find(object: &LoadedObject) -> Option<Interpreter> {
     })
 }
 
-/// The only language so far.
+/// Returns the name of the language in messages and dumps. There is only Python so far.
 fn language_name() -> &'static str {
     "python"
 }
 
 impl Interpreter {
+    /// Formats the version as `3.11.2`, or as `3.8` if only that part is known.
     fn version_text(&self) -> String {
         let [major, minor, micro, level] = self.version.to_be_bytes();
         match (self.version, level) {
@@ -118,6 +119,7 @@ impl Interpreter {
         }
     }
 
+    /// Returns the reason why its frames are not read. `None` if they are read.
     fn off_because(&self) -> Option<String> {
         let given_up = || {
             memprof_languages::is_given_up()

@@ -2,13 +2,15 @@
 
 use memprof_messages::{LanguageStatus, LanguagesChoice};
 
-/// Does nothing.
+/// Does nothing, because no frames of interpreters are read.
 pub(crate) fn prepare_languages(_: LanguagesChoice, _: bool) {}
 
+/// Returns no interpreters.
 pub(crate) fn language_status() -> Vec<LanguageStatus> {
     Vec::new()
 }
 
+/// Returns no comment lines for a dump.
 pub(crate) fn comment_lines() -> Vec<String> {
     Vec::new()
 }

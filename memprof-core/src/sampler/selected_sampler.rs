@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use memprof_messages::{HeapUsage, SamplerStatus, SlotCounts, UnseenFrees};
 use rustix::io::Errno;
 
-use super::early_ends::early_ends;
+use super::early_ends::list_early_ends;
 use super::fork::register_fork_handler;
 use super::interception::{Interception, sampler_error};
 use super::pinned::PinnedProfile;
@@ -223,7 +223,7 @@ impl SelectedSampler<'_> {
             .and_then(|file| profile::write_samples(self.interval(), file));
         let (summary, sampled) = written.map_err(|error| Error::io("write the dump", &error))?;
         let unseen = before.map_or(UnseenBytes::default(), |before| {
-            self.compare(allocator, before, sampled)
+            self.compare_with_total(allocator, before, sampled)
         });
         Ok(ProfileSummary {
             own_sampler: self.summary(unseen),
@@ -232,9 +232,9 @@ impl SelectedSampler<'_> {
     }
 
     /// Compares the samples of a profile with the bytes that `allocator` holds now and that it held `before` the
-    /// profile was written. If it holds less, repeats the comparison to exclude a coincidence: the program may have
-    /// freed much memory in between.
-    fn compare(
+    /// profile was written. Returns the bytes of calls that the sampler did not see. If the allocator holds less than
+    /// the samples, repeats the comparison to exclude a coincidence: the program may have freed much memory in between.
+    fn compare_with_total(
         &self,
         allocator: &Allocator,
         before: AllocatedBytes,
@@ -253,7 +253,7 @@ impl SelectedSampler<'_> {
             let after = allocated_bytes(allocator).unwrap_or(before);
             let least = before.bytes.min(after.bytes);
             let most = before.bytes.max(after.bytes);
-            sampled.compare(least..=most, at_start)
+            sampled.compare_with_total(least..=most, at_start)
         };
         let mut unseen = compare(before, sampled);
         for _ in 0..REPEATED_COMPARISONS {
@@ -340,7 +340,7 @@ impl SelectedSampler<'_> {
                 bytes: unseen.freed,
             },
             unseen_allocation_bytes: unseen.allocated,
-            early_ends: early_ends(),
+            early_ends: list_early_ends(),
             since,
             tally: memprof_sampler::tally().map(|tally| Tally {
                 objects: tally.objects,

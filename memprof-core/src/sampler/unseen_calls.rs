@@ -51,10 +51,11 @@ impl SampledBytes {
         self.rounded += estimate * max_block_size(size) / size;
     }
 
-    /// Compares with the allocator's total. `allocated` has the totals before and after the samples were counted, in
+    /// Compares the estimate with the allocator's total, and returns the bytes of calls that the sampler did not see.
+    /// `allocated` has the totals before and after the samples were counted, in
     /// ascending order. `at_start` is the total when sampling began; without it, missing allocations are not reported,
     /// because they may be older.
-    pub(super) fn compare(
+    pub(super) fn compare_with_total(
         self,
         allocated: RangeInclusive<u64>,
         at_start: Option<u64>,
@@ -95,7 +96,8 @@ mod tests {
         let objects = mib * MIB / (64 << 10);
         sampled.add(objects, objects * 1024, 64 << 10);
         let allocated = allocated * MIB;
-        let found = sampled.compare(allocated..=allocated, at_start.map(|mib| mib * MIB));
+        let found =
+            sampled.compare_with_total(allocated..=allocated, at_start.map(|mib| mib * MIB));
         let is_near = |one: u64, other: u64| one.abs_diff(other) <= other / 8;
         assert!(
             is_near(found.freed, expected.freed) && is_near(found.allocated, expected.allocated),
@@ -137,7 +139,7 @@ mod tests {
         sampled.add(16 * 64, 16 * 64 * 8, 16 << 10);
         let allocated = 64 * MIB;
         assert_eq!(
-            sampled.compare(allocated..=allocated, Some(0)),
+            sampled.compare_with_total(allocated..=allocated, Some(0)),
             UnseenBytes::default()
         );
     }
@@ -146,7 +148,7 @@ mod tests {
     fn peak_between_two_readings_is_no_unseen_free() {
         let mut sampled = SampledBytes::default();
         sampled.add(1600, 1600 << 10, 64 << 10);
-        let found = sampled.compare(10 * MIB..=110 * MIB, Some(0));
+        let found = sampled.compare_with_total(10 * MIB..=110 * MIB, Some(0));
         assert_eq!(found, UnseenBytes::default());
     }
 }

@@ -28,14 +28,18 @@ pub fn sample_from_start(_: Option<SampleInterval>, _: StartScope) -> Result<()>
     Ok(())
 }
 
+/// Does nothing, because there is no sampler.
 pub(crate) fn stop_sampling_in_children() {}
 
+/// Returns no names, because no allocator has patched functions.
 pub(crate) fn patched_allocators_beside(_: &[usize]) -> Vec<&'static str> {
     Vec::new()
 }
 
+/// Does nothing, because there is no sampler.
 pub(crate) fn exclude_this_thread() {}
 
+/// Does nothing, because no jemalloc has memprof's hooks.
 pub(crate) fn leave_hooked_jemalloc() {}
 
 /// Has no value.
@@ -43,6 +47,7 @@ pub(crate) fn leave_hooked_jemalloc() {}
 pub(crate) enum OwnSampler {}
 
 impl OwnSampler {
+    /// Returns `None`, because there is no sampler.
     pub(crate) fn for_allocator(_: &Allocator, _: Option<SampleInterval>) -> Option<Self> {
         None
     }
@@ -55,6 +60,7 @@ impl OwnSampler {
         match *self {}
     }
 
+    /// Returns false, because there is no sampler.
     pub(crate) fn is_possible_for(_: &Allocator) -> bool {
         false
     }

@@ -68,10 +68,12 @@ impl CodeSegment {
         found_at: Duration::ZERO,
     };
 
+    /// Returns the range of addresses that the segment occupies, or occupied.
     fn range(&self) -> Range<usize> {
         self.start..self.end
     }
 
+    /// Whether the two segments have an address in common, perhaps at different times.
     fn overlaps(&self, other: &Self) -> bool {
         self.start < other.end && other.start < self.end
     }
@@ -131,6 +133,7 @@ impl CodeHistory {
         });
     }
 
+    /// Begins an update, in which each object that is loaded is passed to [`Self::add_object`].
     fn begin_update(&mut self) {
         self.updates += 1;
         self.expected = 0;
@@ -240,6 +243,7 @@ impl CodeHistory {
         [start as u32, self.text_len as u32]
     }
 
+    /// Returns the build id or path of a segment, given by its start and end in the texts.
     fn text(&self, [start, end]: [u32; 2]) -> &[u8] {
         &self.texts[start as usize..end as usize]
     }

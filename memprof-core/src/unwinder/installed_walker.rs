@@ -177,7 +177,7 @@ impl InstalledWalker {
 /// # Errors
 /// Reason why stacks cannot be walked in this process, as text.
 pub(crate) fn prepare_walks() -> std::result::Result<(), String> {
-    let find = find_object()
+    let find = find_object_function()
         .ok_or("this C library has no _dl_find_object (glibc 2.35 and newer have it)")?;
     if !can_test_readability() {
         return Err("this kernel cannot say which memory can be read".to_owned());
@@ -206,8 +206,8 @@ fn claim_hook(owner: usize) -> Option<&'static BacktraceHook> {
     Some(&HOOKS[index])
 }
 
-/// glibc's `_dl_find_object` (2.35 and newer). `None` in another C library.
-fn find_object() -> Option<FindObject> {
+/// Looks up glibc's function `_dl_find_object` (2.35 and newer). `None` in another C library.
+fn find_object_function() -> Option<FindObject> {
     let found = memprof_own::libc_symbol(c"_dl_find_object")?;
     // SAFETY: dlfcn.h of glibc declares the function of this name with this type.
     Some(unsafe { mem::transmute::<NonNull<c_void>, FindObject>(found) })

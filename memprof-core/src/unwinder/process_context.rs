@@ -24,7 +24,7 @@ const MAX_ATTEMPTS: usize = 100;
 
 /// Reads the names of the keys in OpenTelemetry's thread contexts from the process context. The position of a name is
 /// the index of its key. `None` if the process publishes no names.
-pub(crate) fn attribute_keys() -> Option<Vec<String>> {
+pub(crate) fn read_attribute_keys() -> Option<Vec<String>> {
     let maps = fs::read("/proc/thread-self/maps").ok()?;
     let maps = String::from_utf8_lossy(&maps);
     // Not /proc/self, because the main thread may have exited.

@@ -15,7 +15,7 @@ use crate::allocators::loaded_objects::{self, ForkGuard};
 
 /// Finds the thread-local variables in which threads store labels: those of programs with memprof's label calls, and
 /// that of OpenTelemetry. Lists each variable once.
-pub(crate) fn thread_contexts() -> Vec<ThreadContext> {
+pub(crate) fn find_thread_contexts() -> Vec<ThreadContext> {
     // SAFETY: dlsym(3) gets a NUL-terminated name. For a thread-local variable, it returns the address of the calling
     // thread's instance.
     let variable = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"otel_thread_ctx_v1".as_ptr()) };

@@ -38,22 +38,29 @@ impl InstalledWalker {
     }
 }
 
+/// Does nothing, because no unwind rules are read.
 pub(super) fn clear_rules() {}
 
+/// Does nothing, because no stacks are walked.
 pub(super) fn clear_stack_cache() {}
 
+/// Returns 0, because no unwind rules are read.
 pub(super) fn rules_read_count() -> u64 {
     0
 }
 
+/// Does nothing, because samples have no age.
 pub(crate) fn set_alloc_time(_: Option<u32>) {}
 
+/// Does nothing, because no stacks are walked.
 pub(super) fn set_code_generation(_: Option<u32>) {}
 
+/// Returns false, because no stacks are walked.
 pub(super) fn walked_every_stack() -> bool {
     false
 }
 
+/// Returns all frames, because no stack has a code generation.
 pub(super) fn without_code_generation(frames: &[u64]) -> &[u64] {
     frames
 }
@@ -78,10 +85,12 @@ impl LabelKeyRegistry {
     }
 }
 
-pub(crate) fn thread_contexts() -> Vec<super::ThreadContext> {
+/// Finds none, because no labels are recorded.
+pub(crate) fn find_thread_contexts() -> Vec<super::ThreadContext> {
     Vec::new()
 }
 
+/// Does nothing, because no labels are recorded.
 pub(crate) fn set_labels(_: &[LabelContext], _: Option<u8>) {}
 
 /// Counts; always 0.
@@ -92,6 +101,7 @@ pub(crate) struct LabelSetCounts {
     pub(crate) bytes: usize,
 }
 
+/// Returns zeros, because no labels are recorded.
 pub(crate) fn label_set_counts() -> LabelSetCounts {
     LabelSetCounts {
         seen: 0,
@@ -100,6 +110,7 @@ pub(crate) fn label_set_counts() -> LabelSetCounts {
     }
 }
 
+/// Visits nothing, because no labels are recorded.
 pub(crate) fn for_each_label_set(_: impl FnMut(u32, iter::Empty<(u8, &[u8])>)) {}
 
 /// Does nothing: a forked child inherits no walker.

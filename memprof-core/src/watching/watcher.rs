@@ -234,7 +234,7 @@ impl WatchState {
         if self.is_over {
             return None;
         }
-        let reads_memory = |watched: &RuleState| watched.rule.condition.reads_memory();
+        let reads_memory = |watched: &RuleState| watched.rule.condition.depends_on_memory();
         let polls = self.gdump.is_some() || self.rules.iter().any(reads_memory);
         let due = self.rules.iter().filter_map(RuleState::next_time).min();
         let due = due.map(|due| due.saturating_duration_since(now));

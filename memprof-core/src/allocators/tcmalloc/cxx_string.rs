@@ -16,7 +16,8 @@ type DeleteFn = unsafe extern "C" fn(*mut c_void);
 pub(super) struct OperatorDelete(DeleteFn);
 
 impl OperatorDelete {
-    /// Looks the function up by its mangled name. `None` if no C++ library is loaded.
+    /// Looks up `operator delete(void*)` by its mangled name in the whole process. `None` if no loaded object exports
+    /// it.
     pub(super) fn find() -> Option<Self> {
         // SAFETY: dlsym(3) gets a NUL-terminated name.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_ZdlPv".as_ptr()) } as usize;
@@ -79,6 +80,7 @@ impl CxxString {
         Some(unsafe { std::slice::from_raw_parts(layout.start.cast(), layout.length) })
     }
 
+    /// Whether the bytes are in the string object itself, and not on the heap.
     fn is_local(&self) -> bool {
         // SAFETY: the pointer is from `Box::leak`, and `&self` excludes C++ code that writes to it.
         let layout = unsafe { self.layout.as_ref() };

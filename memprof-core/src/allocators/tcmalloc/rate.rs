@@ -52,7 +52,7 @@ pub(super) enum RateSetting {
 }
 
 impl RateSetting {
-    /// Finds the storage that this build uses.
+    /// Finds the property or flag in which this build of tcmalloc stores the sample interval.
     ///
     /// # Errors
     /// `Unsupported`: the build has neither the property nor an aligned flag.

@@ -37,7 +37,7 @@ impl ChangedCode {
     /// locked, all addresses count as changed.
     pub(crate) fn now() -> Self {
         let _reading = ForkGuard::acquire();
-        let ranges = match wait_for_history() {
+        let ranges = match lock_history() {
             Some(history) => changed_segments(&history)
                 .map(|segment| segment.start as u64..segment.end as u64)
                 .collect(),
@@ -46,6 +46,7 @@ impl ChangedCode {
         Self::new(ranges)
     }
 
+    /// Sorts the ranges, and joins those that overlap or touch.
     fn new(mut ranges: Vec<Range<u64>>) -> Self {
         ranges.sort_by_key(|range| range.start);
         ranges.dedup_by(|next, range| {
@@ -76,7 +77,7 @@ impl ChangedCode {
 /// there is no such code. `is_marked` means that every stack has its generation, as memprof's sampler ensures.
 pub(crate) fn comment_lines(is_marked: bool) -> Vec<String> {
     let reading = ForkGuard::acquire();
-    let Some(mut history) = wait_for_history() else {
+    let Some(mut history) = lock_history() else {
         return Vec::new();
     };
     history.update(&reading);
@@ -97,9 +98,10 @@ fn changed_segments(history: &CodeHistory) -> impl Iterator<Item = &CodeSegment>
     segments.filter(|segment| !segment.is_loaded || segment.first > 0)
 }
 
-/// Locks the history, under a [`ForkGuard`]. `None` if it stays locked, for example in a child that clone(2) created
+/// Locks the history; the caller holds a [`ForkGuard`]. Waits up to [`MAX_WAITS`] milliseconds. `None` if it stays
+/// locked, for example in a child that clone(2) created
 /// while another thread held the lock.
-fn wait_for_history() -> Option<MutexGuard<'static, CodeHistory>> {
+fn lock_history() -> Option<MutexGuard<'static, CodeHistory>> {
     (0..MAX_WAITS).find_map(|_| {
         let history = HISTORY.try_lock().ok();
         if history.is_none() {
@@ -110,6 +112,7 @@ fn wait_for_history() -> Option<MutexGuard<'static, CodeHistory>> {
 }
 
 impl CodeHistory {
+    /// Formats the comment line of a segment: `# loaded:` or `# unloaded:`, as the head of this file shows them.
     fn comment_line(&self, segment: &CodeSegment) -> String {
         let CodeSegment {
             start,
