@@ -5,6 +5,7 @@ use std::io::{BufRead, stdin};
 
 use memprof_host::{Config, Host, HostProgram};
 
+/// Starts the host of the config file CONFIG, and sends it the lines of standard input until their end.
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args_os()
         .nth(1)

@@ -72,7 +72,7 @@ pub(crate) fn stays_loaded(bytes: &[u8]) -> bool {
 /// Returns the first function or variable of the library that a relocation refers to by its name, so that one of the
 /// same name in the program would replace it. `None` if there is none, the library was linked with `-Bsymbolic`, or its
 /// sections are missing.
-pub(crate) fn interposable_symbol(bytes: &[u8]) -> Option<String> {
+pub(crate) fn find_interposable_symbol(bytes: &[u8]) -> Option<String> {
     if has_flag(bytes, DT_FLAGS, DF_SYMBOLIC.0) {
         return None;
     }

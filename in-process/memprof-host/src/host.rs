@@ -83,7 +83,7 @@ fn add_plugin(router: &mut Router, config: &PluginConfig, program: HostProgram) 
     };
     let plugin = load_with_check(config, program, |known| {
         info = known.clone();
-        check_unique(router, &known.id)
+        check_unique_id(router, &known.id)
     });
     info.path = config.path.display().to_string();
     match &plugin {
@@ -94,7 +94,7 @@ fn add_plugin(router: &mut Router, config: &PluginConfig, program: HostProgram) 
 }
 
 /// Fails if the router has a running plugin with this id.
-fn check_unique(router: &Router, id: &str) -> Result<(), Failure> {
+fn check_unique_id(router: &Router, id: &str) -> Result<(), Failure> {
     if router.has_plugin(id) {
         let message = format!("a plugin with the id {id} is loaded already");
         return Err(Failure::new(

@@ -143,6 +143,7 @@ impl Instance {
         matches!(self.owner, PluginOwner::ThisLibrary(_)).then_some(self.plugin)
     }
 
+    /// Returns the entry of the plugin's library.
     #[cfg(feature = "adapters")]
     pub(crate) fn entry(&self) -> &'static memprof_plugin_entry_t {
         self.entry

@@ -22,7 +22,7 @@ use memprof_plugin_abi::raw::{
 use sha2::{Digest, Sha256};
 
 use crate::config::{PluginConfig, with_table_prefix};
-use crate::elf::{NOT_A_PLUGIN, check_loadable, interposable_symbol, stays_loaded};
+use crate::elf::{NOT_A_PLUGIN, check_loadable, find_interposable_symbol, stays_loaded};
 use crate::file_trust::check_trusted;
 use crate::instance::{Instance, check_entry, copy_text};
 use crate::program::HostProgram;
@@ -165,7 +165,7 @@ fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure>
     }
     Ok(CheckedFile {
         stays_loaded: stays_loaded(&bytes),
-        interposable: interposable_symbol(&bytes),
+        interposable: find_interposable_symbol(&bytes),
         path,
         _file: file,
         identity,

@@ -150,8 +150,8 @@ fn attach_or_leak_reason(entry: &'static memprof_plugin_entry_t, toml: &CStr) ->
     })
 }
 
-/// Attaches on a new thread of memprof's, because the calling thread is the program's and must not be treated as
-/// memprof's. The error is the reason for which the process cannot be attached to, or no thread started.
+/// Attaches on a new thread of memprof's, and waits for it: the calling thread is the program's, and must not be
+/// treated as memprof's. The error is the reason as text, also if no thread can be started.
 #[cfg(any(feature = "adapter-java", feature = "adapter-node"))]
 pub(super) fn attach_on_new_thread(
     entry: &'static memprof_plugin_entry_t,

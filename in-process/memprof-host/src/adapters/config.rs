@@ -160,15 +160,18 @@ fn merge_tables(below: &mut Table, above: Table) {
     }
 }
 
+/// Reads the text of a config file. The error names the file.
 fn read_file(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|error| file_error(path, &error.to_string()))
 }
 
+/// Parses the text of a config file as TOML. `path` is for the error, which names the file.
 fn parse_file(text: &str, path: &Path) -> Result<Table, Failure> {
     text.parse()
         .map_err(|error: toml::de::Error| file_error(path, &error.to_string()))
 }
 
+/// Creates the error of a config file that cannot be used.
 fn file_error(path: &Path, reason: &str) -> Failure {
     invalid_config_error(format!("config file {}: {reason}", path.display()))
 }
@@ -198,6 +201,7 @@ fn duplicate_key_error(key: &str) -> Failure {
     invalid_config_error(format!("config key {key:?} is given twice"))
 }
 
+/// Creates an error with the status `MEMPROF_INVALID_ARGUMENT`.
 fn invalid_config_error(message: String) -> Failure {
     Failure::new(MEMPROF_INVALID_ARGUMENT, message)
 }

@@ -38,7 +38,7 @@ static DELAYED_START_THREAD: ThreadSpec = ThreadSpec {
     name: c"memprof-start",
     work: |privileges| {
         EXIT_STARTED.wait(STARTUP_DELAY);
-        leave_descriptors();
+        leave_table_if_requested();
         catch_panic((), || start_plugin(privileges));
         START_FINISHED.set();
     },
@@ -50,7 +50,7 @@ static IMMEDIATE_START_THREAD: ThreadSpec = ThreadSpec {
     work: |privileges| {
         // The constructor that starts sampling may run after the one that created this thread.
         SAMPLING_STARTED.wait(START_TIMEOUT);
-        leave_descriptors();
+        leave_table_if_requested();
         catch_panic((), || start_plugin(privileges));
         START_FINISHED.set();
     },
@@ -277,8 +277,8 @@ pub fn use_own_descriptors() {
     USES_OWN_DESCRIPTORS.store(true, Ordering::Release);
 }
 
-/// Leaves the program's descriptor table, if `use_own_descriptors` was called.
-fn leave_descriptors() {
+/// Makes the calling thread leave the program's descriptor table, if [`use_own_descriptors`] was called.
+fn leave_table_if_requested() {
     if USES_OWN_DESCRIPTORS.load(Ordering::Acquire) {
         memprof_own::leave_program_table();
     }

@@ -102,12 +102,14 @@ macro_rules! __export_httpd {
         const _: () = {
             use $crate::adapters::httpd;
 
+            /// Entry point that httpd calls in each new child.
             extern "C" fn child_init(
                 _pool: *const ::std::ffi::c_void,
                 _server: *const ::std::ffi::c_void,
             ) {
                 httpd::child_init(&$entry);
             }
+            /// Entry point that httpd calls when it loads the module.
             extern "C" fn register_hooks(_pool: *const ::std::ffi::c_void) {
                 httpd::register_hooks(child_init);
             }

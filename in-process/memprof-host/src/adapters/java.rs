@@ -12,7 +12,7 @@ use std::ptr;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::log::c_text;
-use super::{attachment, camel_case, catch_panic, delayed_start};
+use super::{attachment, catch_panic, delayed_start, to_camel_case};
 
 type Object = *mut c_void;
 #[doc(hidden)]
@@ -93,7 +93,7 @@ pub unsafe fn load(entry: &'static memprof_plugin_entry_t, name: &'static CStr, 
         delayed_start::ensure_instance(entry);
         // SAFETY: GetEnv returned the environment of this thread, which is in JNI_OnLoad.
         let jni = unsafe { jni_functions(env) };
-        let name = camel_case(name);
+        let name = to_camel_case(name);
         // SAFETY: JNI: FindClass returns null, with a pending exception, if the class loader has no such class.
         let class = unsafe { (jni.find_class)(env, name.as_ptr()) };
         let method = NativeMethod {

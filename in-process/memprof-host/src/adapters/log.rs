@@ -36,8 +36,8 @@ impl Log for ProgramLog {
     fn flush(&self) {}
 }
 
-/// Returns the text of a record, after the id of the plugin that logs unless it is memprof's own: the sink begins each
-/// line with `memprof: `.
+/// Returns the text of a record. It begins with the id of the plugin that logs, except for memprof's own lines: the
+/// sink already begins each line with `memprof: `.
 fn line_of(record: &Record<'_>) -> String {
     let (target, text) = (record.target(), record.args());
     match target.starts_with("memprof") || target.starts_with("memory_profile") {

@@ -160,7 +160,8 @@ unsafe extern "C-unwind" fn handle_call(
     count
 }
 
-/// Sends a message to the plugin.
+/// Sends a message to the plugin. Returns its reply: parsed JSON if `is_json`, otherwise a text. Fails with the text of
+/// the reply to a message that failed.
 fn send_message(message: &[u8], is_json: bool) -> Result<Value, String> {
     if is_json {
         let json = delayed_start::send_for_json(message)?;
@@ -206,6 +207,7 @@ unsafe extern "C-unwind" fn push_reply_for_caller(state: State, caller: CallerAd
 macro_rules! __export_lua {
     ($how:ident, $entry:path) => {
         const _: () = {
+            /// Target of `luaopen_*`, which passes its return address as `caller`.
             unsafe extern "C-unwind" fn open(
                 state: *mut ::std::ffi::c_void,
                 caller: $crate::adapters::host_symbols::CallerAddress,

@@ -91,7 +91,7 @@ fn catch_panic<T>(on_panic: T, work: impl FnOnce() -> T) -> T {
 
 /// Returns the name of a class or module for a plugin: `MemoryProfile` for `memory_profile`.
 #[cfg(any(feature = "adapter-java", feature = "adapter-ruby"))]
-fn camel_case(name: &CStr) -> CString {
+fn to_camel_case(name: &CStr) -> CString {
     let name = name.to_string_lossy();
     let capital = |word: &str| {
         let mut letters = word.chars();
@@ -104,12 +104,12 @@ fn camel_case(name: &CStr) -> CString {
 
 #[cfg(all(test, any(feature = "adapter-java", feature = "adapter-ruby")))]
 mod tests {
-    use super::camel_case;
+    use super::to_camel_case;
 
     #[test]
     fn camel_case_accepts_any_letters() {
         let check = |name: &std::ffi::CStr, expected: &str| {
-            assert_eq!(camel_case(name).to_str(), Ok(expected));
+            assert_eq!(to_camel_case(name).to_str(), Ok(expected));
         };
         check(c"memory_profile", "MemoryProfile");
         check(c"_x__y_", "XY");

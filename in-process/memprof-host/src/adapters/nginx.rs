@@ -152,6 +152,7 @@ macro_rules! __export_nginx {
 
             const NAME: &::std::ffi::CStr = $crate::__library_name!();
 
+            /// Entry point that nginx calls in each new worker.
             extern "C" fn init_process(_cycle: *const ::std::ffi::c_void) -> isize {
                 nginx::init_process(&$entry)
             }

@@ -134,7 +134,8 @@ unsafe extern "C" fn handle_call(env: Env, info: *mut c_void) -> Value {
     catch_panic(None, handle).unwrap_or(ptr::null_mut())
 }
 
-/// Sends a message and waits for its reply.
+/// Sends a message to the plugin. Returns its reply as JSON if `is_json`, otherwise as text for people. Fails with the
+/// text of the reply to a message that failed.
 fn send_message(message: &[u8], is_json: bool) -> Result<String, String> {
     if is_json {
         delayed_start::send_for_json(message)
@@ -225,6 +226,7 @@ unsafe extern "C" fn settle_promise(env: Env, _status: c_int, job: *mut Job) {
 macro_rules! __export_node {
     ($how:ident, $entry:path) => {
         const _: () = {
+            /// Target of `napi_register_module_v1`, which passes its return address as `caller`.
             unsafe extern "C" fn register(
                 env: *mut ::std::ffi::c_void,
                 exports: *mut ::std::ffi::c_void,

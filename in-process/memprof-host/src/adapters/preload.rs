@@ -49,7 +49,8 @@ pub enum StartupSampling {
     },
 }
 
-/// Sampling of the program from its start on. `None` if it is not sampled. Call it while the library is loaded, before
+/// Returns the sampling that the environment requests from the start of the program or process. `None` if it requests
+/// none. Call it while the library is loaded, before
 /// the environment may change.
 #[doc(hidden)]
 pub fn startup_sampling() -> Option<StartupSampling> {
@@ -79,6 +80,7 @@ pub fn is_tallied() -> bool {
     has_value(TALLY, "1")
 }
 
+/// Returns whether an environment variable has this value.
 fn has_value(name: &str, value: &str) -> bool {
     environment_variable(name).is_some_and(|found| found == value)
 }
@@ -91,6 +93,7 @@ macro_rules! __export_preload {
         #[used]
         #[unsafe(link_section = ".init_array")]
         static MEMPROF_PRELOAD: extern "C" fn() = {
+            /// Starts the plugin if the environment requests it.
             extern "C" fn loaded() {
                 $crate::adapters::preload::start_if_requested(&$entry);
             }

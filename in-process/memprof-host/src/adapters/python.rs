@@ -170,6 +170,7 @@ unsafe extern "C-unwind" fn handle_call(
 macro_rules! __export_python {
     ($how:ident, $entry:path) => {
         const _: () = {
+            /// Target of `PyInit_*`, which passes its return address as `caller`.
             unsafe extern "C" fn init(
                 caller: $crate::adapters::host_symbols::CallerAddress,
             ) -> *mut ::std::ffi::c_void {

@@ -125,6 +125,7 @@ impl RedisApi {
         argv.iter().map(text).collect()
     }
 
+    /// Sends a string to the client. Returns `REDISMODULE_OK`.
     fn reply_bytes(&self, ctx: Ctx, bytes: &[u8]) -> c_int {
         // SAFETY: redismodule.h: the context of the running command; Redis copies the bytes.
         unsafe { (self.reply_with_string_buffer)(ctx, bytes.as_ptr().cast(), bytes.len()) }
@@ -293,6 +294,7 @@ unsafe extern "C" fn handle_command(ctx: Ctx, argv: *const RedisString, argc: c_
     })
 }
 
+/// Writes a line to Redis' log, from any thread. Drops it before the module is loaded.
 fn write_log_line(level: Level, text: &str) {
     let level = match level {
         Level::Error | Level::Warn => c"warning",

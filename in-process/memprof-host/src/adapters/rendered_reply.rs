@@ -110,7 +110,7 @@ impl AdapterInstance {
             pid: std::process::id(),
             reply: Ok(self.send_message(&data)),
         };
-        let others = server_processes::query_others(&self.id, name, args, should_stop);
+        let others = server_processes::query_other_processes(&self.id, name, args, should_stop);
         let replies = std::iter::once(own)
             .chain(others)
             .map(|ServerProcess { pid, reply }| {

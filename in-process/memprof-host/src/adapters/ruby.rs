@@ -13,7 +13,7 @@ use memprof_own::LockFreeOnce;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::host_symbols::{CallerAddress, MissingSymbol};
-use super::{camel_case, catch_panic, delayed_start};
+use super::{catch_panic, delayed_start, to_camel_case};
 
 /// ruby.h, `VALUE`: an object.
 type Value = usize;
@@ -117,7 +117,7 @@ pub unsafe fn init(
     caller: CallerAddress,
 ) {
     static NAME: LockFreeOnce<CString> = LockFreeOnce::new();
-    let name = NAME.get_or_set(camel_case(name));
+    let name = NAME.get_or_set(to_camel_case(name));
     // After a panic the error says: "this program has no working plugin".
     let ruby = match catch_panic(Err(MissingSymbol(c"working plugin")), || Ruby::find(caller)) {
         Ok(ruby) => RUBY.get_or_set(ruby),
@@ -248,6 +248,7 @@ unsafe extern "C-unwind" fn to_object(pending: *mut PendingMessage) -> Value {
 macro_rules! __export_ruby {
     ($how:ident, $entry:path) => {
         const _: () = {
+            /// Target of `Init_*`, which passes its return address as `caller`.
             unsafe extern "C-unwind" fn init(
                 caller: $crate::adapters::host_symbols::CallerAddress,
             ) {

@@ -40,7 +40,7 @@ pub(super) struct ServerProcess {
 /// Sends a message to all other processes of the server that have a socket. Returns the reply of each, or the reason
 /// for which there is none, in any order. Waits at most 5 s; when `should_stop` returns true, the remaining replies
 /// are not waited for.
-pub(super) fn query_others(
+pub(super) fn query_other_processes(
     plugin: &str,
     message: &str,
     args: &str,

@@ -207,7 +207,7 @@ fn listen(address: &SocketAddrUnix) -> io::Result<GuardedFd<UnixListener>> {
 
 /// Iterates over the paths that a socket of this process may have in a default directory. There are several, because
 /// containers that share the directory may have processes with the same pid.
-fn candidate_names(directory: &Path) -> impl Iterator<Item = PathBuf> {
+fn candidate_paths(directory: &Path) -> impl Iterator<Item = PathBuf> {
     let pid = std::process::id();
     let names = socket_names(pid);
     let directory = directory.to_owned();
@@ -217,7 +217,7 @@ fn candidate_names(directory: &Path) -> impl Iterator<Item = PathBuf> {
 /// Locks the first candidate name that no host has locked. Returns its path and lock. Fails with `AddrInUse` if all are
 /// locked.
 fn lock_unused_name(directory: &Path) -> io::Result<(PathBuf, File)> {
-    for path in candidate_names(directory) {
+    for path in candidate_paths(directory) {
         match lock(&path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             result => return Ok((path, result?)),
@@ -235,7 +235,7 @@ fn replace_link(socket: &Path, directory: &Path) -> io::Result<PathBuf> {
             remove(&other);
         }
     }
-    for link in candidate_names(directory) {
+    for link in candidate_paths(directory) {
         if link.is_symlink() && refuses_connections(&link) {
             remove(&link);
         }

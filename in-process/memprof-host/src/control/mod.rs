@@ -228,6 +228,7 @@ impl SocketState {
         Ok(listener)
     }
 
+    /// Locks the table of connections, even after a panic of a thread that held the lock.
     fn lock_connections(&self) -> std::sync::MutexGuard<'_, ConnectionTable> {
         self.connections
             .lock()

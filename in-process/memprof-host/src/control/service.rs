@@ -133,6 +133,7 @@ fn parse_request(frame: &[u8]) -> Result<Request, RpcError> {
     Ok(request)
 }
 
+/// Parses the parameters of a method. Fails with `INVALID_PARAMS`.
 fn parse_params<T: DeserializeOwned>(value: Value) -> Result<T, RpcError> {
     serde_json::from_value(value).map_err(|error| RpcError::new(INVALID_PARAMS, error.to_string()))
 }

@@ -33,7 +33,7 @@ impl InstanceClaim {
     /// Claims the library of `entry` for this process. Fails if the library has an instance, of this host or another
     /// one.
     pub(super) fn claim(entry: *const memprof_plugin_entry_t, id: &str) -> Result<Self, Failure> {
-        let library = Library::find_or_list(entry.addr());
+        let library = Library::find_or_insert(entry.addr());
         let own = process::id();
         if library.process.swap(own, Ordering::AcqRel) == own {
             let message = format!("plugin {id} has an instance in this process already");
@@ -58,8 +58,8 @@ impl Drop for InstanceClaim {
 }
 
 impl Library {
-    /// Finds the library of an entry, and lists it if it is new.
-    fn find_or_list(entry: usize) -> &'static Self {
+    /// Finds the library with this entry, an address, in [`LIBRARIES`], and adds it if it is new. Takes no lock.
+    fn find_or_insert(entry: usize) -> &'static Self {
         let mut first = LIBRARIES.load(Ordering::Acquire);
         loop {
             // SAFETY: null, or a library that was leaked into the list below.

@@ -28,7 +28,8 @@ pub(crate) fn name_bytes(path: &Path) -> Option<&[u8]> {
     path.starts_with(PREFIX.as_bytes()).then(|| &path[1..])
 }
 
-/// Returns the path of the name outside of the process. `process` is `/proc/PID`.
+/// Returns a path for the abstract name of a process that may be in another network namespace: the name below that
+/// namespace's link. `process` is `/proc/PID`.
 #[cfg(feature = "client")]
 pub(crate) fn in_process_namespace(process: &Path, name: &Path) -> PathBuf {
     process.join("ns/net").join(name)
