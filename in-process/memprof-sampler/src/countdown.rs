@@ -102,6 +102,7 @@ pub(crate) struct CountdownPause {
 const PAUSED_BYTES: u64 = 1 << 62;
 
 impl CountdownPause {
+    /// Pauses the calling thread's countdown, so that no call takes a sample until the pause is dropped.
     #[inline(always)]
     pub(crate) fn new() -> Self {
         let countdown = current_countdown();

@@ -87,6 +87,7 @@ pub(crate) fn count_if_early(end: WalkEnd, is_cut: bool, last: usize) {
     }
 }
 
+/// Slow path of [`count_if_early`], with the same parameters: finds the object in which the stack ended.
 #[cold]
 #[inline(never)]
 fn count_early_end(end: WalkEnd, is_cut: bool, last: usize) {
@@ -105,6 +106,7 @@ pub fn early_ends() -> impl Iterator<Item = EarlyEnds> {
     TABLE.iter()
 }
 
+/// Sets all counts of the process to 0.
 pub(crate) fn clear() {
     TABLE.clear();
 }
@@ -145,6 +147,7 @@ impl EarlyEndTable {
         })
     }
 
+    /// Iterates over the counts that are not 0.
     fn iter(&self) -> impl Iterator<Item = EarlyEnds> {
         self.0.iter().filter_map(|cell| {
             let key = cell.key.load(Acquire);

@@ -20,12 +20,13 @@ use crate::tally;
 /// Type of every patched function: none has more than five arguments, and unused ones are ignored.
 type Function = unsafe extern "C-unwind" fn(usize, usize, usize, usize, usize) -> Returned;
 
-/// Returns the relocated prologue of a row's function, which continues in the function behind the jump.
+/// Returns the function of a row, as its hook calls it: the relocated prologue, which continues in the function behind
+/// the jump. `row` is the row's address.
 ///
 /// # Safety
 /// memprof-attach wrote the row, and never unmaps it.
 #[inline(always)]
-unsafe fn moved(row: usize) -> Function {
+unsafe fn relocated_function(row: usize) -> Function {
     // SAFETY: the caller passes a row that is never unmapped.
     let row = unsafe { &*(row as *const EntryRow) };
     // SAFETY: the relocated prologue of a function with this type.
@@ -41,7 +42,7 @@ macro_rules! entry_hooks {
             mod $shape {
                 use super::*;
 
-                /// Passes the row as the sixth argument, in r9.
+                /// Target of a trampoline. Jumps to the hook with the row as the sixth argument, in r9.
                 #[unsafe(naked)]
                 pub(super) unsafe extern "C-unwind" fn entry<const TALLIED: bool, const OUTER: bool>() {
                     naked_asm!(
@@ -56,7 +57,7 @@ macro_rules! entry_hooks {
                 hook_functions! {
                     $kind ($($arg,)* $row) => $($operand),+;
                     // SAFETY: the trampoline passes its row, and the hook's caller the arguments.
-                    unsafe { moved($row)($($arg),*) }
+                    unsafe { relocated_function($row)($($arg),*) }
                 }
             }
         )*

@@ -60,6 +60,7 @@ pub fn exclude_this_thread() {
     }
 }
 
+/// Whether the calling thread is excluded from sampling. Costs one load for nearly every thread that is not.
 pub(crate) fn is_excluded() -> bool {
     let own = thread_pointer();
     count_for_hash(own).load(Relaxed) != 0 && has_cell(own)

@@ -45,6 +45,7 @@ impl Filter {
         counter / ONE_SAMPLE > 1 || counter == ONE_SAMPLE | tag(address)
     }
 
+    /// Counts an address as sampled.
     pub(crate) fn add(&self, address: usize) {
         self.change(address, |counter| counter.checked_add(ONE_SAMPLE));
     }

@@ -83,6 +83,7 @@ fn map_mark() -> Option<*mut AtomicU64> {
     Some(mark)
 }
 
+/// Returns the id of the calling process, by getpid(2).
 fn current_pid() -> i32 {
     // SAFETY: getpid(2) reads a number.
     unsafe { libc::getpid() }

@@ -26,6 +26,7 @@ impl Gate {
         fence(SeqCst);
     }
 
+    /// Opens the gate again for hooks that claim a cell from now on.
     pub(crate) fn open(&self) {
         self.is_closed.store(false, Release);
     }

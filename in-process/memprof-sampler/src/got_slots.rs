@@ -48,6 +48,7 @@ struct PatchedSlot {
 }
 
 impl PatchedSlot {
+    /// Describes the slot at `address` as one that holds the address of `hook` in place of `original`.
     fn new(address: usize, original: usize, hook: &Hook) -> Self {
         Self {
             address,
@@ -332,12 +333,14 @@ impl GotSlots {
         SLOT_COUNT.store(count + 1, Release);
     }
 
+    /// Returns the list of patched slots of the process.
     fn patched_slots(&self) -> &[PatchedSlot] {
         // SAFETY: `find` mapped `MAX_SLOTS` slots, of which `push_slot` wrote the first `count`. The caller of
         // `GotSlots` lets only one thread patch at a time.
         unsafe { slice::from_raw_parts(SLOTS.load(Acquire), self.patched_count()) }
     }
 
+    /// Returns the list of patched slots of the process, to change it.
     fn patched_slots_mut(&mut self) -> &mut [PatchedSlot] {
         // SAFETY: `find` mapped `MAX_SLOTS` slots, of which `push_slot` wrote the first `count`. `&mut self`
         // excludes other references, and the caller of `GotSlots` other threads.
@@ -374,6 +377,7 @@ fn probe_chunk_headers(hooks: &[Hook]) {
     }
 }
 
+/// Whether an object is glibc's libc, which alone exports `gnu_get_libc_version`.
 fn is_libc(object: &ElfObject) -> bool {
     object.definition(c"gnu_get_libc_version").is_some()
 }

@@ -136,7 +136,8 @@ macro_rules! word {
 /// arguments, as `body!` expects them.
 macro_rules! hook_functions {
     ($kind:ident ($($arg:ident),*) => $($operand:expr),+; $call:expr) => {
-        /// Makes tail calls and has no frame of its own, because the caller's stack may be misaligned.
+        /// Replaces the allocator's function. Only forwards the call if it needs no sample, removal or count. Makes
+        /// tail calls and has no frame of its own, because the caller's stack may be misaligned.
         pub(super) unsafe extern "C-unwind" fn hook<const TALLIED: bool, const OUTER: bool>(
             $($arg: word!($arg)),*
         ) -> Returned {
@@ -147,6 +148,8 @@ macro_rules! hook_functions {
             unsafe { aligned::<TALLIED, OUTER>($($arg),*) }
         }
 
+        /// Aligns the stack, and calls [`hook_cold`] with the arguments.
+        ///
         /// # Safety
         /// The arguments are those of the hook's caller.
         #[cold]
@@ -157,6 +160,8 @@ macro_rules! hook_functions {
             call_aligned!(hook_cold::<TALLIED, OUTER>)
         }
 
+        /// Makes the call on an aligned stack, and counts it for the countdown, the tally and the samples.
+        ///
         /// # Safety
         /// The arguments are those of the hook's caller.
         unsafe extern "C-unwind" fn hook_cold<const TALLIED: bool, const OUTER: bool>(

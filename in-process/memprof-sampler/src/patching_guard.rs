@@ -44,6 +44,7 @@ impl PatchingGuard {
         }
     }
 
+    /// Returns the guard without waiting, even if another thread waits for it. `None` if a thread is patching.
     fn acquire_if_free() -> Option<Self> {
         let was_patching = IS_PATCHING.swap(true, Acquire);
         (!was_patching).then_some(Self)

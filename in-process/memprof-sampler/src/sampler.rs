@@ -365,6 +365,7 @@ fn insert_sample(claim: ClaimedCell<'_>, sample: Sample) {
     probes::fire_alloc(block, sample.size, countdown::interval());
 }
 
+/// Counts a sample that cannot be recorded, for lack of room or of a workspace.
 fn count_lost() {
     LOST.fetch_add(1, Relaxed);
 }

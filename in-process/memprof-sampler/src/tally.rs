@@ -91,6 +91,7 @@ fn sum_totals() -> Tally {
     }
 }
 
+/// Whether all allocations of this process are counted.
 pub(crate) fn is_enabled() -> bool {
     IS_ENABLED.load(Relaxed)
 }
@@ -208,6 +209,7 @@ enum AddMode {
 }
 
 impl AddMode {
+    /// Adds to one of the sums: without an atomic addition if only this thread changes it.
     #[inline(always)]
     fn add(self, sum: &AtomicU64, more: u64) {
         match self {

@@ -7,7 +7,7 @@ mod atomic {
         AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
 
-    /// Loom's exchanges are not fences.
+    /// Orders memory accesses after the preceding exchange, by a fence: loom's exchanges are not fences.
     pub(crate) fn fence_after_exchange() {
         fence(Ordering::SeqCst);
     }

@@ -196,6 +196,7 @@ impl ElfObject {
         word.is_multiple_of(align_of::<usize>()) && self.writable.contains(&word)
     }
 
+    /// Returns the name of one of the object's symbols.
     fn symbol_name(&self, symbol: &Elf64_Sym) -> &CStr {
         // SAFETY: gABI: names in the string table end with NUL, and the table stays mapped while the object is loaded.
         unsafe { CStr::from_ptr(self.strings.wrapping_add(symbol.st_name as usize)) }

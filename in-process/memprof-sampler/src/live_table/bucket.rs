@@ -68,14 +68,19 @@ impl Bucket {
     fn claim_where(&self, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
         let first = AddressHash::new(address).offset_bits(WAYS.ilog2());
         self.claim_way(first, from, address)
-            .or_else(|| self.claim_from(first, from, address))
+            .or_else(|| self.claim_other_way(first, from, address))
     }
 
     /// Like [`Self::claim_where`], but searches only the cells other than `first`. Not inlined, to keep the common case
     /// short.
     #[cold]
     #[inline(never)]
-    fn claim_from(&self, first: usize, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
+    fn claim_other_way(
+        &self,
+        first: usize,
+        from: usize,
+        address: usize,
+    ) -> Option<ClaimedCell<'_>> {
         let mut others = (1..WAYS).map(|after| (first + after) % WAYS);
         others.find_map(|way| self.claim_way(way, from, address))
     }
@@ -147,6 +152,7 @@ impl Bucket {
         }
     }
 
+    /// Iterates over the cells: the address, and the data of the sample.
     fn cells(&self) -> impl Iterator<Item = (&AtomicUsize, &CellData)> {
         self.addresses.iter().zip(&self.samples)
     }
@@ -158,6 +164,7 @@ impl ClaimedCell<'_> {
         self.address
     }
 
+    /// Returns the sample in the cell.
     pub(crate) fn sample(&self) -> Sample {
         self.data.sample()
     }
@@ -188,6 +195,7 @@ impl CellData {
         self.version.store(version.wrapping_add(2), Release);
     }
 
+    /// Loads the sample's fields, which may be of two samples if another thread is writing.
     fn sample(&self) -> Sample {
         Sample {
             size: self.size.load(Relaxed),

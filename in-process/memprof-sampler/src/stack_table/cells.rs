@@ -48,6 +48,7 @@ pub(super) struct MappedTable<'a> {
 }
 
 impl<'a> StackKey<'a> {
+    /// Builds the key of a stack and a size, which is rounded to its size class.
     pub(super) fn new(frames: &'a [usize], size: u64) -> Self {
         let shape = (u64::from(size_class(size)) << 32) | frames.len() as u64;
         Self {

@@ -19,6 +19,7 @@ impl Evicted {
         }
     }
 
+    /// Adds the totals of an evicted record, objects and bytes, to the sums of its size class.
     pub(super) fn add(&self, class: u32, totals: [u64; 2]) {
         if let Some(sums) = self.classes.get(class as usize) {
             for (sum, more) in sums.iter().zip(totals) {
@@ -34,6 +35,7 @@ impl Evicted {
         totals.filter(|[objects, _]| *objects > 0)
     }
 
+    /// Sets all sums to 0.
     pub(super) fn clear(&self) {
         for sum in self.classes.as_flattened() {
             sum.store(0, Relaxed);

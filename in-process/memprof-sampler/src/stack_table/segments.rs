@@ -60,6 +60,7 @@ pub(super) struct FrameCursor {
 }
 
 impl FrameCursor {
+    /// Starts at the first frame of a record, given by its first segment.
     pub(super) fn new(record: u32) -> Self {
         Self {
             segment: record,
