@@ -16,18 +16,20 @@ struct ValueStack {
 }
 
 impl ValueStack {
+    /// Pushes a value. `None` if the stack is full.
     fn push(&mut self, value: usize) -> Option<()> {
         *self.words.get_mut(self.len)? = value;
         self.len += 1;
         Some(())
     }
 
+    /// Pops the top value. `None` if the stack is empty.
     fn pop(&mut self) -> Option<usize> {
         self.len = self.len.checked_sub(1)?;
         self.words.get(self.len).copied()
     }
 
-    /// Value `depth` values below the top.
+    /// Returns the value that is `depth` values below the top. `None` if there are too few values.
     fn peek(&self, depth: usize) -> Option<usize> {
         let index = self.len.checked_sub(depth)?.checked_sub(1)?;
         self.words.get(index).copied()

@@ -107,11 +107,13 @@ impl<'a> StackPointers<'a> {
 const ALIGNMENT_BITS: u32 = 3;
 
 impl WalkStep {
+    /// Packs a frame's stack pointer and the index of its rule.
     #[inline(always)]
     fn new(sp: usize, slot: RuleIndex) -> Self {
         Self((sp as u64 >> ALIGNMENT_BITS) << RuleIndex::BITS | u64::from(slot.bits()))
     }
 
+    /// Returns the index of the frame's rule.
     #[inline(always)]
     fn rule_index(self) -> RuleIndex {
         RuleIndex::from_bits(self.0 as u16)

@@ -123,6 +123,7 @@ impl FoundObject {
         Ok((object, information, hdr))
     }
 
+    /// Whether an address is in the object, or in its segment if the object has gaps.
     fn contains(&self, address: usize) -> bool {
         (self.map_start..self.map_end).contains(&address)
     }
@@ -196,18 +197,22 @@ fn readable_segment_end(page: &[u8; PAGE], address: u64) -> Option<u64> {
     })
 }
 
+/// Reads a number of 16 bits at an offset, aligned or not. `None` beyond the end.
 fn u16_at(bytes: &[u8], offset: usize) -> Option<u16> {
     bytes_at(bytes, offset).map(u16::from_ne_bytes)
 }
 
+/// Like [`u16_at`], for 32 bits.
 fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
     bytes_at(bytes, offset).map(u32::from_ne_bytes)
 }
 
+/// Like [`u16_at`], for 64 bits.
 fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
     bytes_at(bytes, offset).map(u64::from_ne_bytes)
 }
 
+/// Copies `N` bytes from an offset on. `None` beyond the end.
 fn bytes_at<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
     bytes.get(offset..)?.first_chunk().copied()
 }

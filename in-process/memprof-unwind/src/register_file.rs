@@ -90,6 +90,7 @@ impl RegisterFile {
         }
     }
 
+    /// Makes all registers unknown.
     #[inline(always)]
     pub(crate) fn forget_all(&mut self) {
         self.known = 0;

@@ -111,10 +111,12 @@ impl PackedRule {
     /// [`Rule::FramePointer`].
     pub(crate) const FRAME_POINTER: Self = Self(OUTERMOST | FRAME_POINTER << KIND_BITS);
 
+    /// Wraps the result of [`Self::bits`].
     pub(crate) fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
+    /// Returns the packed bits.
     pub(crate) fn bits(self) -> u32 {
         self.0
     }

@@ -37,6 +37,7 @@ impl RuleIndex {
     /// Number of bits in an index.
     pub const BITS: u32 = LINE_BITS + WAY_BITS;
 
+    /// Combines the number of a line and of a way in it, of which only the lowest bits count.
     #[inline(always)]
     fn new(line: usize, way: usize) -> Self {
         Self(((line << WAY_BITS) | (way % WAYS)) as u16)
@@ -54,6 +55,7 @@ impl RuleIndex {
         Self(bits & ((1 << Self::BITS) - 1))
     }
 
+    /// Returns the number of the line.
     #[inline(always)]
     fn line(self) -> usize {
         usize::from(self.0 >> WAY_BITS)
@@ -77,10 +79,12 @@ impl RuleLine {
         is_match.then_some(PackedRule::from_bits(bits as u32))
     }
 
+    /// Whether a way has no rule.
     fn is_free(&self, way: usize) -> bool {
         self.slots[way % WAYS].load(Relaxed) == 0
     }
 
+    /// Stores a rule with its tag in a way, in place of the way's earlier rule.
     fn set(&self, way: usize, tag: u64, rule: PackedRule) {
         let bits = tag << PackedRule::BITS | u64::from(rule.bits());
         self.slots[way % WAYS].store(bits, Relaxed);
@@ -108,7 +112,8 @@ impl RuleTable {
         rule.filter(|_| hashed.line == index.line() && address >> ADDRESS_BITS == 0)
     }
 
-    /// Returns the rule of an address, and the rule's index in the table. `find` provides a rule that the table lacks.
+    /// Returns the rule of an address, and the rule's index in the table. If the table lacks the rule, stores the one
+    /// that `find` returns.
     #[inline(always)]
     pub fn get_or_find(
         &self,
@@ -120,7 +125,7 @@ impl RuleTable {
             Some(rule) if address >> ADDRESS_BITS == 0 => {
                 (rule, RuleIndex::new(hashed.line, hashed.first_way))
             }
-            _ => self.search_or_find(address, find),
+            _ => self.search_or_insert(address, find),
         }
     }
 
@@ -129,7 +134,7 @@ impl RuleTable {
     /// small.
     #[cold]
     #[inline(never)]
-    fn search_or_find(
+    fn search_or_insert(
         &self,
         address: usize,
         find: impl FnOnce(usize) -> Rule,

@@ -16,6 +16,7 @@ impl Thread {
     /// Number of bits in an id: a user address with four-level paging, without the alignment bits.
     pub(crate) const ID_BITS: u32 = 48 - ALIGNMENT_BITS;
 
+    /// Returns the calling thread, by the address of its control block.
     #[inline(always)]
     pub(crate) fn current() -> Self {
         let control_block;

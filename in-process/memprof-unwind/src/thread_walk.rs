@@ -146,18 +146,23 @@ impl RuleSource for ProcessRules<'_> {
         memory: &mut impl StackReader,
     ) -> Option<Registers> {
         let position = (into_call, depth);
-        self.complex
-            .caller_registers(find_object()?, callee, position, self.rule_stack, memory)
+        self.complex.caller_registers(
+            find_object_function()?,
+            callee,
+            position,
+            self.rule_stack,
+            memory,
+        )
     }
 }
 
 /// Returns the start of the loaded object that contains an address. `None` if the loader knows no such object.
 pub fn object_start(address: usize) -> Option<usize> {
-    loaded_object_start(find_object()?, address)
+    loaded_object_start(find_object_function()?, address)
 }
 
-/// Returns the loader's function. `None` before [`prepare`].
-fn find_object() -> Option<FindObject> {
+/// Returns the loader's function `_dl_find_object`. `None` before [`prepare`].
+fn find_object_function() -> Option<FindObject> {
     let find = FIND_OBJECT.load(Acquire) as *const ();
     if find.is_null() {
         return None;
@@ -171,7 +176,8 @@ fn find_object() -> Option<FindObject> {
 #[inline(never)]
 extern "C" fn read_rule(address: usize) -> u32 {
     RULES_READ.fetch_add(1, Relaxed);
-    let rule = find_object().map_or(Rule::Unsupported, |find| loaded_rule_at(find, address));
+    let rule =
+        find_object_function().map_or(Rule::Unsupported, |find| loaded_rule_at(find, address));
     PackedRule::from(rule).bits()
 }
 

@@ -93,6 +93,7 @@ impl Workspace {
         }
     }
 
+    /// Returns the memory of the reserved cell.
     fn memory(&mut self) -> &mut WorkspaceMemory {
         // SAFETY: `is_acquired` reserves the cell for this workspace.
         unsafe { &mut *self.cell.memory.get() }

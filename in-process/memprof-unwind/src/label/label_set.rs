@@ -72,6 +72,7 @@ impl<'a> LabelSet<'a> {
         self.length += count;
     }
 
+    /// Removes the label with this key, and moves the later labels to its place. Does nothing if there is none.
     #[inline(always)]
     fn remove(&mut self, key: u8) {
         let mut index = 0;

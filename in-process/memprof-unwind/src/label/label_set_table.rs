@@ -54,6 +54,7 @@ impl LabelSetTable {
         })
     }
 
+    /// Returns the number of sets, the samples without a free cell, and the table's size in bytes.
     pub(super) fn stats(&self) -> LabelSetCounts {
         LabelSetCounts {
             seen: self.used.load(Relaxed),

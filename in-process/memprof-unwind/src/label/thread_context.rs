@@ -48,6 +48,7 @@ impl ContextCell {
         self.module.store(context.module, Relaxed);
     }
 
+    /// Whether the cell has a context.
     pub(super) fn is_set(&self) -> bool {
         self.module.load(Relaxed) != 0
     }
