@@ -186,6 +186,7 @@ impl Reserve {
         (self.start().addr()..self.start().addr() + RESERVE_BYTES).contains(&block.addr())
     }
 
+    /// Returns the number of granules in use.
     fn used_granules(&self) -> usize {
         let used = |word: &AtomicU64| word.load(Ordering::Relaxed).count_ones() as usize;
         self.map.iter().map(used).sum()

@@ -268,6 +268,7 @@ impl Drop for Thread {
 struct Attributes(libc::pthread_attr_t);
 
 impl Attributes {
+    /// Creates attributes with the C library's defaults.
     fn new() -> io::Result<Self> {
         let mut attributes = MaybeUninit::uninit();
         // SAFETY: pthread_attr_init(3) writes the attributes.
@@ -297,6 +298,7 @@ struct BlockedSignals {
 }
 
 impl BlockedSignals {
+    /// Blocks all signals of the calling thread until the guard is dropped. Fails with the error of pthread_sigmask(3).
     fn block_all() -> io::Result<Self> {
         let mut all = MaybeUninit::uninit();
         // SAFETY: sigfillset(3) writes the set.
