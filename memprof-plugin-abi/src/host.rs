@@ -65,6 +65,7 @@ impl Host {
         Self(address)
     }
 
+    /// Returns the host's struct, which outlives the plugin.
     fn raw(&self) -> &memprof_host_t {
         // SAFETY: the caller of `new` guarantees that the struct outlives the plugin.
         unsafe { self.0.as_ref() }
