@@ -50,6 +50,7 @@ impl Profilers {
         }
     }
 
+    /// Whether the configuration has watch rules.
     pub(crate) fn has_rules(&self) -> bool {
         !self.start.rules.is_empty()
     }

@@ -43,6 +43,7 @@ impl StatsFormat {
         })
     }
 
+    /// Whether the printout of an allocator is JSON.
     pub(crate) fn is_json(&self) -> bool {
         self.options.as_ref().is_some_and(PrintOptions::is_json)
     }

@@ -168,7 +168,7 @@ pub(crate) fn status_text(status: &ProfilerStatus) -> String {
     text
 }
 
-/// `once` or `N times`.
+/// Formats a number of times: `once`, or `3 times`.
 fn times_text(count: u64) -> String {
     match count {
         1 => "once".to_owned(),

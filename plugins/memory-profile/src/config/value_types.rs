@@ -27,6 +27,7 @@ pub(super) enum LgSample {
 }
 
 impl LgSample {
+    /// The configured log2, which may be out of range.
     pub(super) fn number(&self) -> u64 {
         let Self::Number(number) = self;
         *number
@@ -45,6 +46,7 @@ pub(super) enum IntervalText {
 }
 
 impl IntervalText {
+    /// The size as text, as in the argument of a message; a bare number is in bytes.
     pub(super) fn text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -64,6 +66,7 @@ pub(super) enum Period {
 }
 
 impl Period {
+    /// The configured text, which may not be a duration.
     pub(super) fn text(&self) -> &str {
         let Self::Text(text) = self;
         text
