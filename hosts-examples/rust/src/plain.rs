@@ -23,6 +23,7 @@ fn keep_entries(cache: &mut Vec<Vec<u8>>) {
     black_box(&*cache);
 }
 
+/// Leaks [`ENTRIES`] entries for each line of standard input.
 fn main() -> std::io::Result<()> {
     let mut cache = Vec::new();
     for line in std::io::stdin().lines() {

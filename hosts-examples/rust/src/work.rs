@@ -21,6 +21,7 @@ pub(crate) struct Worker {
     thread: JoinHandle<()>,
 }
 
+/// Starts the thread, which grows a cache and handles requests until it is stopped.
 pub(crate) fn start() -> io::Result<Worker> {
     let (stop, stopped) = mpsc::channel();
     let thread = Builder::new().name("worker".into()).spawn(move || {

@@ -72,6 +72,7 @@ fn render_page() -> Vec<u8> {
     black_box(vec![0; 9000])
 }
 
+/// Handles a request in several steps, and keeps the memory of each.
 async fn handle(route: Route, retained: RetainedMemory) {
     for _ in 0..STEPS {
         let step = route.step();
@@ -87,6 +88,7 @@ fn accept(number: usize, retained: &RetainedMemory) -> JoinHandle<()> {
     tokio::spawn(handle(route, Arc::clone(retained)).labelled(labels))
 }
 
+/// Handles [`REQUESTS`] requests for each line of standard input.
 fn main() -> std::io::Result<()> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(4).build()?;
