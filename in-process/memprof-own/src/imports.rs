@@ -75,14 +75,15 @@ pub unsafe extern "C" fn bind_imports(caller: usize, header: usize, dynamic: usi
     let mut relro = WritableRelro::for_library(header);
     let allocator = find_allocator(objects, &library);
     for import in library.imports() {
-        if let Some(function) = function_for(objects, allocator, &import) {
+        if let Some(function) = function_to_bind(objects, allocator, &import) {
             // SAFETY: the slot is an address cell of this library, whose other code has not run yet.
             unsafe { relro.write_word(import.slot, function) };
         }
     }
 }
 
-/// Returns the object whose `malloc` the library's calls lead to. `None` if no object with a table of hashes defines it.
+/// Returns the object whose `malloc` the library's calls lead to. `None` if no object with a table of hashes defines
+/// it.
 fn find_allocator(objects: LinkMap, library: &Object) -> Option<Object> {
     let malloc = library
         .imports()
@@ -102,8 +103,9 @@ fn find_allocator(objects: LinkMap, library: &Object) -> Option<Object> {
     })
 }
 
-/// Returns the function that an import of glibc is to lead to. `None` if it stays as the loader bound it.
-fn function_for(objects: LinkMap, allocator: Option<Object>, import: &Import) -> Option<usize> {
+/// Returns the address of the function to which to bind an import. `None` if the import stays as the loader bound it,
+/// as all imports do that are not from glibc.
+fn function_to_bind(objects: LinkMap, allocator: Option<Object>, import: &Import) -> Option<usize> {
     let is_any = |text, names: &[&CStr]| names.iter().any(|name| is_string_at(text, name));
     if !is_any(import.version.file, &GLIBC) {
         return None;

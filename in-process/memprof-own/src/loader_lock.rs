@@ -101,9 +101,9 @@ pub(crate) fn release_orphaned_lock(is_alone: bool) {
     let _ = futex::wake(&lock.lock, Flags::PRIVATE, u32::MAX >> 1);
 }
 
-/// Whether the lock is held, but by no thread of the process. An orphaned lock never changes, whereas threads release
-/// theirs soon. So the kernel is asked about the owner only if the lock does not change during all polls; `is_alone`
-/// skips the polls. The question is the last resort, because a seccomp filter may end the process for it.
+/// Whether the lock is held, but by no thread of the process. An orphaned lock never changes, whereas a thread soon
+/// releases its lock. The kernel is asked about the owner only if the lock did not change during all polls, because a
+/// seccomp filter may end the process for the question. `is_alone` skips the polls.
 fn is_orphaned(
     lock: &PthreadMutex,
     is_alone: bool,
