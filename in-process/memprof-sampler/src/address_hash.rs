@@ -12,6 +12,7 @@ const GOLDEN_RATIO: u64 = 6_949_403_065;
 pub(crate) struct AddressHash(u64);
 
 impl AddressHash {
+    /// Wraps an address; each method computes its own hash of it.
     #[inline(always)]
     pub(crate) fn new(address: usize) -> Self {
         Self(address as u64)

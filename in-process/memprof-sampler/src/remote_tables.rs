@@ -22,8 +22,8 @@ pub struct RemoteTables {
 }
 
 impl RemoteTables {
-    /// Reads the interval and the addresses that follow a mark. `word` reads eight bytes of the process. `None` if sampling
-    /// was never on there, or memory is unreadable.
+    /// Reads the interval and the addresses that follow a mark. `word` reads eight bytes of the process. `None` if
+    /// sampling was never on there, or memory is unreadable.
     pub fn read_after(mark: u64, mut word: impl FnMut(u64) -> Option<u64>) -> Option<Self> {
         let mut next = mark.wrapping_add(MARK.len() as u64);
         let mut field = || {
@@ -44,8 +44,8 @@ impl RemoteTables {
         })
     }
 
-    /// Least mean bytes between the samples: an object of a number of bytes is sampled at most as probably as at this
-    /// interval.
+    /// Returns the smallest sample interval, in mean bytes between samples, since the process last dropped its samples.
+    /// No object was sampled with a higher probability than at this interval.
     pub fn interval(&self) -> u64 {
         self.interval
     }
