@@ -124,7 +124,8 @@ impl RuleSource for ProcessRules<'_> {
         }
     }
 
-    /// Always false in jemalloc's hook: its walks are compared with libgcc's, which end at such code.
+    /// Whether a function without call frame information may return to `address`. Always false in jemalloc's hook: its
+    /// walks are compared with libgcc's, which end at such a function.
     fn may_return_to(&mut self, address: usize) -> bool {
         if self.unknown_code_rule != PackedRule::FRAME_POINTER || !is_after_call(address) {
             return false;

@@ -143,8 +143,8 @@ pub fn walk(
     (frames, WalkEnd::Outermost)
 }
 
-/// Returns the caller's registers, and whether a signal interrupted the caller. The error is the reason why the walk
-/// ends at `callee`.
+/// Returns the registers of the caller of `callee`, a frame with a rule other than the common ones, and whether a
+/// signal interrupted the caller. The error is the reason why the walk ends at `callee`.
 #[cold]
 #[inline(never)]
 fn uncommon_caller(
