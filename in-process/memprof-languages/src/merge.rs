@@ -30,6 +30,7 @@ pub(crate) struct ManagedFrames<'a> {
 }
 
 impl<'a> ManagedFrames<'a> {
+    /// Creates an empty list in `words`, of which each frame takes two.
     pub(crate) fn new(words: &'a mut [usize]) -> Self {
         Self { words, count: 0 }
     }
@@ -53,10 +54,12 @@ impl<'a> ManagedFrames<'a> {
         }
     }
 
+    /// Returns the number of frames.
     pub(crate) fn len(&self) -> usize {
         self.count
     }
 
+    /// Returns the frame at an index. `None` beyond the last one.
     fn get(&self, index: usize) -> Option<ManagedFrame> {
         let [word, native] = *self.words.get(2 * index..2 * self.count)?.first_chunk()?;
         Some(ManagedFrame { word, native })

@@ -14,6 +14,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
+    /// Creates a reader that has checked no page yet. `pages` may have any content.
     pub(crate) fn new(pages: &'a mut [usize; PAGES]) -> Self {
         pages.fill(0);
         Self { pages }
