@@ -210,7 +210,7 @@ impl Drop for Unwinder {
 }
 
 impl UnwinderState {
-    /// Restores the built-in walker of each jemalloc at the end of an activation.
+    /// Restores the built-in walker of each jemalloc, because an activation ends or another one begins.
     fn uninstall_all(&mut self) {
         for record in &mut self.allocators {
             record.uninstall(INACTIVE.to_owned());

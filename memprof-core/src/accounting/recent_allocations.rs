@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use crate::allocators::fake::{Behaviour, READERS, fake_mallctl};
     use crate::allocators::jemalloc::JemallocCandidate;
-    use crate::allocators::jemalloc::identify;
+    use crate::allocators::jemalloc::identify_jemalloc;
     use crate::identity::FoundBy;
 
     struct FakeWithoutRecent;
@@ -110,7 +110,8 @@ mod tests {
             prefix: None,
             interposed: None,
         };
-        require_recent_allocations(&identify(candidate, READERS).unwrap(), max).unwrap_err()
+        require_recent_allocations(&identify_jemalloc(candidate, READERS).unwrap(), max)
+            .unwrap_err()
     }
 
     #[test]

@@ -13,7 +13,7 @@ use memchr::memmem;
 use crate::allocators::allocator::Allocator;
 use crate::allocators::glibc::{self, Glibc};
 use crate::allocators::interposed::find_interposed_function;
-use crate::allocators::jemalloc::{JemallocCandidate, identify};
+use crate::allocators::jemalloc::{JemallocCandidate, identify_jemalloc};
 use crate::allocators::loaded_objects::{self, LoadedObject};
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::mimalloc::{self, Mimalloc};
@@ -51,7 +51,7 @@ pub(crate) struct DiscoveredAllocators {
 /// Finds every allocator in the process except one in the image that contains the address `own_image`. If none of them
 /// serves `malloc`, also finds the file that does. `host` is the jemalloc that the host passed. `known` has sorted
 /// fingerprints of objects without an allocator, which are skipped.
-pub(crate) fn discover(
+pub(crate) fn discover_allocators(
     host: Option<Mallctl>,
     own_image: usize,
     readers: JemallocReaders,
@@ -64,7 +64,7 @@ pub(crate) fn discover(
     let (tables, without_allocators) = search_files(&objects, known);
     let mut allocators: Vec<_> = jemalloc_candidates(host, &objects, &tables)
         .into_iter()
-        .filter_map(|candidate| identify(candidate, readers))
+        .filter_map(|candidate| identify_jemalloc(candidate, readers))
         .map(Allocator::Jemalloc)
         .collect();
     let identify =

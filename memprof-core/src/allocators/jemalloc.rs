@@ -51,7 +51,7 @@ pub(crate) struct Jemalloc {
     interposed: Option<String>,
 }
 
-/// Functions that may belong to a jemalloc; [`identify`] decides.
+/// Functions that may belong to a jemalloc; [`identify_jemalloc`] decides.
 #[derive(Clone, Debug)]
 pub(crate) struct JemallocCandidate {
     pub mallctl: Mallctl,
@@ -66,7 +66,10 @@ pub(crate) struct JemallocCandidate {
 
 /// Identifies a jemalloc and reads its build options. `None` if `mallctl` returns no `version`, or one that does not
 /// begin with a digit.
-pub(crate) fn identify(candidate: JemallocCandidate, readers: JemallocReaders) -> Option<Jemalloc> {
+pub(crate) fn identify_jemalloc(
+    candidate: JemallocCandidate,
+    readers: JemallocReaders,
+) -> Option<Jemalloc> {
     let JemallocCandidate {
         mallctl,
         found_by,
@@ -263,7 +266,7 @@ pub(crate) mod tests {
             prefix,
             interposed: None,
         };
-        identify(candidate, READERS).unwrap()
+        identify_jemalloc(candidate, READERS).unwrap()
     }
 
     struct IgnoringFake;

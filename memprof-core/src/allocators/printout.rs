@@ -76,7 +76,7 @@ impl Printout {
         printout
     }
 
-    /// Copies a text, up to the default limit.
+    /// Copies a text, cut after [`MAX_PRINTOUT`] bytes.
     pub(crate) fn from_text(text: &[u8]) -> Self {
         let mut printout = Self::default();
         printout.push(text);

@@ -63,7 +63,7 @@ impl fmt::Display for Mebibytes {
 /// # Errors
 /// `Io` with ENOMEM: names the limit and the remaining bytes.
 pub(crate) fn require_headroom(bytes: u64) -> Result<()> {
-    require_headroom_below(nearest_limit(), bytes)
+    check_headroom(nearest_limit(), bytes)
 }
 
 /// Returns the error for a running dump that must be abandoned. The dump may need `rest` more bytes. `None` while the
@@ -72,7 +72,8 @@ pub(crate) fn current_shortage_error(rest: u64) -> Option<Error> {
     shortage_error(nearest_limit(), rest)
 }
 
-/// Pure part of [`current_shortage_error`]. `nearest` is the limit with the least headroom.
+/// Returns the error of [`current_shortage_error`] for a known headroom: `nearest` is that of the limit with the least,
+/// and `None` stands for no limit.
 fn shortage_error(nearest: Option<Headroom>, rest: u64) -> Option<Error> {
     let nearest =
         nearest.filter(|nearest| nearest.bytes < rest.min(MAX_WRITE_AHEAD) + ABANDON_RESERVE)?;
@@ -81,8 +82,9 @@ fn shortage_error(nearest: Option<Headroom>, rest: u64) -> Option<Error> {
     )))
 }
 
-/// Pure part of [`require_headroom`]. `nearest` is the limit with the least headroom.
-fn require_headroom_below(nearest: Option<Headroom>, bytes: u64) -> Result<()> {
+/// Fails as [`require_headroom`] does, for a known headroom: `nearest` is that of the limit with the least, and `None`
+/// stands for no limit.
+fn check_headroom(nearest: Option<Headroom>, bytes: u64) -> Result<()> {
     match nearest {
         Some(nearest) if nearest.bytes < bytes.saturating_add(RESERVE) => {
             Err(out_of_memory_error(format!(
@@ -168,7 +170,7 @@ mod tests {
                 bytes,
                 limit: HeadroomLimit::Cgroup("/web".to_owned()),
             });
-            let refused = require_headroom_below(least, bytes).err();
+            let refused = check_headroom(least, bytes).err();
             assert_eq!(
                 refused.as_ref().and_then(Error::os_error),
                 expected.map(|_| Errno::NOMEM)

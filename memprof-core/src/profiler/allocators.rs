@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use super::ProfilerSettings;
-use crate::allocators::discover::{DiscoveredAllocators, discover};
+use crate::allocators::discover::{DiscoveredAllocators, discover_allocators};
 use crate::allocators::loaded_objects;
 use crate::allocators::stripped_jemalloc;
 use crate::allocators::unprofilable::Unprofilable;
@@ -46,7 +46,7 @@ impl FoundBackends {
             allocators,
             unknown_malloc,
             without_allocators,
-        } = discover(
+        } = discover_allocators(
             settings.host,
             settings.own_image,
             settings.readers,

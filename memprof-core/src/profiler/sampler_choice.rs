@@ -119,7 +119,7 @@ fn own_sampler_backend(backends: &BackendList) -> Option<&Arc<Backend>> {
         .clone()
         .find(|each| each.sampler_status().is_some() && each.is_active());
     let is_used = |each: &Backend| {
-        each.identity().kind == AllocatorKind::Jemalloc || !holds_only_its_own(each)
+        each.identity().kind == AllocatorKind::Jemalloc || !holds_only_own_memory(each)
     };
     let beside = able
         .clone()
@@ -143,11 +143,13 @@ const MAX_UNUSED_BYTES: u64 = 1 << 20;
 /// Whether a profile of an allocator is neither possible nor needed: it cannot be profiled, does not serve `malloc`,
 /// and holds nothing, like the unused jemalloc of a library.
 fn is_unused(each: &Arc<Backend>) -> bool {
-    !each.identity().owns_malloc && each.unprofilable_reason().is_some() && holds_only_its_own(each)
+    !each.identity().owns_malloc
+        && each.unprofilable_reason().is_some()
+        && holds_only_own_memory(each)
 }
 
 /// Whether an allocator holds no more memory than it allocates for itself at its start. False if it keeps no count.
-fn holds_only_its_own(each: &Backend) -> bool {
+fn holds_only_own_memory(each: &Backend) -> bool {
     let allocated = match each.allocator.heap_usage() {
         Ok(Some(HeapUsage::Detailed(totals))) => totals.allocated,
         Ok(Some(HeapUsage::CommittedOnly { committed })) => committed,

@@ -60,7 +60,7 @@ impl Profiler {
         }
         let stats = printing
             .into_iter()
-            .map(|each| allocator_stats(each, options));
+            .map(|each| read_allocator_stats(each, options));
         Ok(stats.collect())
     }
 
@@ -236,8 +236,8 @@ impl Profiler {
     }
 }
 
-/// Statistics of one allocator. A part that cannot be read is replaced by its error.
-fn allocator_stats(backend: &Backend, options: Option<&PrintOptions>) -> Stats {
+/// Reads the statistics of one allocator. A part that cannot be read is replaced by its error.
+fn read_allocator_stats(backend: &Backend, options: Option<&PrintOptions>) -> Stats {
     let error_text = |error: Error| error_text_with_remedy(&error) + "\n";
     let AllocatorHeap {
         kind,

@@ -301,7 +301,7 @@ mod tests {
     use crate::allocators::allocator::Allocator;
     use crate::allocators::fake::{Behaviour, READERS, fake_mallctl};
     use crate::allocators::jemalloc::JemallocCandidate;
-    use crate::allocators::jemalloc::identify;
+    use crate::allocators::jemalloc::identify_jemalloc;
     use crate::dumps::retention::RetentionPolicy;
     use crate::identity::FoundBy;
 
@@ -331,7 +331,7 @@ mod tests {
             rss: Some(4096),
             ages: None,
         };
-        let jemalloc = identify(candidate, READERS).unwrap();
+        let jemalloc = identify_jemalloc(candidate, READERS).unwrap();
         let backend = Backend::new(Allocator::Jemalloc(jemalloc), None);
         let scratch = Scratch::open(store.directory(), ".scratch").unwrap();
         let dump = take_and_store_dump(&backend, &store, &name, &origin, &scratch);

@@ -357,8 +357,9 @@ impl Drop for Interception {
     }
 }
 
-/// Functions whose interception can be removed while sampling is off. While a sampled block is live, only those that
-/// allocate, because the block's free must be recorded. Otherwise all (`None`).
+/// Returns the role of the functions whose interception can be removed while sampling is off. While a sampled block is
+/// live, these are only functions that allocate, because the block's free must be recorded. Otherwise `None`, which
+/// stands for all functions.
 fn removable_role() -> Option<Role> {
     (memprof_sampler::counts().live_samples > 0).then_some(Role::Allocates)
 }

@@ -34,7 +34,7 @@ impl Jemalloc {
             return None;
         }
         let counts = self.heap_counts().ok()?;
-        Some(estimate_sampled(&counts, totals.active))
+        Some(estimate_sampled_objects(&counts, totals.active))
     }
 
     /// Reads the counts for the estimate, as of the last refresh (`epoch`). Fails with the errno of the first mallctl
@@ -69,7 +69,7 @@ impl Jemalloc {
 const MAX_INTERVALS: f64 = 5.0;
 
 /// Estimates the sampled objects from jemalloc's counts and its `active` bytes.
-fn estimate_sampled(counts: &HeapCounts, active: u64) -> SampledObjects {
+fn estimate_sampled_objects(counts: &HeapCounts, active: u64) -> SampledObjects {
     let in_pages = |size: u64| size.next_multiple_of(counts.page.max(1));
     let (mut objects, mut bytes, mut pages) = (0.0, 0.0, 0.0);
     for bin in &counts.bins {
@@ -141,7 +141,7 @@ mod tests {
     fn unaccounted_pages_are_of_samples() {
         // jemalloc 5.3.1 in `rust_host`: a page and a page of padding for each of 5,138 objects.
         let active = 4514 * 4096 + 5138 * 8192;
-        let sampled = estimate_sampled(&counts(), active);
+        let sampled = estimate_sampled_objects(&counts(), active);
         assert_eq!(sampled.objects, 5138);
         assert_eq!(sampled.bytes, 5138 * 1024);
         assert_eq!(sampled.active, 5138 * 8192);
@@ -159,7 +159,7 @@ mod tests {
         };
         let check = |objects: u64, expected: u64| {
             let active = 4514 * 4096 + objects * 20480;
-            let sampled = estimate_sampled(&large(objects), active);
+            let sampled = estimate_sampled_objects(&large(objects), active);
             assert_eq!(sampled.objects, expected);
             assert_eq!(sampled.allocated, expected * 16384);
             assert_eq!(sampled.active, expected * 20480);
@@ -176,11 +176,11 @@ mod tests {
             ..counts()
         };
         assert_eq!(
-            estimate_sampled(&coarse, 4514 * 4096),
+            estimate_sampled_objects(&coarse, 4514 * 4096),
             SampledObjects::default()
         );
         assert_eq!(
-            estimate_sampled(&HeapCounts::default(), u64::MAX),
+            estimate_sampled_objects(&HeapCounts::default(), u64::MAX),
             SampledObjects::default()
         );
     }
