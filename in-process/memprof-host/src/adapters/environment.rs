@@ -29,8 +29,8 @@ pub(super) fn read_settings() -> Result<Settings, Failure> {
     parse_variables(VARIABLES.get_or_set(read_variables()))
 }
 
-/// Parses the config of [`read_settings`] again, with the current text of the file that it names. `None` if the config comes
-/// from elsewhere.
+/// Parses the config of [`read_settings`] again, with the current text of the file that it names. `None` if the config
+/// comes from elsewhere.
 pub(super) fn reread_settings() -> Option<Result<Settings, Failure>> {
     VARIABLES.get().map(parse_variables)
 }
@@ -40,7 +40,7 @@ fn parse_variables(variables: &Variables) -> Result<Settings, Failure> {
     config::parse(variables.iter().map(|(key, value)| (*key, value.as_str())))
 }
 
-/// Reads the variables of the config that are set.
+/// Reads the environment variables that configure the plugin, as far as they are set, with their keys in the config.
 fn read_variables() -> Variables {
     let named = [
         ("config", CONFIG),

@@ -134,9 +134,9 @@ pub(super) fn create(
     }
 }
 
-/// Creates the instance, or uses the one of another adapter, and opens the control socket. An instance that could not be
-/// created is replaced, because its config may have been corrected. A failure is logged in one line, and is the reply
-/// to every message.
+/// Creates the instance, or uses the one of another adapter, and opens the control socket. An instance that could not
+/// be created is replaced, because its config may have been corrected. A failure is logged in one line, and is the
+/// reply to every message.
 pub(super) fn start_instance(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,
@@ -207,8 +207,8 @@ pub(super) fn recreate_if_config_changed(
     instance
 }
 
-/// Creates an instance in place of one that could not be created, whose control socket it closes. The old one is leaked,
-/// because threads may use it.
+/// Creates an instance in place of one that could not be created, whose control socket it closes. The old one is
+/// leaked, because threads may use it.
 fn replace_failed(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,
@@ -247,7 +247,7 @@ impl AdapterInstance {
             log: adapter.log,
             jemalloc: None,
         };
-        let create = || match library_copies::instance_of_other_copy(entry) {
+        let create = || match library_copies::join_other_copy(entry) {
             Some(joined) => Ok(joined),
             None => {
                 let config = settings.clone()?.config_text();

@@ -32,9 +32,9 @@ pub(super) fn lock_all_copies(own: &'static memprof_plugin_entry_t) -> ProcessLo
     shared_lock(own).unwrap_or(&LOCK).lock()
 }
 
-/// Returns the plugin with the id of `own` that another copy has created. `None` if there is none. Skips a copy that
-/// cannot be joined.
-pub(super) fn instance_of_other_copy(own: &'static memprof_plugin_entry_t) -> Option<Instance> {
+/// Finds the plugin with the id of `own` that another copy of the library has created, and joins it. `None` if there is
+/// none. Skips a copy that cannot be joined.
+pub(super) fn join_other_copy(own: &'static memprof_plugin_entry_t) -> Option<Instance> {
     all_copies(own).find_map(|copy| {
         if ptr::eq(copy.entry, own) {
             return None;

@@ -57,7 +57,8 @@ impl Client {
     /// Those of [`send_typed`](Self::send_typed); [`ClientError::Protocol`] if the host passes no file.
     pub fn fetch(&mut self, id: &str) -> Result<PassedFile, ClientError> {
         let args = Arguments::join([format!("id={id}").as_str()]);
-        let mut reply = check_ok(self.message(PLUGIN, "fetch", &args, Some(Delivery::Fd))?)?;
+        let mut reply =
+            require_success(self.message(PLUGIN, "fetch", &args, Some(Delivery::Fd))?)?;
         let missing = || ClientError::Protocol("it passed no dump".to_owned());
         reply.file.take().ok_or_else(missing)
     }
@@ -71,7 +72,7 @@ impl Client {
         message: &str,
         args: &str,
     ) -> Result<T, ClientError> {
-        let reply = check_ok(self.message(PLUGIN, message, args, None)?)?;
+        let reply = require_success(self.message(PLUGIN, message, args, None)?)?;
         let bytes = reply.into_bytes()?;
         serde_json::from_slice(&bytes)
             .map_err(|error| ClientError::Protocol(format!("the reply to {message}: {error}")))
@@ -80,7 +81,7 @@ impl Client {
 
 /// Returns the reply if its status is 0. Otherwise fails with [`ClientError::Plugin`], which contains the error in the
 /// reply.
-fn check_ok(reply: ReceivedBody) -> Result<ReceivedBody, ClientError> {
+fn require_success(reply: ReceivedBody) -> Result<ReceivedBody, ClientError> {
     let status = reply.result.status_code;
     if status == MEMPROF_OK {
         return Ok(reply);
