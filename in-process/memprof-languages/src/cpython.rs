@@ -175,7 +175,7 @@ impl CPython {
                     self.push_frame(frame, activation, reader, frames)?;
                     reader.u8(frame, offset)? != 0
                 }
-                None if self.is_on_c_stack(frame, reader)? => true,
+                None if self.marks_activation_end(frame, reader)? => true,
                 None => {
                     self.push_frame(frame, activation, reader, frames)?;
                     false
@@ -204,7 +204,7 @@ impl CPython {
             if frame == 0 {
                 return Some(ChainEnd::Outermost);
             }
-            if self.is_on_c_stack(frame, reader)? {
+            if self.marks_activation_end(frame, reader)? {
                 frames.set_native(first, frame);
                 first = frames.len();
             } else {
@@ -217,7 +217,7 @@ impl CPython {
 
     /// Whether a frame only marks the end of an activation, and is no function of the program. `None` if it is
     /// unreadable.
-    fn is_on_c_stack(&self, frame: usize, reader: &mut Reader<'_>) -> Option<bool> {
+    fn marks_activation_end(&self, frame: usize, reader: &mut Reader<'_>) -> Option<bool> {
         Some(reader.u8(frame, self.layout.frame_owner)? >= OWNED_BY_C_STACK)
     }
 
@@ -259,8 +259,8 @@ impl CPython {
             return None;
         }
         let name = layout.code_qualified_name.unwrap_or(layout.code_name);
-        let function = self.text(code, name, reader)?;
-        let file = self.text(code, layout.code_file, reader)?;
+        let function = self.find_text(code, name, reader)?;
+        let file = self.find_text(code, layout.code_file, reader)?;
         let first = reader.u32(code, layout.code_first_line)?;
         let table = reader.pointer(code, layout.code_line_table)?;
         let len = reader.word(table, layout.bytes_len)?;
@@ -283,7 +283,7 @@ impl CPython {
 
     /// Finds the `str` to which the field at offset `field` of the object `owner` refers. `None` if the field refers to
     /// something else, or if the `str` cannot be read.
-    fn text(&self, owner: usize, field: usize, reader: &mut Reader<'_>) -> Option<Text> {
+    fn find_text(&self, owner: usize, field: usize, reader: &mut Reader<'_>) -> Option<Text> {
         let object = reader.pointer(owner, field)?;
         if reader.word(object, self.layout.object_type)? != self.text_type {
             return None;
@@ -300,7 +300,7 @@ fn pthread_self() -> usize {
 /// Returns the calling thread's value of a key by `pthread_getspecific(3)`. `None` if it is null, or not aligned as a
 /// pointer to a structure is.
 fn thread_specific(key: u32) -> Option<usize> {
-    let value = thread_calls::specific(key);
+    let value = thread_calls::value_of_key(key);
     (value != 0 && value.is_multiple_of(align_of::<usize>())).then_some(value)
 }
 
@@ -319,7 +319,7 @@ mod thread_calls {
 
     /// Returns the calling thread's value of a key by `pthread_getspecific(3)`; 0 for a key that is not in use, or
     /// beyond [`MAX_KEYS`].
-    pub(super) fn specific(key: u32) -> usize {
+    pub(super) fn value_of_key(key: u32) -> usize {
         if key >= MAX_KEYS {
             return 0;
         }

@@ -101,7 +101,7 @@ impl NameMemory {
             let place = self.reserve_text(text.max_len())?;
             match cell.hash.compare_exchange(0, hash, AcqRel, Acquire) {
                 Ok(_) => {
-                    self.fill(cell, place, line, text);
+                    self.write_name(cell, place, line, text);
                     return Some(id);
                 }
                 Err(other) if other == hash => return Some(id),
@@ -124,7 +124,7 @@ impl NameMemory {
     }
 
     /// Writes a name's text from `place` on, and then its cell; the line last, which marks the text as complete.
-    fn fill(&self, cell: &NameCell, place: u32, line: u32, text: &impl NameText) {
+    fn write_name(&self, cell: &NameCell, place: u32, line: u32, text: &impl NameText) {
         let end = place.saturating_add(text.max_len());
         let mut next = place;
         let mut write = |byte: u8| {

@@ -30,7 +30,7 @@ pub(super) fn line_at(
 }
 
 /// Reads a byte as a number from -128 to 127.
-fn signed(byte: u8) -> i64 {
+fn to_signed(byte: u8) -> i64 {
     i64::from(byte.cast_signed())
 }
 
@@ -48,7 +48,7 @@ fn line_in_lnotab(
         if at > offset {
             break;
         }
-        line += signed(byte(index + 1)?);
+        line += to_signed(byte(index + 1)?);
     }
     Some(line)
 }
@@ -65,7 +65,7 @@ fn line_in_ranges(
     const NO_LINE: i64 = -128;
     let (mut at, mut line) = (0, i64::from(first));
     for index in (0..len.saturating_sub(1)).step_by(2) {
-        let delta = signed(byte(index + 1)?);
+        let delta = to_signed(byte(index + 1)?);
         if delta != NO_LINE {
             line += delta;
         }

@@ -66,14 +66,14 @@ impl Text {
     }
 
     /// Iterates over the first `max` characters, followed by [`CUT`] if there are more.
-    fn start(self, max: usize) -> impl Iterator<Item = char> {
+    fn first_chars(self, max: usize) -> impl Iterator<Item = char> {
         let cut = (self.len() > max).then_some(CUT);
         let chars = (0..self.len().min(max)).map_while(move |index| self.char(index));
         chars.chain(cut)
     }
 
     /// Iterates over the last `max` characters, after [`CUT`] if there are more.
-    fn end(self, max: usize) -> impl Iterator<Item = char> {
+    fn last_chars(self, max: usize) -> impl Iterator<Item = char> {
         let skipped = self.len().saturating_sub(max);
         let cut = (skipped > 0).then_some(CUT);
         let chars = (skipped..self.len()).map_while(move |index| self.char(index));
@@ -104,12 +104,12 @@ impl FrameName {
 
     /// Iterates over the function's name, of which at most [`MAX_FUNCTION`] characters are kept.
     fn function(&self) -> impl Iterator<Item = char> + use<> {
-        self.function.start(MAX_FUNCTION)
+        self.function.first_chars(MAX_FUNCTION)
     }
 
     /// Iterates over the file's path, of which at most [`MAX_FILE`] characters are kept.
     fn file(&self) -> impl Iterator<Item = char> + use<> {
-        self.file.end(MAX_FILE)
+        self.file.last_chars(MAX_FILE)
     }
 }
 
