@@ -15,7 +15,8 @@ pub(super) fn for_each_object(visit: &mut dyn FnMut(ElfObject)) {
     unsafe { libc::dl_iterate_phdr(Some(visit_object), (&raw mut visit).cast()) };
 }
 
-/// Callback of `dl_iterate_phdr(3)`. Returns 0 to continue the iteration.
+/// Callback of `dl_iterate_phdr(3)`: passes the object to the function behind `visit`, unless it is skipped. Returns 0
+/// to continue the iteration.
 unsafe extern "C" fn visit_object(info: *mut dl_phdr_info, _: usize, visit: *mut c_void) -> c_int {
     // SAFETY: `for_each_object` passes a pointer to its `visit`, and does not use it during the call.
     let visit = unsafe { &mut *visit.cast::<&mut dyn FnMut(ElfObject)>() };

@@ -64,7 +64,7 @@ fn can_write(word: usize) -> bool {
     result >= 0
 }
 
-/// Converts the address of a word in a loaded object's data. The caller holds the loader's lock.
+/// Borrows the word at an address in a loaded object's data. The caller holds the loader's lock.
 fn as_atomic(word: usize) -> &'static AtomicUsize {
     // SAFETY: a word of a loaded object is readable and aligned: gABI gives its address. The caller holds the
     // loader's lock, so the object stays loaded.
