@@ -46,9 +46,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the host and its HTTP server.
+/// Runs the host and its HTTP server until SIGTERM.
 fn run() -> anyhow::Result<()> {
-    let (config, address) = arguments()?;
+    let (config, address) = parse_arguments()?;
     let config = Config::read(&config)?;
     let level = config.log.level().map_err(anyhow::Error::msg)?;
     logger::init(level)?;
@@ -87,7 +87,7 @@ fn router(host: Arc<Host>) -> Router {
 }
 
 /// Parses the command line: the config file, and the address to listen on, by default a free port of 127.0.0.1.
-fn arguments() -> anyhow::Result<(PathBuf, SocketAddr)> {
+fn parse_arguments() -> anyhow::Result<(PathBuf, SocketAddr)> {
     let args: Vec<_> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--config", config] => Ok((config.into(), SocketAddr::from(([127, 0, 0, 1], 0)))),

@@ -6,7 +6,7 @@ use log::{LevelFilter, Log, Metadata, Record, SetLoggerError};
 
 struct StderrLogger;
 
-/// Sets the logger of the process, which logs lines up to `level`.
+/// Sets the logger of the process, which logs lines up to `level`. Fails if the process has a logger already.
 pub(crate) fn init(level: LevelFilter) -> Result<(), SetLoggerError> {
     log::set_max_level(level);
     log::set_logger(&StderrLogger)

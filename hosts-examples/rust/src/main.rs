@@ -34,7 +34,7 @@ fn main() -> ExitCode {
 
 /// Runs the host until SIGTERM or SIGINT.
 fn serve() -> anyhow::Result<()> {
-    let config = Config::read(&config_path()?)?;
+    let config = Config::read(&parse_config_path()?)?;
     let level = config.log.level().map_err(anyhow::Error::msg)?;
     logger::init(level)?;
 
@@ -60,7 +60,7 @@ fn serve() -> anyhow::Result<()> {
 }
 
 /// Parses the command line: `--config FILE`.
-fn config_path() -> anyhow::Result<PathBuf> {
+fn parse_config_path() -> anyhow::Result<PathBuf> {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
     match args.as_slice() {
         [flag, path] if flag == "--config" => Ok(path.into()),
