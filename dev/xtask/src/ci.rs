@@ -72,9 +72,12 @@ pub(crate) fn run_ci() -> Result<()> {
         let beside = scope.spawn(|| -> Result<_> {
             let mut steps = Steps::default();
             let failed = steps.run_step("torture, beside the tests", run_torture)?;
-            for cases in ["truth", "growth"] {
-                let step = format!("{cases}, beside the tests");
-                steps.run_step(&step, || crate::run_cases(cases, &["--short"]))?;
+            let cases = [
+                ("truth", "truth, beside the tests"),
+                ("growth", "growth, beside the tests"),
+            ];
+            for (program, step) in cases {
+                steps.run_step(step, || crate::run_cases(program, &["--short"]))?;
             }
             steps.run_step("fuzz, beside the tests", fuzz::replay_seeds)?;
             Ok((failed, steps))

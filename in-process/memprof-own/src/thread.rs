@@ -298,7 +298,7 @@ struct BlockedSignals {
 }
 
 impl BlockedSignals {
-    /// Blocks all signals of the calling thread until the guard is dropped. Fails with the error of pthread_sigmask(3).
+    /// Blocks all signals of the calling thread until the guard is dropped. Fails with the error of `pthread_sigmask(3)`.
     fn block_all() -> io::Result<Self> {
         let mut all = MaybeUninit::uninit();
         // SAFETY: sigfillset(3) writes the set.

@@ -94,8 +94,8 @@ pub(crate) fn unsampled_objects(language: &str) -> Option<&'static str> {
             "JavaScript's objects are in V8's heap: node's `--heapsnapshot-signal` or the inspector shows them"
         }
         "Python" => {
-            "Python's objects of up to 512 bytes are sampled only if it was started with PYTHONMALLOC=malloc; \
-             `memprof holders PID` shows what holds them"
+            "Python's objects of up to 512 bytes are sampled in CPython 3.8 to 3.13 only, and not beside another tool's \
+             hooks; `memprof holders PID` shows what holds them"
         }
         "PHP" => {
             "PHP's objects are in Zend's heap, and sampled only if it was started with USE_ZEND_ALLOC=0"
@@ -148,7 +148,7 @@ impl ProgramKinds {
 
     /// Returns the kind of a process's program, from its file alone; an empty one if the file cannot or must not be
     /// read.
-    fn program(&mut self, pid: u32) -> ProgramKind {
+    fn kind_of_program(&mut self, pid: u32) -> ProgramKind {
         let Ok(metadata) = fs::metadata(format!("/proc/{pid}/exe")) else {
             return ProgramKind::default();
         };

@@ -315,7 +315,9 @@ fn symbolize_file(
     };
     let note = |text: String| format!("{name}: {text}");
     if Instant::now() > deadline {
-        result.notes.push(note(late_note("names", file.queries.len())));
+        result
+            .notes
+            .push(note(late_note("names", file.queries.len())));
         return Ok(result);
     }
     match search::find_binary(file, origin.machine.as_deref(), sources)? {
