@@ -12,6 +12,7 @@ mod entries_beside_malloc;
 mod fork;
 #[cfg(target_arch = "x86_64")]
 mod interception;
+mod interception_error;
 #[cfg(target_arch = "x86_64")]
 mod jemalloc_hooks;
 #[cfg_attr(target_arch = "x86_64", path = "sampler/languages.rs")]

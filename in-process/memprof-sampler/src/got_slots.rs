@@ -122,7 +122,7 @@ impl GotSlots {
                 is_program: object.path().is_empty(),
             });
             tally::set_usable_size(object.definition(c"malloc_usable_size"));
-            let is_libc = is_libc(&object);
+            let is_libc = object.is_libc();
             entries = find_complete_entries(&object, &hooks);
             for hook in &mut hooks {
                 // glibc's reallocarray calls glibc's realloc through a slot. With both hooked, a call would count
@@ -284,7 +284,7 @@ impl GotSlots {
     /// Whether an object other than the C library defines a `malloc` different from the sampled one.
     fn defines_another_malloc(&self, object: &ElfObject) -> bool {
         let malloc = object.definition(c"malloc");
-        malloc.is_some_and(|malloc| malloc != self.provider.malloc) && !is_libc(object)
+        malloc.is_some_and(|malloc| malloc != self.provider.malloc) && !object.is_libc()
     }
 
     /// Hook of a function by its name. `None` if there is no hook, or the allocator lacks the function.
@@ -377,11 +377,6 @@ fn probe_chunk_headers(hooks: &[Hook]) {
     }
 }
 
-/// Whether an object is glibc's libc, which alone exports `gnu_get_libc_version`.
-fn is_libc(object: &ElfObject) -> bool {
-    object.definition(c"gnu_get_libc_version").is_some()
-}
-
 /// Whether a slot still holds a value from the dynamic linker: the address of the allocator's function, or of code in
 /// the object itself that looks the function up at the first call.
 fn holds_allocator_function(
@@ -396,7 +391,7 @@ fn holds_allocator_function(
     let is_unbound = || {
         let is_inside = slot.may_be_lazy && object.code.contains(&value);
         let own = object.definition(hook.name);
-        is_inside && (own.is_none_or(|own| own == original) || is_libc(object))
+        is_inside && (own.is_none_or(|own| own == original) || object.is_libc())
     };
     value == original || is_unbound()
 }

@@ -5,12 +5,14 @@
 use std::time::SystemTime;
 
 use memprof_messages::{InterceptionKind, SlotCounts};
-use memprof_sampler::{MallocProvider, PatchedEntries, Role, SamplerError};
-use rustix::io::Errno;
+use memprof_sampler::{MallocProvider, PatchedEntries, Role};
 
 use super::SamplerSelection;
 use super::entries_beside_malloc::EntriesBesideMalloc;
 use super::fork::samples_from_program_start;
+use super::interception_error::{
+    loader_lock_error, missing_patches_error, sampler_error, statically_linked_error,
+};
 use super::jemalloc_hooks::JemallocHookInstaller;
 use super::{loaded_libraries, python_objects, sampled_allocator};
 use crate::allocators::loaded_objects::{self, ForkGuard};
@@ -362,40 +364,4 @@ impl Drop for Interception {
 /// stands for all functions.
 fn removable_role() -> Option<Role> {
     (memprof_sampler::counts().live_samples > 0).then_some(Role::Allocates)
-}
-
-/// `Unsupported` error for a statically linked allocator without hooks.
-pub(super) fn statically_linked_error() -> Error {
-    let message = "it is linked into the program, whose own calls lead through no slot, and it has no \
-                   experimental.hooks.install, as jemalloc 5.2 to 5.3 have it";
-    let remedy = format!(
-        "`memprof attach {} sampler=memprof` leads the calls of its functions to memprof",
-        std::process::id()
-    );
-    Error::new(ErrorKind::Unsupported, message).remedy(remedy)
-}
-
-/// `Unavailable` error for an allocator whose entry points are not all patched.
-fn missing_patches_error() -> Error {
-    let message = "not all functions of the allocator begin with memprof's jumps";
-    let remedy = format!("`memprof attach {}` writes them", std::process::id());
-    Error::new(ErrorKind::Unavailable, message).remedy(remedy)
-}
-
-/// `Unavailable` error for slots that cannot be patched because the loader's lock is not available.
-pub(super) fn loader_lock_error() -> Error {
-    let message = "the calls of malloc cannot be patched: the loader's lock is not available";
-    Error::new(ErrorKind::Unavailable, message)
-}
-
-/// Converts an error of the sampler: no memory to `Io`, a thread that stays inside the sampler to `Busy`.
-pub(super) fn sampler_error(error: SamplerError) -> Error {
-    match error {
-        SamplerError::NoMemory => Error::io("map the sampler's tables", &Errno::NOMEM.into()),
-        SamplerError::InUse => Error::new(
-            ErrorKind::Busy,
-            "a thread has been inside memprof's sampler for a second",
-        )
-        .remedy("try again; a debugger may hold the thread"),
-    }
 }

@@ -14,9 +14,8 @@ pub(crate) use super::selected_sampler::SelectedSampler;
 use super::SamplerSelection;
 use super::entries_beside_malloc::is_patched_beside_malloc;
 use super::fork::{keep_sampling_in_children, register_fork_handler};
-use super::interception::{
-    Interception, loader_lock_error, sampler_error, statically_linked_error,
-};
+use super::interception::Interception;
+use super::interception_error::{loader_lock_error, sampler_error, statically_linked_error};
 use super::jemalloc_hooks::JemallocHookInstaller;
 use super::loaded_libraries;
 use super::sampled_allocator::may_have_sampled;

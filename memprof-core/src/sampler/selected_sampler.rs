@@ -10,7 +10,8 @@ use rustix::io::Errno;
 
 use super::early_ends::list_early_ends;
 use super::fork::register_fork_handler;
-use super::interception::{Interception, sampler_error};
+use super::interception::Interception;
+use super::interception_error::sampler_error;
 use super::pinned::PinnedProfile;
 use super::profile;
 use super::python_objects;

@@ -4,18 +4,20 @@
     reason = "a forked child, and waitpid(2), whose arguments are bare numbers"
 )]
 
+mod start_gate;
+
 use std::collections::{BTreeSet, HashSet};
-use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::io;
 use std::mem;
 use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::panic::resume_unwind;
 use std::process::{Command, ExitStatus};
 use std::thread;
 
 use libc::{c_int, c_long, pid_t, user_regs_struct};
 
+use self::start_gate::StartGate;
 use crate::process::ProcStatus;
 use crate::ptrace_request::request;
 use crate::stop::StoppedThread;
@@ -135,62 +137,6 @@ fn wait_until_stopped(pid: pid_t) -> io::Result<bool> {
             error if error.raw_os_error() == Some(libc::ECHILD) => return Ok(false),
             error => return Err(error),
         }
-    }
-}
-
-/// Gate at which a forked child waits, before it executes its program, until it is traced.
-struct StartGate {
-    /// The child writes its pid. Once `spawn` has returned, this process writes 0, which ends the wait for a pid.
-    pids: (PipeReader, PipeWriter),
-    /// One byte for the child: whether it is traced. The pipe ends if this process is killed.
-    opened: PipeWriter,
-}
-
-impl StartGate {
-    /// Lets children of `command` wait at a new gate. Fails if no pipe can be created.
-    fn new(command: &mut Command) -> io::Result<Self> {
-        let pids = io::pipe()?;
-        let (reader, opened) = io::pipe()?;
-        let [own_end, report] = [opened.as_raw_fd(), pids.1.as_raw_fd()];
-        let pass = move || {
-            // SAFETY: close(2) closes only the child's copy of the writer. The pipe then ends with this process.
-            unsafe { libc::close(own_end) };
-            // SAFETY: getpid(2) only returns a number.
-            let pid = unsafe { libc::getpid() }.to_ne_bytes();
-            // SAFETY: write(2) reads the bytes of a variable. A pipe accepts so few bytes in one call.
-            unsafe { libc::write(report, pid.as_ptr().cast(), pid.len()) };
-            let mut is_traced = [1];
-            match (&reader).read(&mut is_traced) {
-                // This process was killed: the program continues.
-                Ok(0) => Ok(()),
-                Ok(_) if is_traced == [0] => Err(io::Error::from_raw_os_error(libc::EPERM)),
-                Ok(_) => Ok(()),
-                Err(error) => Err(error),
-            }
-        };
-        // SAFETY: the closure calls functions only that are async-signal-safe, as code between fork(2) and execve(2) must
-        // be, and allocates nothing.
-        unsafe { command.pre_exec(pass) };
-        Ok(Self { pids, opened })
-    }
-
-    /// Reports a pid to [`Self::wait_for_pid`].
-    fn report_pid(&self, pid: pid_t) {
-        // The reader is this value's, and the pipe has room for two pids.
-        let _ = (&self.pids.1).write(&pid.to_ne_bytes());
-    }
-
-    /// Blocks until the child, or the thread that starts it, has reported a pid. `None` if that is 0: no child has
-    /// started.
-    fn wait_for_pid(&self) -> io::Result<Option<pid_t>> {
-        let mut pid = [0; size_of::<pid_t>()];
-        (&self.pids.0).read_exact(&mut pid)?;
-        Ok(Some(pid_t::from_ne_bytes(pid)).filter(|pid| *pid != 0))
-    }
-
-    /// Lets the child execute its program if it is traced, or else fail with EPERM.
-    fn open(&self, is_traced: bool) -> io::Result<()> {
-        (&self.opened).write_all(&[is_traced.into()])
     }
 }
 

@@ -242,6 +242,11 @@ impl ElfObject {
         // A hash for each symbol follows the buckets, beginning with symbol `first`.
         Some((index, table.wrapping_add(buckets + index - first)))
     }
+
+    /// Returns whether it is glibc's libc, which alone exports `gnu_get_libc_version`.
+    pub(super) fn is_libc(&self) -> bool {
+        self.definition(c"gnu_get_libc_version").is_some()
+    }
 }
 
 /// Hash of a name as `DT_GNU_HASH` uses it.

@@ -1,0 +1,67 @@
+//! Links: pointers in the form in which they are stored until what they point to is marked.
+
+use super::Objects;
+use super::span::{Mark, Span};
+
+impl Objects {
+    /// Index of the span and bit of the object that contains a link of [`unresolved_link`](Self::unresolved_link) or
+    /// [`link`](Self::link). `None` if there is none, or it is marked.
+    #[inline]
+    pub(crate) fn unmarked_target(&self, link: u64) -> Option<(usize, u64)> {
+        let (index, bit) = self.bit_of_start(link)?;
+        let span = &self.spans[index];
+        let start = span.start_before(bit)?;
+        (span.is_used(start) && !span.has_mark(Mark::Reached, start)).then_some((index, start))
+    }
+
+    /// Address of the object of [`unmarked_target`](Self::unmarked_target).
+    #[inline]
+    pub(crate) fn start_of(&self, (span, bit): (usize, u64)) -> u64 {
+        self.spans[span].address(bit)
+    }
+
+    /// Marks the object of [`unmarked_target`](Self::unmarked_target). Returns whether it was not marked before.
+    #[inline]
+    pub(crate) fn mark_object(&self, (span, bit): (usize, u64)) -> bool {
+        self.spans[span].set_mark(Mark::Reached, bit)
+    }
+
+    /// Whether the exact value of a pointer matters, not only the object to which it points.
+    fn has_exact_links(&self) -> bool {
+        self.has_headerless || self.spans.iter().any(Span::has_gc_heads)
+    }
+
+    /// log2 of the alignment of all links that [`link`](Self::link) returns; 0 if links are unchanged words.
+    pub(crate) fn link_shift(&self) -> u32 {
+        let shifts = self.spans.iter().map(Span::start_shift);
+        match self.has_exact_links() {
+            true => 0,
+            false => shifts.min().unwrap_or(0),
+        }
+    }
+
+    /// Link by which `mark::follow` can mark later what `word` marks: the start of its object, or
+    /// `word` itself if `shift` is 0. `None` if it marks nothing that is not marked yet.
+    #[inline]
+    pub(crate) fn link(&self, word: u64, shift: u32) -> Option<u64> {
+        let found = self.used_object(word);
+        let unmarked = found.filter(|(span, bit)| !span.has_mark(Mark::Reached, *bit));
+        match shift {
+            0 => (unmarked.is_some() || self.is_unrecorded_start(word)).then_some(word),
+            _ => unmarked.map(|(span, bit)| span.address(bit)),
+        }
+    }
+
+    /// Like [`link`](Self::link), without a look at the bitmaps, of which each look may wait for memory: the word, rounded
+    /// down to an address where an object can begin. What it points to is found when the link is followed. `shift` is not 0.
+    #[inline]
+    pub(crate) fn unresolved_link(&self, word: u64, shift: u32) -> Option<u64> {
+        let span = &self.spans[self.span_index(word)?];
+        let offset = word - span.range.start;
+        // Of a granule, an end can belong to the header of the object in the next one.
+        if span.header != 0 && offset % (1 << span.shift) > span.header {
+            return self.link(word, shift);
+        }
+        Some(span.address(offset >> span.shift))
+    }
+}
