@@ -68,17 +68,12 @@ pub(crate) fn run_ci() -> Result<()> {
     steps.run_step("build", build_tests)?;
     steps.run_step("crates", || dist::pack_sdk(true))?;
     thread::scope(|scope| {
-        // Torture ends before the tests; the steps after it take what these leave of the processors.
+        // Torture ends before the tests; the two steps after it take what these leave of the processors.
         let beside = scope.spawn(|| -> Result<_> {
             let mut steps = Steps::default();
             let failed = steps.run_step("torture, beside the tests", run_torture)?;
-            let cases = [
-                ("truth", "truth, beside the tests"),
-                ("growth", "growth, beside the tests"),
-            ];
-            for (program, step) in cases {
-                steps.run_step(step, || crate::run_cases(program, &["--short"]))?;
-            }
+            let step = "truth, beside the tests";
+            steps.run_step(step, || crate::run_cases("truth", &["--short"]))?;
             steps.run_step("fuzz, beside the tests", fuzz::replay_seeds)?;
             Ok((failed, steps))
         });
@@ -96,7 +91,7 @@ pub(crate) fn run_ci() -> Result<()> {
 /// Builds everything that the tests and torture run.
 fn build_tests() -> Result<()> {
     dist::build_all(Profile::Dev)?;
-    dist::build_programs(["torture", "truth", "growth"])?;
+    dist::build_programs(["torture", "truth"])?;
     run(&mut cargo(&["test", "--workspace", "--quiet", "--no-run"]))
 }
 

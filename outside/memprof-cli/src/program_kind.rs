@@ -71,13 +71,17 @@ const ALLOCATOR_SYMBOLS: [(&str, &str); 8] = [
 
 /// Texts that each build of an allocator contains, by which it is found in a program without symbols. Both are required,
 /// because a program that only mentions it may contain one of them.
-const ALLOCATOR_TEXTS: [(&str, [&str; 2]); 2] = [
-    ("jemalloc", ["<jemalloc>: ", "narenas"]),
-    ("mimalloc", ["mimalloc: error: ", "mimalloc: warning: "]),
+/// In pieces, so that memprof's own program does not contain them.
+const ALLOCATOR_TEXTS: [(&str, [[&str; 2]; 2]); 2] = [
+    ("jemalloc", [["<jemalloc", ">: "], ["nare", "nas"]]),
+    (
+        "mimalloc",
+        [["mimalloc: ", "error: "], ["mimalloc: ", "warning: "]],
+    ),
 ];
 
-/// Most bytes of a table of names, or of constants, that are read.
-const NAMES_LIMIT: u64 = 64 << 20;
+/// Most bytes of the sections of a file that are read together: tables of names, and constants.
+const SECTIONS_LIMIT: u64 = 128 << 20;
 
 /// Returns the allocator that a process's program contains without symbols that name its functions, so that no profile
 /// has what it gives out. `None` if there is none, or if the file cannot or must not be read.
@@ -220,18 +224,18 @@ fn read_kind<'data>(data: impl ReadRef<'data>) -> object::Result<ProgramKind> {
     let endian = header.endian()?;
     let sections = header.sections(endian, data)?;
     let mut kind = ProgramKind::default();
+    let mut budget = SectionBudget::default();
     for section in sections.iter() {
         let name = sections.section_name(endian, section)?;
-        let is_readable = section.sh_size(endian) <= NAMES_LIMIT;
         match name {
             b".go.buildinfo" => kind.language = Some("Go"),
-            b".comment" if is_readable => {
+            b".comment" if budget.take(name, section.sh_size(endian)) => {
                 let compilers = section.data(endian, data)?;
                 if kind.language.is_none() && find(compilers, b"rustc version ").is_some() {
                     kind.language = Some("Rust");
                 }
             }
-            b".strtab" | b".dynstr" if is_readable => {
+            b".strtab" | b".dynstr" if budget.take(name, section.sh_size(endian)) => {
                 let names = section.data(endian, data)?;
                 let has = |symbol: &str| find(names, symbol.as_bytes()).is_some();
                 // A program in C may contain a library in Rust.
@@ -260,18 +264,25 @@ fn read_stripped_allocator<'data>(
     let sections = header.sections(endian, data)?;
     let mut constants: &[u8] = &[];
     let mut exported: &[u8] = &[];
+    let mut budget = SectionBudget::default();
     for section in sections.iter() {
         if section.sh_type(endian) == SHT_SYMTAB {
             return Ok(None);
         }
-        if section.sh_size(endian) > NAMES_LIMIT {
-            continue;
-        }
-        match sections.section_name(endian, section)? {
-            b".rodata" => constants = section.data(endian, data)?,
-            b".dynstr" => exported = section.data(endian, data)?,
+        let name = sections.section_name(endian, section)?;
+        match name {
+            b".rodata" if budget.take(name, section.sh_size(endian)) => {
+                constants = section.data(endian, data)?;
+            }
+            b".dynstr" if budget.take(name, section.sh_size(endian)) => {
+                exported = section.data(endian, data)?;
+            }
             _ => {}
         }
+    }
+    // Its calls of malloc can be sampled.
+    if find(exported, b"\0malloc\0").is_some() {
+        return Ok(None);
     }
     let has = |bytes: &[u8], text: &str| find(bytes, text.as_bytes()).is_some();
     let is_exported = |allocator: &str| {
@@ -279,9 +290,30 @@ fn read_stripped_allocator<'data>(
         symbols.any(|(symbol, name)| *name == allocator && has(exported, symbol))
     };
     let mut allocators = ALLOCATOR_TEXTS.iter();
-    let found = allocators
-        .find(|(name, texts)| texts.iter().all(|text| has(constants, text)) && !is_exported(name));
+    let found = allocators.find(|(name, texts)| {
+        texts.iter().all(|text| has(constants, &text.concat())) && !is_exported(name)
+    });
     Ok(found.map(|(name, _)| *name))
+}
+
+/// Limit of the sections of a file that are read, which may overlap and be as many as fit into the file.
+#[derive(Default)]
+struct SectionBudget {
+    names: Vec<Vec<u8>>,
+    bytes: u64,
+}
+
+impl SectionBudget {
+    /// Charges a section. False if one of its name was charged before, or if it is too large.
+    fn take(&mut self, name: &[u8], size: u64) -> bool {
+        let sum = self.bytes.saturating_add(size);
+        let fits = sum <= SECTIONS_LIMIT && !self.names.iter().any(|known| known == name);
+        if fits {
+            self.bytes = sum;
+            self.names.push(name.to_vec());
+        }
+        fits
+    }
 }
 
 #[cfg(test)]
@@ -320,8 +352,25 @@ mod tests {
 
     #[test]
     fn program_with_symbols_contains_no_stripped_allocator() {
-        // This test's program contains the texts.
         assert_eq!(stripped_allocator(std::process::id()), None);
+    }
+
+    #[test]
+    fn sections_are_read_once_and_within_a_limit() {
+        let mut budget = SectionBudget::default();
+        let mut check = |name: &str, size, expected| {
+            assert_eq!(
+                budget.take(name.as_bytes(), size),
+                expected,
+                "{name} {size}"
+            );
+        };
+        check(".strtab", 100 << 20, true);
+        check(".strtab", 1, false);
+        check(".dynstr", 29 << 20, false);
+        check(".dynstr", u64::MAX, false);
+        check(".dynstr", 28 << 20, true);
+        check(".comment", 1, false);
     }
 
     #[test]

@@ -354,15 +354,16 @@ fn compact_and_prune(
     if elected != Some(machine) && !is_alone {
         return Ok(());
     }
-    compact(store, now.before(crate::compact::GRACE_PERIOD))?;
-    for (hour, files) in prune(store, keep, now)? {
+    let compacted = compact(store, now.before(crate::compact::GRACE_PERIOD));
+    // Merging may take hours, and pruning compares this machine's clock with the store's.
+    for (hour, files) in prune(store, keep, Instant::now())? {
         print_stderr(&format!(
             "memprof: {}: deleted {files} files of {}: older than `keep`",
             store.url(),
             hour.directory()
         ));
     }
-    Ok(())
+    compacted.map(drop)
 }
 
 /// Starts a thread that sends [`AgentEvent::End`] on SIGTERM, SIGINT or SIGHUP.

@@ -2,7 +2,8 @@
 //!
 //! A merged file lists the files that it contains, and these do not count once it exists: its single write is the
 //! moment of the change. They are deleted afterwards. Merged files of an hour are numbered, and one is created only if
-//! the number is free, so that only one of two concurrent merges succeeds.
+//! the number is free that followed the last one when the files were listed, so that only one of two concurrent merges
+//! succeeds: a file that the other one merged is not in its listing as merged.
 
 use std::collections::{BTreeMap, HashMap};
 use std::process::ExitCode;
@@ -62,7 +63,8 @@ pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Resu
             }
         }
         for (hour, objects) in by_hour {
-            let merged = merge_hour(store, table, hour, &objects)?;
+            let number = found.next_numbers.get(hour).copied().unwrap_or(0);
+            let merged = merge_hour(store, table, hour, number, &objects)?;
             stats.files += merged;
             stats.merged_into += usize::from(merged > 0);
         }
@@ -70,12 +72,13 @@ pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Resu
     Ok(stats)
 }
 
-/// Merges the files of an hour into one, and deletes them. Returns the number of merged files; 0 if there was nothing
-/// to merge, or another agent has merged the hour meanwhile.
+/// Merges the files of an hour into the file with this number, and deletes them. Returns the number of merged files; 0 if
+/// there was nothing to merge, or another agent has merged the hour since the files were listed.
 fn merge_hour(
     store: &Arc<ProfileStore>,
     table: Table,
     hour: &Hour,
+    number: u32,
     objects: &[&Object],
 ) -> anyhow::Result<usize> {
     let mut rows = Rows::default();
@@ -93,19 +96,7 @@ fn merge_hour(
     let Some(bytes) = rows.encode(table, Some(&sources))? else {
         return Ok(0);
     };
-    let directory = format!("{}/{}", table.name(), hour.directory());
-    // Numbers may be missing, because files were deleted by hand: the next number follows the last.
-    let numbers = store.list(&directory)?.into_iter().filter_map(|object| {
-        let name = object
-            .name
-            .rsplit('/')
-            .next()?
-            .strip_suffix(".parquet")?
-            .to_owned();
-        name.parse::<u32>().ok()
-    });
-    let next = numbers.max().map_or(0, |last| last + 1);
-    let name = format!("{directory}/{next:05}.parquet");
+    let name = format!("{}/{}/{number:05}.parquet", table.name(), hour.directory());
     if store.create(&name, bytes.into())? == CreateOutcome::Exists {
         // The file may be this agent's, if the reply to its write was lost. The next run finds out from the sources
         // that the file lists.

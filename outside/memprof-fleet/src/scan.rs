@@ -1,7 +1,7 @@
 //! Reads tables of the store: selects the files that count, and reads the rows of one.
 
 use std::cell::Cell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::{Arc, Once};
@@ -51,6 +51,8 @@ pub(crate) struct TableFiles {
     pub(crate) copies: Vec<String>,
     /// Names of unreadable files, with the reasons.
     pub(crate) damaged: Vec<(String, String)>,
+    /// Number after that of the last merged file of each hour. Numbers may be missing, because files were deleted by hand.
+    pub(crate) next_numbers: HashMap<Hour, u32>,
 }
 
 impl TableFiles {
@@ -103,6 +105,9 @@ pub(crate) fn table_files(
                 continue;
             }
             if is_merged {
+                let number = stem.parse::<u32>().unwrap_or(u32::MAX).saturating_add(1);
+                let next = files.next_numbers.entry(hour.clone()).or_default();
+                *next = number.max(*next);
                 match read_sources(store, &object) {
                     // Each agent's file is merged once, so a second merged file with it is a copy.
                     Ok(names) if names.iter().any(|name| sources.contains(name)) => {

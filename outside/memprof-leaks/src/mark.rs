@@ -108,6 +108,7 @@ pub(crate) fn mark_reachable(
     let mut table = marker.sweep(max_bytes, LinkTargets::All, progress);
     let swept = objects.count().max(1);
     let mut sweeps = 1;
+    let mut last_percent = SWEPT_PERCENT;
     // Small batches, e.g. the nodes of a linked list, are scanned in this thread: starting threads would cost more.
     let mut alone = MarkWorker::new(&marker);
     loop {
@@ -116,7 +117,12 @@ pub(crate) fn mark_reachable(
             if table.is_some() {
                 let followed = marker.followed.load(Ordering::Relaxed) as u64;
                 let rest = u64::from(100 - SWEPT_PERCENT);
-                progress(SWEPT_PERCENT + (followed * rest / swept).min(rest) as u8);
+                let percent = SWEPT_PERCENT + (followed * rest / swept).min(rest) as u8;
+                // A chain of objects is followed one by one.
+                if percent != last_percent {
+                    last_percent = percent;
+                    progress(percent);
+                }
             }
             found.sort_unstable();
             let pieces = follow::objects_per_batch(found.len(), table.as_ref());

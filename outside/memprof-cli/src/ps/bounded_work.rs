@@ -15,6 +15,8 @@ const MAX_THREADS: usize = 16;
 pub(super) struct WorkLimits {
     /// Time without a result after which another thread goes on with the next item.
     pub(super) stuck: Duration,
+    /// Time without a result after which the other items are given up.
+    pub(super) silent: Duration,
     /// Total time.
     pub(super) total: Duration,
 }
@@ -27,7 +29,7 @@ pub(super) struct WorkResults<R> {
     pub(super) unfinished: Vec<u32>,
 }
 
-/// Passes each item to the work, until the total time is over. `new_work` makes the work of each thread. A thread that is
+/// Passes each item to the work, on a thread for each processor, until the time is over. `new_work` makes the work of each thread. A thread that is
 /// stuck in an item is left there.
 pub(super) fn work_within<R: Send + 'static, W: FnMut(u32) -> R + Send + 'static>(
     limits: WorkLimits,
@@ -49,16 +51,22 @@ pub(super) fn work_within<R: Send + 'static, W: FnMut(u32) -> R + Send + 'static
             }
         });
     };
-    start_thread(sender.clone());
-    let mut thread_count = 1;
+    let mut thread_count = thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(MAX_THREADS);
+    (0..thread_count).for_each(|_| start_thread(sender.clone()));
+    let mut last = Instant::now();
     let mut results = Vec::new();
     let mut unfinished: HashSet<u32> = items.iter().copied().collect();
     while !unfinished.is_empty() {
-        let left = end.saturating_duration_since(Instant::now());
+        let left = end
+            .min(last + limits.silent)
+            .saturating_duration_since(Instant::now());
         match receiver.recv_timeout(left.min(limits.stuck)) {
             Ok((item, result)) => {
                 unfinished.remove(&item);
                 results.push(result);
+                last = Instant::now();
             }
             Err(RecvTimeoutError::Timeout) if left.is_zero() => break,
             Err(RecvTimeoutError::Timeout) if thread_count < MAX_THREADS => {
@@ -84,6 +92,7 @@ mod tests {
     fn check(items: &[u32], stuck: &'static [u32], total: Duration) {
         let limits = WorkLimits {
             stuck: Duration::from_millis(10),
+            silent: total,
             total,
         };
         let mut worked = work_within(limits, items.to_vec(), || {

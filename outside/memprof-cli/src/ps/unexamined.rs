@@ -8,7 +8,8 @@ use super::bounded_work::WorkLimits;
 /// answer.
 pub(super) const LIST_TIME: WorkLimits = WorkLimits {
     stuck: Duration::from_millis(500),
-    total: Duration::from_secs(10),
+    silent: Duration::from_secs(10),
+    total: Duration::from_secs(25),
 };
 /// Most pids in the note on processes that were not examined.
 const MAX_NOTED: usize = 10;
@@ -28,8 +29,7 @@ pub(super) fn unexamined_note(pids: &[u32]) -> Option<String> {
         "processes"
     };
     Some(format!(
-        "not examined within {} s, as they or the machine do not answer: {} {noun} (pid {})",
-        LIST_TIME.total.as_secs(),
+        "not examined in time, as they or the machine do not answer: {} {noun} (pid {})",
         pids.len(),
         names.join(", ")
     ))

@@ -14,9 +14,9 @@ use crate::problem::{Problem, Result};
 
 /// Age up to which a list is shown again: it costs some CPU time for each process.
 const MAX_AGE: Duration = Duration::from_secs(2);
-/// Time after which a list is given up. The command itself takes 20 s at most, on a machine that gives it a processor: for
+/// Time after which a list is given up. The command itself takes 35 s at most, on a machine that gives it a processor: for
 /// hosts that do not answer, and for processes.
-const MAX_TIME: Duration = Duration::from_secs(30);
+const MAX_TIME: Duration = Duration::from_secs(45);
 /// Pause between two looks at whether the command has ended.
 const POLL_PAUSE: Duration = Duration::from_millis(10);
 
@@ -24,8 +24,9 @@ const POLL_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(super) struct ProcessList {
     program: PathBuf,
-    /// The last list, as JSON, with its time. Locked while a list is made, so that requests share it.
-    last: Mutex<Option<(Instant, Vec<u8>)>>,
+    /// The last list, as JSON, or the reason why there is none, with its time. Locked while a list is made, so that requests
+    /// share it.
+    last: Mutex<Option<(Instant, Result<Vec<u8>>)>>,
 }
 
 impl ProcessList {
@@ -45,14 +46,14 @@ impl ProcessList {
         if let Some((time, list)) = &*last
             && time.elapsed() < MAX_AGE
         {
-            return Ok(list.clone());
+            return list.clone();
         }
         let mut command = Command::new(&self.program);
         command.args(["ps", "--all", "--json"]);
         let listed = spawn_blocking(move || run_within(&mut command, MAX_TIME)).await;
-        let listed = listed.map_err(|error| Problem::internal(error.to_string()))??;
+        let listed = listed.unwrap_or_else(|error| Err(Problem::internal(error.to_string())));
         *last = Some((Instant::now(), listed.clone()));
-        Ok(listed)
+        listed
     }
 }
 

@@ -31,7 +31,7 @@ impl<'a> MarkWorker<'a> {
         }
     }
 
-    /// Queues marked objects, up to [`MAX_QUEUED`]. None is lost: [`Objects::marked_unscanned`] finds the others by
+    /// Queues marked objects, up to [`MAX_QUEUED`]. None is lost: [`Objects::marked_unscanned`](crate::objects::Objects::marked_unscanned) finds the others by
     /// their marks.
     pub(super) fn queue(&mut self, starts: &[u64]) {
         let room = MAX_QUEUED.saturating_sub(self.found.len());
