@@ -76,8 +76,18 @@ pub(crate) trait NameText {
 /// Returns the managed word of the name with this hash, and adds the name to the table if it is new. If the table is
 /// full or has no memory, returns the word that stands for all other names.
 pub(crate) fn intern(hash: u64, line: u32, text: &impl NameText) -> usize {
+    try_intern(hash, line, text).unwrap_or(word_of(OTHER))
+}
+
+/// Like [`intern`]. `None` if the table is full or has no memory.
+pub(crate) fn try_intern(hash: u64, line: u32, text: &impl NameText) -> Option<usize> {
     let id = memory().and_then(|memory| memory.intern(hash, line, text));
-    MANAGED << 40 | id.unwrap_or(OTHER) << 1 | 1
+    id.map(word_of)
+}
+
+/// The managed word of a name.
+fn word_of(id: usize) -> usize {
+    MANAGED << 40 | id << 1 | 1
 }
 
 impl NameMemory {
@@ -182,7 +192,7 @@ pub fn for_each_name(mut visit: impl FnMut(ManagedName<'_>)) {
             .map(|word| word.load(Relaxed) as usize);
         let text = memory.texts.get(start..start + function_len + file_len);
         if let (Some(line), Some(text)) = (line.checked_sub(1), text) {
-            let word = (MANAGED << 40 | id << 1 | 1) as u64;
+            let word = word_of(id) as u64;
             visit(ManagedName {
                 word,
                 text,
@@ -241,6 +251,7 @@ mod tests {
         let named = words.iter().filter(|word| **word != other).count();
         assert_eq!(named, MAX_NAMES as usize);
         assert_eq!(name_counts(), (MAX_NAMES, true));
+        assert_eq!(try_intern(u64::MAX, 1, &name(0)), None);
         // The names that are in keep their words.
         let again: Vec<usize> = (0..1000).map(word).collect();
         assert_eq!(again, words[..1000]);

@@ -1,6 +1,6 @@
 //! Types of an interpreter's objects, as leaf frames: names in the table of functions, in a file of no program's.
 
-use crate::names::{NameText, intern};
+use crate::names::{NameText, try_intern};
 
 /// Place of the name of a type where a function has its file.
 pub const OBJECT_FILE: &str = "<object>";
@@ -10,16 +10,16 @@ const MAX_TYPE_NAME: usize = 120;
 
 struct TypeName<'a>(&'a [u8]);
 
-/// Returns the managed word that stands for the type of an object, by the type's name, as UTF-8. A full table returns
-/// the word for all further names. Allocates nothing.
-pub fn enter_object_type(name: &[u8]) -> usize {
+/// Returns the managed word that stands for the type of an object, by the type's name, as UTF-8. `None` if the
+/// table of names is full or has no memory: the word for all further names is that of functions. Allocates nothing.
+pub fn enter_object_type(name: &[u8]) -> Option<usize> {
     let name = TypeName(name.get(..MAX_TYPE_NAME).unwrap_or(name));
     let bytes = OBJECT_FILE.bytes().chain(name.0.iter().copied());
     let hash = bytes.fold(1, |hash: u64, byte| {
         let mixed = (hash ^ u64::from(byte)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         mixed ^ mixed >> 29
     });
-    intern(hash, 0, &name)
+    try_intern(hash, 0, &name)
 }
 
 impl NameText for TypeName<'_> {

@@ -37,6 +37,7 @@ mod own_code;
 mod patched_entries;
 mod patching_guard;
 mod probes;
+mod python_allocator;
 mod python_objects;
 mod remote_tables;
 mod sampler;
@@ -58,7 +59,7 @@ pub use hooks::Role;
 pub use jemalloc::{JemallocHooks, jemalloc_hooks};
 pub use loader_calls::set_before_loader_call;
 pub use patched_entries::{PatchedEntries, TABLES_SYMBOL, memprof_entry_tables};
-pub use python_objects::{PythonAllocator, UnwrappedPython};
+pub use python_allocator::{PythonAllocator, PythonFunctions, UnwrappedPython};
 pub use remote_tables::{MARK, RemoteTables};
 pub use sampler::{
     LiveSample, SamplerError, SamplerStats, clear, counts, for_each_live, for_each_record,

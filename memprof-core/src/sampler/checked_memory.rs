@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "an address of the program's")]
 
 use std::fs::File;
-use std::io::{self, Seek};
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
@@ -27,11 +27,8 @@ impl CheckedMemory {
     /// Reads from an address, as many bytes as are readable. They may be of different moments.
     pub(super) fn read<'a>(&self, address: u64, buffer: &'a mut [u8]) -> &'a [u8] {
         let from = std::ptr::with_exposed_provenance(address as usize);
-        if (&self.0).rewind().is_err() {
-            return &[];
-        }
-        // SAFETY: write(2) checks the address.
-        let written = unsafe { libc::write(self.0.as_raw_fd(), from, buffer.len()) };
+        // SAFETY: pwrite(2) checks the address.
+        let written = unsafe { libc::pwrite(self.0.as_raw_fd(), from, buffer.len(), 0) };
         let len = usize::try_from(written).unwrap_or(0).min(buffer.len());
         let read = self.0.read_exact_at(&mut buffer[..len], 0);
         &buffer[..if read.is_ok() { len } else { 0 }]

@@ -335,9 +335,9 @@ impl Drop for Interception {
     fn drop(&mut self) {
         if self.has_patched() {
             memprof_sampler::stop();
-            python_objects::uninstall(false);
             self.beside.disable(None);
         }
+        python_objects::uninstall(false);
         let _reading = ForkGuard::acquire();
         let uninstalled = match &mut self.method {
             InterceptionMethod::Slots(slots) if slots.patched_count() == 0 => Ok(()),

@@ -8,9 +8,8 @@ use memprof_languages::{
     CPythonSymbols, LanguageCounts, Symbol, UnsupportedCPython, for_each_name, prepare_cpython,
 };
 use memprof_messages::{LanguageStatus, LanguagesChoice};
-use memprof_sampler::PythonAllocator;
 
-use super::python_objects;
+use super::python_objects::{self, PythonObjects};
 use crate::allocators::loaded_objects::{self, EXECUTABLE, LoadedObject};
 use crate::allocators::symbols::{ExportedSymbols, real_path};
 use crate::dumps::escape::escape_word;
@@ -25,8 +24,8 @@ struct Interpreter {
     /// `PY_VERSION_HEX`, without the patch level if that is unknown.
     version: u32,
     path: String,
-    /// Functions for its objects' allocator, if it has them.
-    allocator: Option<PythonAllocator>,
+    /// Its objects' allocator, if it exports the functions.
+    objects: Option<PythonObjects>,
     /// Reason why its frames are not read.
     off_because: Option<String>,
 }
@@ -37,7 +36,8 @@ const OFF: &str = "languages=off was chosen";
 const ALLOCATORS_SAMPLER: &str =
     "the allocator's sampler takes the stacks; `activate sampler=memprof` reads its frames";
 
-/// Finds the interpreters that are loaded now, and names the functions of their programs in samples from now on.
+/// Finds the interpreters that are loaded now, and names the functions of their programs in samples from now on. Their
+/// small objects are sampled once the sampler is activated, or maintained.
 /// `is_sampled`: memprof's sampler takes the samples.
 pub(crate) fn prepare_languages(choice: LanguagesChoice, is_sampled: bool) {
     let mut found: Vec<Interpreter> = loaded_objects::list_loaded_objects()
@@ -46,7 +46,7 @@ pub(crate) fn prepare_languages(choice: LanguagesChoice, is_sampled: bool) {
         .collect();
     let [first, others @ ..] = found.as_mut_slice() else {
         *lock(&FOUND) = found;
-        python_objects::choose_allocator(None, 0, false);
+        python_objects::choose_none();
         return;
     };
     for other in others {
@@ -63,11 +63,7 @@ pub(crate) fn prepare_languages(choice: LanguagesChoice, is_sampled: bool) {
     first.off_because = first.off_because.take().or(reason);
     memprof_languages::set_enabled(first.off_because.is_none());
     let [_, minor, ..] = first.version.to_be_bytes();
-    python_objects::choose_allocator(first.allocator, minor, first.off_because.is_none());
-    // Sampling began before the interpreter was found.
-    if memprof_sampler::interval() > 0 {
-        python_objects::install();
-    }
+    python_objects::choose_objects(first.objects, minor, first.off_because.clone());
     if let Some(reason) = &first.off_because {
         log::info!("{} {}: {reason}", language_name(), first.path);
     }
@@ -98,7 +94,7 @@ fn find_cpython(object: &LoadedObject) -> Option<Interpreter> {
     Some(Interpreter {
         version,
         path: real_path(&object.path).display().to_string(),
-        allocator: python_objects::find_allocator(&exported),
+        objects: python_objects::find_objects(&exported),
         off_because: reason,
     })
 }
@@ -153,9 +149,9 @@ pub(crate) fn language_status() -> Vec<LanguageStatus> {
             with_frames,
             ended_early,
             names: if is_read { names } else { 0 },
-            objects_off_because: match (is_read, interpreter.off_because()) {
-                (true, None) => python_objects::off_because().map(str::to_owned),
-                (_, reason) => reason,
+            objects_off_because: match is_read {
+                true => python_objects::off_because(),
+                false => interpreter.off_because(),
             },
             off_because: interpreter.off_because(),
         }

@@ -4,6 +4,7 @@
 //! meanwhile: a word that does not lead to a type gives none.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::RangeInclusive;
 
 use memprof_languages::enter_object_type;
 use memprof_sampler::StackRecordId;
@@ -31,10 +32,15 @@ const PREFIXES: [u64; 3] = [0, 16, 32];
 /// Words of a block that hold an object's type after any prefix.
 const BLOCK_WORDS: usize = 6;
 
+/// Bytes of an object without its items: a count and a type at least, and at most what pymalloc serves.
+const BASIC_SIZES: RangeInclusive<u64> = 16..=512;
+
 /// Most bytes of a type's name.
 const MAX_NAME: usize = 120;
-/// Most distinct types.
+/// Most distinct types, and most words that were found to lead to none.
 const MAX_TYPES: usize = 10_000;
+/// Most objects whose types are read, each by some 4 to 30 system calls. The rest stays untyped.
+const MAX_OBJECTS: u32 = 100_000;
 
 /// Live objects of one type with one stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,13 +85,17 @@ impl ObjectTypes {
         };
         let mut reader = TypeReader {
             memory,
-            minor: mark.minor,
+            mark,
             types: HashMap::new(),
+            no_types: HashSet::new(),
         };
+        let mut objects_left = MAX_OBJECTS;
         memprof_sampler::for_each_live(|sample| {
-            if marked.contains(&sample.record)
-                && let Some(leaf) = reader.leaf_of(sample.address as u64, sample.size)
-            {
+            if !marked.contains(&sample.record) || objects_left == 0 {
+                return;
+            }
+            objects_left -= 1;
+            if let Some(leaf) = reader.leaf_of(sample.address as u64, sample.size) {
                 let stack = found.by_record.entry(sample.record).or_default();
                 let objects = stack.entry(leaf).or_default();
                 objects.objects += 1;
@@ -110,8 +120,10 @@ impl ObjectTypes {
 
 struct TypeReader {
     memory: CheckedMemory,
-    minor: u8,
-    types: HashMap<u64, Option<ObjectType>>,
+    mark: ObjectMark,
+    types: HashMap<u64, ObjectType>,
+    /// Words that lead to no type.
+    no_types: HashSet<u64>,
 }
 
 impl TypeReader {
@@ -127,7 +139,8 @@ impl TypeReader {
         PREFIXES.iter().find_map(|prefix| {
             let object_type = *words.get(*prefix as usize / 8 + 1)?;
             let found = self.type_at(object_type)?;
-            let is_object = found.prefix == *prefix && prefix + found.basic_size <= size;
+            let least = prefix.checked_add(found.basic_size)?;
+            let is_object = found.prefix == *prefix && least <= size;
             is_object.then_some(found.leaf)
         })
     }
@@ -137,34 +150,59 @@ impl TypeReader {
             return None;
         }
         if let Some(known) = self.types.get(&address) {
-            return *known;
+            return Some(*known);
+        }
+        if self.no_types.contains(&address) || self.types.len() >= MAX_TYPES {
+            return None;
         }
         let found = self.read_type(address);
-        if self.types.len() < MAX_TYPES {
-            self.types.insert(address, found);
+        match found {
+            Some(found) => {
+                self.types.insert(address, found);
+            }
+            None if self.no_types.len() < MAX_TYPES => {
+                self.no_types.insert(address);
+            }
+            None => {}
         }
         found
     }
 
+    /// Whether this is `type`, or the class of a metaclass whose own type is `type`.
+    fn is_class_of_types(&self, class: u64) -> bool {
+        let is_type = |class: u64| class == self.mark.type_type;
+        let type_of = |class: u64| {
+            let words: Option<[u64; TYPE_OF_TYPE + 1]> = self.memory.words(class);
+            words.map(|words| words[TYPE_OF_TYPE])
+        };
+        is_type(class) || type_of(class).is_some_and(is_type)
+    }
+
     fn read_type(&self, address: u64) -> Option<ObjectType> {
         let words: [u64; TYPE_WORDS] = self.memory.words(address)?;
-        let class: [u64; TYPE_WORDS] = self.memory.words(words[TYPE_OF_TYPE])?;
+        let class = words[TYPE_OF_TYPE];
         let [flags, basic_size] = [words[TYPE_FLAGS], words[BASIC_SIZE]];
+        let is_type = flags & READY != 0 && BASIC_SIZES.contains(&basic_size);
+        if !is_type || !self.is_class_of_types(class) {
+            return None;
+        }
         // A type's type is a class of types: `type` itself, or a metaclass.
-        if flags & READY == 0
-            || class[TYPE_FLAGS] & (READY | TYPE_SUBCLASS) != READY | TYPE_SUBCLASS
-        {
+        let class: [u64; TYPE_WORDS] = self.memory.words(class)?;
+        if class[TYPE_FLAGS] & (READY | TYPE_SUBCLASS) != READY | TYPE_SUBCLASS {
             return None;
         }
         let mut buffer = [0; MAX_NAME];
         let name = self.memory.read(words[TYPE_NAME], &mut buffer);
         let name = name.split(|byte| *byte == 0).next()?;
         let is_name = std::str::from_utf8(name).is_ok_and(|name| {
-            !name.is_empty() && !name.chars().any(|c| c.is_control() || c.is_whitespace())
+            name.starts_with(|c: char| c.is_alphabetic() || c == '_')
+                && !name.chars().any(|c| c.is_control() || c.is_whitespace())
         });
-        is_name.then(|| ObjectType {
-            leaf: enter_object_type(name) as u64,
-            prefix: prefix_of(flags, self.minor),
+        // Without room for the name, the object stays untyped.
+        let leaf = is_name.then(|| enter_object_type(name))??;
+        Some(ObjectType {
+            leaf: leaf as u64,
+            prefix: prefix_of(flags, self.mark.minor),
             basic_size,
         })
     }
@@ -185,40 +223,53 @@ fn prefix_of(flags: u64, minor: u8) -> u64 {
 mod tests {
     use super::*;
 
-    /// Layout of a type, and an object of it behind a prefix.
+    /// Layout of a type, and an object of it behind a prefix. The type's type is a metaclass.
     struct Program {
+        type_type: Vec<u64>,
         class: Vec<u64>,
         object_type: Vec<u64>,
         block: Vec<u64>,
     }
 
     fn program(flags: u64, prefix: usize, basic_size: u64) -> Program {
-        let name = c"Session".as_ptr() as u64;
+        let type_type = vec![0; TYPE_WORDS];
         let mut class = vec![0; TYPE_WORDS];
+        class[TYPE_OF_TYPE] = type_type.as_ptr() as u64;
         class[TYPE_FLAGS] = READY | TYPE_SUBCLASS;
         let mut object_type = vec![0; TYPE_WORDS];
         object_type[TYPE_OF_TYPE] = class.as_ptr() as u64;
-        object_type[TYPE_NAME] = name;
+        object_type[TYPE_NAME] = c"Session".as_ptr() as u64;
         object_type[BASIC_SIZE] = basic_size;
         object_type[TYPE_FLAGS] = flags;
         let mut block = vec![0; 16];
         block[prefix / 8] = 1;
         block[prefix / 8 + 1] = object_type.as_ptr() as u64;
         Program {
+            type_type,
             class,
             object_type,
             block,
         }
     }
 
-    fn leaf(program: &Program, minor: u8) -> Option<u64> {
-        let mut reader = TypeReader {
+    fn reader(program: &Program, minor: u8) -> TypeReader {
+        TypeReader {
             memory: CheckedMemory::new().unwrap(),
-            minor,
+            mark: ObjectMark {
+                leaf: 0,
+                minor,
+                type_type: program.type_type.as_ptr() as u64,
+            },
             types: HashMap::new(),
-        };
+            no_types: HashSet::new(),
+        }
+    }
+
+    fn leaf(program: &Program, minor: u8) -> Option<u64> {
+        // Names need a table, as an activation maps it.
+        memprof_sampler::map_names().unwrap();
         let size = 8 * program.block.len() as u64;
-        reader.leaf_of(program.block.as_ptr() as u64, size)
+        reader(program, minor).leaf_of(program.block.as_ptr() as u64, size)
     }
 
     #[test]
@@ -243,6 +294,7 @@ mod tests {
     fn memory_that_is_no_type_gives_none() {
         let check = |change: fn(&mut Program)| {
             let mut program = program(READY, 0, 40);
+            assert!(leaf(&program, 11).is_some());
             change(&mut program);
             assert_eq!(leaf(&program, 11), None);
         };
@@ -252,7 +304,31 @@ mod tests {
         check(|program| program.object_type[TYPE_FLAGS] = 0);
         check(|program| program.object_type[TYPE_OF_TYPE] = 8);
         check(|program| program.object_type[TYPE_NAME] = 8);
-        check(|program| program.object_type[BASIC_SIZE] = 1 << 20);
+        check(|program| program.object_type[TYPE_NAME] = c"7".as_ptr() as u64);
+        check(|program| program.object_type[TYPE_NAME] = c"a b".as_ptr() as u64);
+        for bad in [0, 8, 136, 513, 1 << 20, u64::MAX] {
+            let program = program(READY, 0, bad);
+            assert_eq!(leaf(&program, 11), None, "{bad}");
+        }
         check(|program| program.class[TYPE_FLAGS] = READY);
+        // A class that is no type's, as of memory that looks like one.
+        check(|program| program.class[TYPE_OF_TYPE] = 8);
+        check(|program| program.class[TYPE_OF_TYPE] = program.class.as_ptr() as u64);
+    }
+
+    #[test]
+    fn words_that_lead_to_no_type_leave_room_for_types() {
+        let program = program(READY, 0, 40);
+        let mut reader = reader(&program, 11);
+        memprof_sampler::map_names().unwrap();
+        for word in 1..=MAX_TYPES as u64 + 10 {
+            assert_eq!(reader.type_at(8 * word), None);
+        }
+        assert_eq!(reader.no_types.len(), MAX_TYPES);
+        assert!(
+            reader
+                .type_at(program.object_type.as_ptr() as u64)
+                .is_some()
+        );
     }
 }

@@ -4,135 +4,211 @@ use std::ffi::CStr;
 use std::sync::Mutex;
 
 use memprof_languages::enter_object_type;
-use memprof_sampler::{PythonAllocator, UnwrappedPython};
+use memprof_sampler::{PythonAllocator, PythonFunctions, UnwrappedPython};
 
 use super::sampled_allocator;
+use crate::allocators::loaded_objects::ForkGuard;
 use crate::allocators::symbols::ExportedSymbols;
 use crate::lock::lock;
 
 /// Leaf frame of an object's stack, until its type is known.
 const UNTYPED: &[u8] = b"(untyped)";
 
+/// Reason for an interpreter without the functions of [`PythonFunctions`].
+const NO_FUNCTIONS: &str = "the interpreter does not export PyMem_SetAllocator";
+
+/// Most waits of 100 ms each for a moment without a fork.
+const FORK_WAITS: u32 = 10;
+
 static STATE: Mutex<State> = Mutex::new(State {
-    allocator: None,
+    objects: None,
     minor: 0,
-    is_wanted: false,
+    unwanted_because: None,
     off_because: None,
     leaf: 0,
+    are_hooks_left: false,
 });
 
-/// The allocator of the interpreter whose frames are read.
-#[derive(Debug)]
-struct State {
-    /// `None` if its functions were not found.
-    allocator: Option<PythonAllocator>,
-    /// Minor version of `CPython` 3.
-    minor: u8,
-    is_wanted: bool,
-    /// Reason why objects are not sampled.
-    off_because: Option<&'static str>,
-    /// Leaf frame of the stacks of objects; 0 before there are any.
-    leaf: u64,
+/// A `CPython`'s allocator, and the type of its types.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PythonObjects {
+    allocator: PythonAllocator,
+    /// Address of `PyType_Type`.
+    type_type: u64,
 }
 
-/// The leaf frame of objects' stacks, and the minor version of the `CPython` that has them.
+/// The objects of the interpreter whose frames are read.
+#[derive(Debug)]
+struct State {
+    /// `None` if no interpreter was found, or not its functions.
+    objects: Option<PythonObjects>,
+    /// Minor version of `CPython` 3.
+    minor: u8,
+    /// Reason why nothing may be sampled.
+    unwanted_because: Option<String>,
+    /// Reason why objects are not sampled.
+    off_because: Option<String>,
+    /// Leaf frame of the stacks of objects; 0 before there are any.
+    leaf: u64,
+    /// Whether the log says that the hooks could not be removed.
+    are_hooks_left: bool,
+}
+
+/// The leaf frame of objects' stacks, and the `CPython` that has them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ObjectMark {
     pub(super) leaf: u64,
+    /// Its minor version.
     pub(super) minor: u8,
+    /// Address of its `PyType_Type`.
+    pub(super) type_type: u64,
 }
 
-/// Finds the functions that read and set a `CPython`'s allocators. The version is one whose frames are read.
+/// Finds what a `CPython` exports for the sampling of its objects. The version is one whose frames are read.
 #[expect(unsafe_code, reason = "functions by their names")]
-pub(super) fn find_allocator(exported: &ExportedSymbols) -> Option<PythonAllocator> {
+pub(super) fn find_objects(exported: &ExportedSymbols) -> Option<PythonObjects> {
     let address = |name: &CStr| exported.find(name).map(|(address, _)| address);
-    let get = address(c"PyMem_GetAllocator")?;
-    let set = address(c"PyMem_SetAllocator")?;
-    let name = address(c"_PyMem_GetCurrentAllocatorName")?;
-    // SAFETY: the object exports the functions by these names, and `exported` keeps it loaded.
-    Some(unsafe { PythonAllocator::new(get, set, name) })
+    let functions = PythonFunctions {
+        get: address(c"PyMem_GetAllocator")?,
+        set: address(c"PyMem_SetAllocator")?,
+        name: address(c"_PyMem_GetCurrentAllocatorName")?,
+        is_initialized: address(c"Py_IsInitialized")?,
+    };
+    Some(PythonObjects {
+        // SAFETY: the object exports the functions by these names, and `exported` keeps it loaded.
+        allocator: unsafe { PythonAllocator::new(functions) },
+        type_type: address(c"PyType_Type")? as u64,
+    })
 }
 
-/// Sets the allocator whose objects are to be sampled, of a `CPython` with this minor version; `None`: none is. An
-/// activation installs its hooks.
-pub(super) fn choose_allocator(allocator: Option<PythonAllocator>, minor: u8, is_wanted: bool) {
+/// Sets the `CPython`, of this minor version, whose objects are sampled once [`install`] is called, unless there is a
+/// reason why not.
+pub(super) fn choose_objects(
+    objects: Option<PythonObjects>,
+    minor: u8,
+    off_because: Option<String>,
+) {
     let mut state = lock(&STATE);
-    state.is_wanted = is_wanted && allocator.is_some();
-    state.off_because = match allocator {
-        None if is_wanted => Some("the interpreter does not export PyMem_SetAllocator"),
-        _ => None,
-    };
+    let no_functions = || objects.is_none().then(|| NO_FUNCTIONS.to_owned());
+    let off_because = off_because.or_else(no_functions);
+    state.off_because.clone_from(&off_because);
+    state.unwanted_because = off_because;
     // The first one stays, as its frames do.
-    if state.allocator.is_none() {
-        state.allocator = allocator;
+    if state.objects.is_none() {
+        state.objects = objects;
         state.minor = minor;
     }
 }
 
-/// Samples small objects from now on, if they are to be sampled and no other tool's hook is installed.
-pub(super) fn install() {
+/// Forgets that objects are to be sampled, because there is no interpreter.
+pub(super) fn choose_none() {
     let mut state = lock(&STATE);
-    if !state.is_wanted {
-        return remove(&state, memprof_sampler::counts().live_samples > 0);
-    }
-    let Some(allocator) = state.allocator else {
-        return;
-    };
-    if memprof_sampler::tally().is_some() {
-        state.off_because = Some("a tally counts the allocations of malloc alone");
-        return;
-    }
-    if state.leaf == 0 {
-        state.leaf = enter_object_type(UNTYPED) as u64;
-    }
-    let wrapped = allocator.wrap(state.leaf as usize);
-    let reason = match wrapped {
-        Ok(()) | Err(UnwrappedPython::UsesMalloc) => None,
-        Err(UnwrappedPython::Debug) => {
-            Some("it checks its objects (a debug build, or PYTHONMALLOC=debug)")
-        }
-        Err(UnwrappedPython::OtherHook) => {
-            Some("another tool, such as tracemalloc or memray, has wrapped its allocator")
-        }
-        Err(UnwrappedPython::OtherAllocator) => Some("its allocator is not known"),
-    };
-    if wrapped.is_ok() {
-        sampled_allocator::mark_several_allocators();
-    }
-    if state.off_because != reason
-        && let Some(reason) = reason
-    {
+    state.unwanted_because = Some("there is no interpreter".to_owned());
+    state.off_because = None;
+}
+
+/// Returns a guard that keeps forks away, for at most a few microseconds: from 3.12 on the interpreter's functions take a
+/// mutex, which a child would find locked for ever. `None` if forks are in progress all the time.
+///
+/// A thread that holds that mutex copies a structure; it neither forks nor waits for the interpreter's global lock. So
+/// the mutex becomes free while another thread waits in the handler of its fork, with the global lock.
+fn keep_forks_away() -> Option<ForkGuard> {
+    (0..FORK_WAITS).find_map(|_| {
+        // Waits until no fork is in progress; after 100 ms it returns though one is.
+        drop(ForkGuard::acquire());
+        ForkGuard::try_acquire()
+    })
+}
+
+/// Samples small objects from now on, if they are to be sampled and no other tool's hook is installed. Idempotent; called
+/// again and again while sampling is on, because another tool, or the interpreter as it starts anew, may take the hooks
+/// away, and another tool's may go.
+pub(super) fn install() {
+    // Without a guard, the next call tries again.
+    let changed = keep_forks_away().and_then(|_no_fork| lock(&STATE).install());
+    // After the guard: the log may wait.
+    if let Some(reason) = changed {
         log::info!("Python's objects of up to 512 bytes are not sampled: {reason}");
     }
-    state.off_because = reason;
 }
 
-/// Removes the hooks, or those of functions that only allocate.
+/// Removes the hooks, or those of functions that only allocate. Nothing is sampled from now on, even if they stay.
 pub(super) fn uninstall(keeps_frees: bool) {
-    remove(&lock(&STATE), keeps_frees);
-}
-
-fn remove(state: &State, keeps_frees: bool) {
-    let Some(allocator) = state.allocator.filter(|_| state.leaf != 0) else {
-        return;
+    PythonAllocator::stop_recording();
+    let is_removed = match keep_forks_away() {
+        Some(_no_fork) => lock(&STATE).remove(keeps_frees),
+        None => false,
     };
-    if !allocator.unwrap(keeps_frees) && !keeps_frees {
+    let were_left = std::mem::replace(&mut lock(&STATE).are_hooks_left, !is_removed);
+    if !is_removed && !were_left {
         log::warn!(
-            "another tool has wrapped memprof's hooks of Python's allocator, which stay and only pass calls on"
+            "memprof's hooks of Python's allocator stay, and only pass calls on: another tool has wrapped them, or the              program forks all the time"
         );
     }
 }
 
-/// Reason why objects of up to 512 bytes are not sampled, though frames of the program are.
-pub(super) fn off_because() -> Option<&'static str> {
-    lock(&STATE).off_because
+impl State {
+    /// See [`install`]. Returns the reason why objects are not sampled, if it is a new one.
+    fn install(&mut self) -> Option<String> {
+        let reason = self.try_install().err();
+        let is_new = self.off_because != reason;
+        self.off_because.clone_from(&reason);
+        reason.filter(|_| is_new)
+    }
+
+    fn try_install(&mut self) -> Result<(), String> {
+        let Some(PythonObjects { allocator, .. }) = self.objects else {
+            return self.unwanted_because.clone().map_or(Ok(()), Err);
+        };
+        let tally = "a tally counts the allocations of malloc alone";
+        let is_tallied = memprof_sampler::tally().is_some();
+        let tallied = || is_tallied.then(|| tally.to_owned());
+        if let Some(reason) = self.unwanted_because.clone().or_else(tallied) {
+            self.remove(memprof_sampler::counts().live_samples > 0);
+            return Err(reason);
+        }
+        if self.leaf == 0 {
+            let leaf = enter_object_type(UNTYPED);
+            self.leaf = leaf.ok_or("the table of names is full")? as u64;
+        }
+        let reason = match allocator.wrap(self.leaf as usize) {
+            Ok(()) => {
+                self.are_hooks_left = false;
+                sampled_allocator::mark_several_allocators();
+                return Ok(());
+            }
+            Err(UnwrappedPython::UsesMalloc) => return Ok(()),
+            Err(UnwrappedPython::Debug) => {
+                "it checks its objects (a debug build, or PYTHONMALLOC=debug)"
+            }
+            Err(UnwrappedPython::OtherHook) => {
+                "another tool, such as tracemalloc or memray, has wrapped its allocator"
+            }
+            Err(UnwrappedPython::OtherAllocator) => "its allocator is not known",
+            Err(UnwrappedPython::Ended) => "the interpreter was ended",
+        };
+        Err(reason.to_owned())
+    }
+
+    /// See [`uninstall`]. Returns false if they stay, because another tool has wrapped them.
+    fn remove(&self, keeps_frees: bool) -> bool {
+        let objects = self.objects.filter(|_| self.leaf != 0);
+        objects.is_none_or(|objects| objects.allocator.unwrap(keeps_frees))
+    }
+}
+
+/// Reason why objects of up to 512 bytes are not sampled, though frames of the program may be.
+pub(super) fn off_because() -> Option<String> {
+    lock(&STATE).off_because.clone()
 }
 
 /// Mark of the stacks of objects. `None` if none was sampled.
 pub(super) fn object_mark() -> Option<ObjectMark> {
     let state = lock(&STATE);
-    (state.leaf != 0).then_some(ObjectMark {
+    let objects = state.objects.filter(|_| state.leaf != 0)?;
+    Some(ObjectMark {
         leaf: state.leaf,
         minor: state.minor,
+        type_type: objects.type_type,
     })
 }

@@ -48,15 +48,15 @@ impl SelectedSampler<'_> {
         }
     }
 
-    /// Intercepts libraries loaded since the last call. A failure is only logged. Returns false while sampling is off.
+    /// Intercepts libraries loaded since the last call, and Python's small objects. A failure is only logged. Returns
+    /// false while sampling is off.
     pub(crate) fn maintain(mut self) -> bool {
         let is_active = self.is_active();
         if is_active && let Err(error) = self.sampler.refresh() {
             log::warn!("libraries that were loaded since are not sampled: {error}");
         }
-        // Another tool's hook may be gone.
-        if is_active && python_objects::off_because().is_some() && !self.needs_time_limit() {
-            python_objects::install();
+        if is_active {
+            self.install_python_hooks();
         }
         is_active
     }
@@ -118,10 +118,7 @@ impl SelectedSampler<'_> {
             memprof_sampler::stop();
             return Err(error);
         }
-        // With jemalloc's hooks, samples do not outlive an activation.
-        if !self.needs_time_limit() {
-            python_objects::install();
-        }
+        self.install_python_hooks();
         self.sampler.since.get_or_insert_with(SystemTime::now);
         if let Err(error) = allocator.require_profiling() {
             warnings.push(format!("memprof samples in the allocator's place: {error}"));
@@ -136,6 +133,13 @@ impl SelectedSampler<'_> {
         }
         warnings.extend(self.bypass_warnings(allocator.identity()));
         Ok(warnings)
+    }
+
+    /// Samples Python's small objects, too. Not with jemalloc's hooks, whose samples do not outlive an activation.
+    fn install_python_hooks(&self) {
+        if !self.needs_time_limit() {
+            python_objects::install();
+        }
     }
 
     /// Warnings about allocations of the program that bypass the sampler.

@@ -1,0 +1,341 @@
+//! Installs the hooks of `python_objects` with `PyMem_SetAllocator`, which is made for hooks that wrap the present
+//! allocator.
+//!
+//! The interpreter's global lock is not taken: both allocators that a thread may read meanwhile serve the same blocks.
+//! Waiting for that lock, or for a pending call, would end programs that are finalizing. Only the domains of objects are
+//! wrapped; `CPython` itself swaps the third one, `RAW`.
+//!
+//! From 3.12 on the functions take a mutex of the interpreter's for the copy of a structure of five words. A child that
+//! is forked meanwhile waits for it for ever, so the caller keeps forks away.
+#![expect(unsafe_code, reason = "functions of the interpreter")]
+
+use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use crate::hooks::original_function;
+use crate::python_objects::{hooks, keep_originals, originals, set_object_leaf, set_recording};
+
+/// `PYMEM_DOMAIN_MEM` and `PYMEM_DOMAIN_OBJ` of cpython/pymem.h.
+const DOMAINS: [c_int; 2] = [1, 2];
+
+/// Whether the interpreter was seen to be initialized.
+static WAS_INITIALIZED: AtomicBool = AtomicBool::new(false);
+
+/// `PyMemAllocatorEx` of cpython/pymem.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct ObjectAllocator {
+    /// Passed on to each function.
+    context: usize,
+    /// malloc, calloc, realloc, free.
+    functions: [usize; 4],
+}
+
+type GetAllocator = unsafe extern "C" fn(c_int, *mut ObjectAllocator);
+type SetAllocator = unsafe extern "C" fn(c_int, *mut ObjectAllocator);
+type AllocatorName = unsafe extern "C" fn() -> *const c_char;
+type IsInitialized = unsafe extern "C" fn() -> c_int;
+
+/// Addresses of the functions of one `CPython` that read and set its allocators.
+#[derive(Clone, Copy, Debug)]
+pub struct PythonFunctions {
+    /// `PyMem_GetAllocator`.
+    pub get: usize,
+    /// `PyMem_SetAllocator`.
+    pub set: usize,
+    /// `_PyMem_GetCurrentAllocatorName`.
+    pub name: usize,
+    /// `Py_IsInitialized`.
+    pub is_initialized: usize,
+}
+
+/// The functions of one `CPython` that read and set its allocators.
+#[derive(Clone, Copy, Debug)]
+pub struct PythonAllocator {
+    get: GetAllocator,
+    set: SetAllocator,
+    name: AllocatorName,
+    is_initialized: IsInitialized,
+}
+
+/// Reason why pymalloc is not wrapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnwrappedPython {
+    /// Objects come from malloc: `PYTHONMALLOC=malloc`.
+    UsesMalloc,
+    /// A debug build, or `PYTHONMALLOC=debug`, has its checks around each object.
+    Debug,
+    /// A hook of another tool, such as tracemalloc or memray, is installed, or was at this moment.
+    OtherHook,
+    /// An allocator that is not known, as that of free-threaded builds.
+    OtherAllocator,
+    /// The interpreter was ended, and may be freeing the mutex that the functions take.
+    Ended,
+}
+
+impl PythonAllocator {
+    /// Uses the functions at these addresses.
+    ///
+    /// # Safety
+    /// They are those of one `CPython`, 3.8 to 3.13, which stays loaded.
+    pub unsafe fn new(functions: PythonFunctions) -> Self {
+        Self {
+            // SAFETY: the caller names the function, whose type pymem.h gives.
+            get: unsafe { original_function(functions.get) },
+            // SAFETY: as above.
+            set: unsafe { original_function(functions.set) },
+            // SAFETY: as above; pycore_pymem.h.
+            name: unsafe { original_function(functions.name) },
+            // SAFETY: as above; pylifecycle.h.
+            is_initialized: unsafe { original_function(functions.is_initialized) },
+        }
+    }
+
+    /// Installs the hooks, and samples objects from now on. Changes nothing if they are installed. `leaf` is the frame
+    /// that marks the stack of each object. One thread at a time calls this and [`unwrap`](Self::unwrap), and no thread
+    /// forks meanwhile: from 3.12 on the interpreter's functions take a mutex.
+    ///
+    /// # Errors
+    /// The reason why nothing is sampled. Hooks that are below another tool's stay.
+    pub fn wrap(&self, leaf: usize) -> Result<(), UnwrappedPython> {
+        let installed = self.install(leaf);
+        set_recording(installed.is_ok());
+        installed
+    }
+
+    fn install(&self, leaf: usize) -> Result<(), UnwrappedPython> {
+        if self.is_ended() {
+            return Err(UnwrappedPython::Ended);
+        }
+        let current = self.current();
+        if !current.iter().all(is_wrapped) {
+            self.require_pymalloc()?;
+            let [memory, objects] = current;
+            // The name is that of the same functions only if they did not change meanwhile.
+            let is_same = memory == objects && self.current() == current;
+            if !is_same || !keep_originals(objects.functions) {
+                return Err(UnwrappedPython::OtherHook);
+            }
+        }
+        set_object_leaf(leaf);
+        let next = current.map(|before| before.with(hooks()));
+        let is_set = self.replace(current, next);
+        is_set.then_some(()).ok_or(UnwrappedPython::OtherHook)
+    }
+
+    /// Stops the sampling of objects, and removes the hooks, or only those of functions that merely allocate: the others
+    /// see which samples are freed. Returns false if another tool has wrapped them since: they stay then, and only pass
+    /// calls on, as they do once the interpreter was ended. Callers are as for [`wrap`](Self::wrap).
+    pub fn unwrap(&self, keeps_frees: bool) -> bool {
+        set_recording(false);
+        if originals()[0] == 0 || self.is_ended() {
+            return true;
+        }
+        let mut functions = originals();
+        if keeps_frees {
+            functions[2..].copy_from_slice(&hooks()[2..]);
+        }
+        let current = self.current();
+        let next = current.map(|before| match is_wrapped(&before) {
+            true => before.with(functions),
+            false => before,
+        });
+        let is_known = |allocator: &ObjectAllocator| {
+            is_wrapped(allocator) || allocator.functions == originals()
+        };
+        self.replace(current, next) && next.iter().all(is_known)
+    }
+
+    /// Stops the sampling of objects. Hooks that are installed see frees.
+    pub fn stop_recording() {
+        set_recording(false);
+    }
+
+    /// Checks that objects come from pymalloc, without a hook.
+    fn require_pymalloc(&self) -> Result<(), UnwrappedPython> {
+        // SAFETY: the function reads structures of the interpreter.
+        let name = unsafe { (self.name)() };
+        if name.is_null() {
+            return Err(UnwrappedPython::OtherHook);
+        }
+        // SAFETY: it returns null or a literal.
+        match unsafe { CStr::from_ptr(name) }.to_bytes() {
+            b"pymalloc" => Ok(()),
+            b"malloc" => Err(UnwrappedPython::UsesMalloc),
+            b"pymalloc_debug" | b"malloc_debug" => Err(UnwrappedPython::Debug),
+            _ => Err(UnwrappedPython::OtherAllocator),
+        }
+    }
+
+    /// Whether the interpreter was ended after it was seen to run. A program that is sampled from its start has not
+    /// initialized it yet.
+    fn is_ended(&self) -> bool {
+        // SAFETY: the function reads a word of the interpreter, at any time.
+        let is_initialized = unsafe { (self.is_initialized)() } != 0;
+        WAS_INITIALIZED.fetch_or(is_initialized, Relaxed) && !is_initialized
+    }
+
+    /// The allocators of both domains.
+    fn current(&self) -> [ObjectAllocator; 2] {
+        DOMAINS.map(|domain| {
+            let mut found = ObjectAllocator::default();
+            // SAFETY: the function copies a structure to this one.
+            unsafe { (self.get)(domain, &raw mut found) };
+            found
+        })
+    }
+
+    /// Replaces the allocators of the domains that are to change. Returns false if another tool has set one of them
+    /// meanwhile; then what this call set is undone. `CPython` has no comparison with the set: a tool that sets its hook
+    /// within the nanoseconds between the two loses it.
+    fn replace(&self, before: [ObjectAllocator; 2], next: [ObjectAllocator; 2]) -> bool {
+        self.set_where_unchanged(before, next);
+        let now = self.current();
+        if now == next {
+            return true;
+        }
+        let undone = [0, 1].map(|index| match now[index] == next[index] {
+            true => before[index],
+            false => now[index],
+        });
+        self.set_where_unchanged(now, undone);
+        false
+    }
+
+    /// Sets the allocators that are to change, up to one that is no longer the one before.
+    fn set_where_unchanged(&self, before: [ObjectAllocator; 2], next: [ObjectAllocator; 2]) {
+        for (index, domain) in DOMAINS.into_iter().enumerate() {
+            if self.current()[index] != before[index] {
+                return;
+            }
+            let mut next = next[index];
+            if next != before[index] {
+                // SAFETY: the function copies this structure, of functions that stay loaded and serve the same blocks
+                // as those before.
+                unsafe { (self.set)(domain, &raw mut next) };
+            }
+        }
+    }
+}
+
+impl ObjectAllocator {
+    /// The allocator with other functions for the same context.
+    fn with(self, functions: [usize; 4]) -> Self {
+        Self { functions, ..self }
+    }
+}
+
+/// Whether the functions are the hooks, all or those that see frees, so that no other tool's are installed after them.
+fn is_wrapped(allocator: &ObjectAllocator) -> bool {
+    let ([malloc, calloc, realloc, free], own) = (hooks(), originals());
+    let found = allocator.functions;
+    found == [malloc, calloc, realloc, free] || found == [own[0], own[1], realloc, free]
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicI32, AtomicUsize};
+
+    use super::*;
+
+    const PYMALLOC: ObjectAllocator = ObjectAllocator {
+        context: 7,
+        functions: [0x10, 0x20, 0x30, 0x40],
+    };
+    /// Another tool's hook.
+    const OTHER: ObjectAllocator = ObjectAllocator {
+        context: 8,
+        functions: [0x11, 0x21, 0x31, 0x41],
+    };
+
+    static DOMAIN_ALLOCATORS: Mutex<[ObjectAllocator; 2]> = Mutex::new([PYMALLOC; 2]);
+    static SETS: AtomicUsize = AtomicUsize::new(0);
+    static INITIALIZED: AtomicI32 = AtomicI32::new(0);
+    /// Domain that another tool sets at the next set of the first one; -1: none.
+    static INTRUDED: AtomicI32 = AtomicI32::new(-1);
+
+    unsafe extern "C" fn get(domain: c_int, found: *mut ObjectAllocator) {
+        let allocators = DOMAIN_ALLOCATORS.lock().unwrap();
+        // SAFETY: `current` passes its own structure.
+        unsafe { *found = allocators[domain as usize - 1] };
+    }
+
+    unsafe extern "C" fn set(domain: c_int, next: *mut ObjectAllocator) {
+        let mut allocators = DOMAIN_ALLOCATORS.lock().unwrap();
+        // SAFETY: `set_where_unchanged` passes its own structure.
+        allocators[domain as usize - 1] = unsafe { *next };
+        SETS.fetch_add(1, Relaxed);
+        if let Some(intruded) = allocators.get_mut(INTRUDED.swap(-1, Relaxed) as usize) {
+            *intruded = OTHER;
+        }
+    }
+
+    unsafe extern "C" fn name() -> *const c_char {
+        match *DOMAIN_ALLOCATORS.lock().unwrap() == [PYMALLOC; 2] {
+            true => c"pymalloc".as_ptr(),
+            false => core::ptr::null(),
+        }
+    }
+
+    unsafe extern "C" fn is_initialized() -> c_int {
+        INITIALIZED.load(Relaxed)
+    }
+
+    fn allocators() -> [ObjectAllocator; 2] {
+        *DOMAIN_ALLOCATORS.lock().unwrap()
+    }
+
+    #[test]
+    fn only_pymalloc_and_own_hooks_are_replaced() {
+        let python = PythonAllocator {
+            get,
+            set,
+            name,
+            is_initialized,
+        };
+        let wrapped = [PYMALLOC.with(hooks()); 2];
+        // Before the interpreter is initialized, and after that.
+        assert_eq!(python.wrap(1), Ok(()));
+        assert_eq!(allocators(), wrapped);
+        INITIALIZED.store(1, Relaxed);
+        let sets = SETS.load(Relaxed);
+        assert_eq!(python.wrap(1), Ok(()));
+        assert_eq!(SETS.load(Relaxed), sets, "nothing to set");
+        // Another tool's restore, or the interpreter's, took them away.
+        *DOMAIN_ALLOCATORS.lock().unwrap() = [PYMALLOC; 2];
+        assert_eq!(python.wrap(1), Ok(()));
+        assert_eq!(allocators(), wrapped);
+        // Frees are seen while sampling is off.
+        assert!(python.unwrap(true));
+        assert_eq!(allocators()[0].functions[..2], PYMALLOC.functions[..2]);
+        assert_eq!(allocators()[0].functions[2..], hooks()[2..]);
+        assert_eq!(python.wrap(1), Ok(()));
+        assert_eq!(allocators(), wrapped);
+        // Another tool's hook in one domain or in both.
+        for other in [[OTHER, OTHER], [wrapped[0], OTHER], [OTHER, PYMALLOC]] {
+            *DOMAIN_ALLOCATORS.lock().unwrap() = other;
+            assert_eq!(python.wrap(1), Err(UnwrappedPython::OtherHook));
+            assert_eq!(allocators(), other);
+        }
+        *DOMAIN_ALLOCATORS.lock().unwrap() = [wrapped[0], OTHER];
+        assert!(!python.unwrap(false));
+        assert_eq!(allocators(), [PYMALLOC, OTHER]);
+        // Another tool sets its hook in the domain that was just set, or in the next one.
+        for (domain, left) in [(0, [OTHER, PYMALLOC]), (1, [PYMALLOC, OTHER])] {
+            *DOMAIN_ALLOCATORS.lock().unwrap() = [PYMALLOC; 2];
+            INTRUDED.store(domain, Relaxed);
+            assert_eq!(python.wrap(1), Err(UnwrappedPython::OtherHook));
+            assert_eq!(allocators(), left);
+        }
+        *DOMAIN_ALLOCATORS.lock().unwrap() = [PYMALLOC; 2];
+        assert_eq!(python.wrap(1), Ok(()));
+        // An interpreter that was ended is left alone.
+        INITIALIZED.store(0, Relaxed);
+        assert_eq!(python.wrap(1), Err(UnwrappedPython::Ended));
+        assert!(python.unwrap(false));
+        assert_eq!(allocators(), wrapped);
+    }
+}
