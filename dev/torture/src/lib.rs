@@ -42,9 +42,10 @@ mod tls;
 mod unwind;
 mod zoo;
 
+use std::panic::catch_unwind;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use xtask::packages;
 
@@ -133,7 +134,9 @@ fn run_suites(length: SuiteLength, suites: &[Suite]) -> Result<()> {
     let mut failed = Vec::new();
     for (name, run) in suites {
         let start = Instant::now();
-        match run(length) {
+        // A suite that panics fails alone.
+        let result = catch_unwind(|| run(length)).unwrap_or_else(|_| Err(anyhow!("it panicked")));
+        match result {
             Ok(line) => println!("{name}: {line} ({:.1} s)", start.elapsed().as_secs_f64()),
             Err(error) => {
                 println!("{name}: FAILED: {error:#}");
