@@ -211,6 +211,8 @@ fn record_attaches_and_detaches() {
     let kept = host.place().join("kept.heap");
     let mut recording = Command::new(crate::dist::dist("bin/memprof"))
         .args(["record", "--for", "2s", "--pid", &host.pid().to_string()])
+        // Its own search for an interval would drop what was allocated before.
+        .args(["--sample-interval", "512KiB"])
         .arg("-o")
         .arg(&kept)
         .env("MEMPROF_SOCKET_DIR", host.socket_dir())
