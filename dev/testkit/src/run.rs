@@ -19,7 +19,7 @@ impl Run {
     /// Runs a command.
     ///
     /// # Panics
-    /// It cannot be started.
+    /// If the command cannot be started.
     #[track_caller]
     pub fn of(command: &mut Command) -> Self {
         let output = command.output();
@@ -35,10 +35,10 @@ impl Run {
         }
     }
 
-    /// The JSON that it printed.
+    /// Returns the JSON that the command printed.
     ///
     /// # Panics
-    /// It printed none.
+    /// If the command printed none.
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
@@ -47,7 +47,7 @@ impl Run {
     /// Returns the run.
     ///
     /// # Panics
-    /// It exited with another code.
+    /// If the command exited with another code, or a signal ended it.
     #[track_caller]
     pub fn exits(self, code: i32) -> Self {
         assert_eq!(self.code, code, "{self:?}");

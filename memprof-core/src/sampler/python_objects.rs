@@ -142,7 +142,8 @@ pub(super) fn uninstall(keeps_frees: bool) {
     let were_left = std::mem::replace(&mut lock(&STATE).are_hooks_left, !is_removed);
     if !is_removed && !were_left {
         log::warn!(
-            "memprof's hooks of Python's allocator stay, and only pass calls on: another tool has wrapped them, or the              program forks all the time"
+            "memprof's hooks of Python's allocator stay, and only pass calls on: another tool has wrapped them, or the \
+             program forks all the time"
         );
     }
 }

@@ -163,8 +163,14 @@ impl Agent {
                 let maintained = maintained.unwrap_or_else(|_| Err(anyhow!("it panicked")));
                 self.report_change("merging".to_owned(), maintained);
             }
-            if maintenance_at <= now && maintenance.is_none() {
-                maintenance = Some(self.start_maintenance());
+            if maintenance_at <= now {
+                match maintenance {
+                    None => maintenance = Some(self.start_maintenance()),
+                    Some(_) => {
+                        let stuck = Err(anyhow!("it has not ended since the last time"));
+                        self.report_change("merging".to_owned(), stuck);
+                    }
+                }
                 maintenance_at = now.after(MAINTENANCE_INTERVAL);
             }
             match events.recv_timeout(POLL_INTERVAL) {

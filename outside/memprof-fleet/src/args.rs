@@ -138,15 +138,9 @@ pub(crate) enum FleetCommand {
     },
 }
 
-/// Options that select processes.
+/// Option that selects processes of the fleet.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct ProcessArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
-
-    #[command(flatten)]
-    pub(crate) bus: BusArgs,
-
+pub(crate) struct TargetArgs {
     /// Only these processes: @SERVICE, a machine, or MACHINE/PID [default: all]
     #[arg(
         short,
@@ -156,6 +150,19 @@ pub(crate) struct ProcessArgs {
         hide_default_value = true
     )]
     pub(crate) target: Target,
+}
+
+/// Options that select processes.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct ProcessArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    #[command(flatten)]
+    pub(crate) bus: BusArgs,
+
+    #[command(flatten)]
+    pub(crate) target: TargetArgs,
 
     /// Print JSON
     #[arg(long)]
@@ -206,15 +213,8 @@ pub(crate) struct SelectArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
 
-    /// Only these processes: @SERVICE, a machine, or MACHINE/PID [default: all]
-    #[arg(
-        short,
-        long,
-        value_name = "@SERVICE|MACHINE[/PID]",
-        default_value = "",
-        hide_default_value = true
-    )]
-    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) target: TargetArgs,
 
     #[command(flatten)]
     pub(crate) window: TimeWindow,

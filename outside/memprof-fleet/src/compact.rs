@@ -355,3 +355,60 @@ impl<'b> ContextColumns<'b> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scan::TableFiles;
+
+    /// Writes a table of one stack.
+    fn write_stacks(store: &ProfileStore, name: &str, sources: Option<&[String]>) {
+        let mut rows = Rows::default();
+        rows.stacks.push(NamedStack {
+            stack_id: 7,
+            function: "grow".to_owned(),
+            frames: Vec::new(),
+        });
+        let bytes = rows.encode(Table::Stacks, sources).unwrap().unwrap();
+        store.create(name, bytes.into()).unwrap();
+    }
+
+    fn hourly_names(store: &ProfileStore) -> Vec<String> {
+        let prefixes = [Table::Stacks.name(), INCOMING_FOLDER];
+        let objects = prefixes
+            .iter()
+            .flat_map(|prefix| store.list(prefix).unwrap());
+        objects.map(|object| object.name).collect()
+    }
+
+    /// Another machine merges one of two files between this one's listing and its merge.
+    #[test]
+    fn merge_beside_another_one_loses_no_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let url = format!("file://{}", directory.path().display());
+        let store = Arc::new(ProfileStore::open(&url).unwrap());
+        let hour = "stacks/date=2026-11-21/hour=07";
+        let [merged, late] = ["a", "b"]
+            .map(|digit| format!("{INCOMING_FOLDER}/{hour}/{}.parquet", digit.repeat(32)));
+        write_stacks(&store, &merged, None);
+        write_stacks(&store, &late, None);
+        let merge_listed = |found: &TableFiles| {
+            let objects: Vec<_> = found.counted.iter().map(|(_, object)| object).collect();
+            let (hour, _) = &found.counted[0];
+            let number = found.next_numbers.get(hour).copied().unwrap_or(0);
+            merge_hour(&store, Table::Stacks, hour, number, &objects).unwrap()
+        };
+        let list = || table_files(&store, Table::Stacks, (Instant(0), Instant::now())).unwrap();
+        let listed = list();
+        assert_eq!(listed.counted.len(), 2);
+        write_stacks(&store, &format!("{hour}/00000.parquet"), Some(&[merged]));
+        assert_eq!(merge_listed(&listed), 0);
+        assert_eq!(hourly_names(&store).len(), 3);
+        // The next run deletes what was merged, and merges the rest.
+        let stats = compact(&store, Instant::now()).unwrap();
+        assert_eq!((stats.files, stats.merged_into), (1, 1));
+        let names = [0, 1].map(|number| format!("{hour}/{number:05}.parquet"));
+        assert_eq!(hourly_names(&store), names);
+        assert!(list().copies.is_empty());
+    }
+}

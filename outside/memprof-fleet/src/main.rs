@@ -52,7 +52,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use memprof_output::{FAILED, error_code};
 
-use args::{Args, Command, FleetCommand, ProcessArgs};
+use args::{Args, Command, FleetCommand, ProcessArgs, TargetArgs};
 use config::Config;
 
 fn main() -> ExitCode {
@@ -80,7 +80,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
             let ProcessArgs {
                 store,
                 bus,
-                target,
+                target: TargetArgs { target },
                 json,
             } = processes;
             let config = Config::read(store)?.with_bus(bus);

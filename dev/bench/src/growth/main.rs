@@ -1,5 +1,6 @@
 //! `cargo xtask bench scale`: measures memprof's commands at three sizes of their input, ×1, ×4 and ×16, beside their
-//! peers. With `--short`, smaller sizes and only counts of operations, which are the same on every machine.
+//! peers. With `--short`, smaller sizes and only counts of reads. Those of `ps --all` contain other processes of the
+//! machine, and a busy machine polls more often.
 
 mod case;
 mod dump;

@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::time::{Instant, timeout_at};
 
 use super::table::format_bytes;
-use crate::args::{DumpArgs, ProcessArgs, TimeWindow};
+use crate::args::{DumpArgs, ProcessArgs, TargetArgs, TimeWindow};
 use crate::bus::{AgentProcess, AgentReply, AgentRequest, ConnectionEvent, Verb, connect, subject};
 use crate::config::Config;
 use crate::query::{ProfileQuery, read_profiles, shared_machine_names as shared_names_in_store};
@@ -58,7 +58,7 @@ pub(crate) fn dump(args: &DumpArgs) -> anyhow::Result<ExitCode> {
     let ProcessArgs {
         store,
         bus,
-        target,
+        target: TargetArgs { target },
         json,
     } = &args.processes;
     let config = Config::read(store)?.with_bus(bus);

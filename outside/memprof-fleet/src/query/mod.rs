@@ -62,7 +62,11 @@ impl ProfileQuery {
     /// Selects the profiles that the command line names. Fails if the configuration or the store's URL is invalid (exit
     /// code 2).
     fn from_args(args: &SelectArgs) -> anyhow::Result<Self> {
-        Self::new(&Config::read(&args.store)?, &args.window, &args.target)
+        Self::new(
+            &Config::read(&args.store)?,
+            &args.window,
+            &args.target.target,
+        )
     }
 
     /// Reads the selected profiles, sorted by process and time; only those whose build id begins with `build` if it is
