@@ -2,6 +2,7 @@
 
 mod attach;
 mod dump_requests;
+mod maintenance;
 mod no_host;
 
 use std::cell::RefCell;
@@ -9,28 +10,26 @@ use std::collections::{HashMap, HashSet};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use bytes::Bytes;
 use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover};
 use memprof_output::{NO_DATA, note, one_line, print_stderr, with_exit_code};
 use memprof_report::{SampleType, format_amount};
 use tokio::signal::unix::{SignalKind, signal};
 
+use self::maintenance::Maintenance;
 use crate::args::AgentArgs;
 use crate::attachments::Attachments;
 use crate::bus::{AgentEvent, serve_requests};
-use crate::compact::compact;
 use crate::config::Config;
 use crate::drain::drain;
 use crate::error_log::ErrorLog;
 use crate::metrics_server;
 use crate::naming::Naming;
-use crate::policy::{ServiceRule, elect_machine, rule_for};
-use crate::prune::prune;
-use crate::query::machines_writing_since;
+use crate::policy::{ServiceRule, rule_for};
 use crate::schema::store_files;
 use crate::spool::Spool;
 use crate::store::ProfileStore;
@@ -43,12 +42,6 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 const BATCH_BYTES: u64 = 4 << 20;
 /// Pause after a failure of the store.
 const STORE_RETRY_DELAY: Duration = Duration::from_secs(10);
-/// Time between two runs of merging and pruning the store.
-const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1800);
-/// Delay of the first merging and pruning, longer than the default period of dumps. These read other agents' files: if
-/// one of them crashed the agent at each start, it would still take profiles in between.
-const MAINTENANCE_DELAY: Duration = Duration::from_secs(660);
-
 /// Prefix of the names of unreachable hosts.
 const UNREACHABLE_PREFIX: &str = "not reached: ";
 
@@ -128,8 +121,7 @@ impl Agent {
         let mut pause_until = Uptime(0);
         let mut batched = Uptime::now();
         let mut store_retry_at = Uptime(0);
-        let mut maintenance_at = batched.after(MAINTENANCE_DELAY);
-        let mut maintenance: Option<JoinHandle<anyhow::Result<()>>> = None;
+        let mut maintenance = Maintenance::begin();
         loop {
             let now = Uptime::now();
             self.attach_to_programs();
@@ -158,20 +150,9 @@ impl Agent {
                 }
                 self.report_change("the store".to_owned(), drained.map(drop));
             }
-            if let Some(ended) = maintenance.take_if(|thread| thread.is_finished()) {
-                let maintained = ended.join();
-                let maintained = maintained.unwrap_or_else(|_| Err(anyhow!("it panicked")));
+            let (store, name) = (&self.store, &self.machine.name);
+            if let Some(maintained) = maintenance.run_if_due(store, name, self.config.keep) {
                 self.report_change("merging".to_owned(), maintained);
-            }
-            if maintenance_at <= now {
-                match maintenance {
-                    None => maintenance = Some(self.start_maintenance()),
-                    Some(_) => {
-                        let stuck = Err(anyhow!("it has not ended since the last time"));
-                        self.report_change("merging".to_owned(), stuck);
-                    }
-                }
-                maintenance_at = now.after(MAINTENANCE_INTERVAL);
             }
             match events.recv_timeout(POLL_INTERVAL) {
                 Err(RecvTimeoutError::Timeout) => {}
@@ -319,14 +300,6 @@ impl Agent {
         Ok(())
     }
 
-    /// Starts a thread that merges and prunes the store. That takes minutes where the store is slow, in which profiles
-    /// would be missed. It may be killed at the agent's end, as at any time.
-    fn start_maintenance(&self) -> JoinHandle<anyhow::Result<()>> {
-        let (store, name) = (Arc::clone(&self.store), self.machine.name.clone());
-        let keep = self.config.keep;
-        thread::spawn(move || compact_and_prune(&store, &name, keep, Instant::now()))
-    }
-
     /// Reports the outcome of a subject's work: an error when it begins and, at doubling intervals, while it recurs,
     /// and its end. A subject is a text such as `the store`.
     fn report_change(&mut self, subject: String, outcome: anyhow::Result<()>) {
@@ -343,33 +316,6 @@ impl Agent {
             }
         }
     }
-}
-
-/// Merges and prunes the store on one elected machine of those that wrote within the last hour; on the others, does
-/// nothing. On a disk too, which machines may share; the only machine there does so without having written.
-fn compact_and_prune(
-    store: &Arc<ProfileStore>,
-    machine: &str,
-    keep: Duration,
-    now: Instant,
-) -> anyhow::Result<()> {
-    let writing = machines_writing_since(store, now.before(Duration::from_secs(3600)))?;
-    let task = now.hour().directory();
-    let elected = elect_machine(writing.iter().map(String::as_str), &task);
-    let is_alone = store.is_local() && writing.is_empty();
-    if elected != Some(machine) && !is_alone {
-        return Ok(());
-    }
-    let compacted = compact(store, now.before(crate::compact::GRACE_PERIOD));
-    // Merging may take hours, and pruning compares this machine's clock with the store's.
-    for (hour, files) in prune(store, keep, Instant::now())? {
-        print_stderr(&format!(
-            "memprof: {}: deleted {files} files of {}: older than `keep`",
-            store.url(),
-            hour.directory()
-        ));
-    }
-    compacted.map(drop)
 }
 
 /// Starts a thread that sends [`AgentEvent::End`] on SIGTERM, SIGINT or SIGHUP.
