@@ -6,10 +6,11 @@ use std::hint::black_box;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use memprof_host::client::Client;
 use tempfile::TempDir;
 use xtask::dist::{compile, dist, host_library, host_link_args};
@@ -52,7 +53,7 @@ process.dlopen(plugin, path);
 for (let left = Number(count); left > 0; left--) {
     const start = process.hrtime.bigint(); plugin.exports.send('status'); taken.push(process.hrtime.bigint() - start);
 }
-console.log(taken.join('\n'));",
+console.log(taken.join('\\n'));",
     ),
 ];
 
@@ -233,8 +234,6 @@ fn run_for_latency(program: &mut Command) -> Result<Latency> {
 /// A Redis with two of the plugins; dropping it kills it.
 struct Redis {
     child: Child,
-    /// Its log. It stays open, and has room for what Redis logs in a run.
-    _log: BufReader<ChildStdout>,
     directory: TempDir,
 }
 
@@ -261,11 +260,9 @@ impl Redis {
             line.clear();
             ensure!(log.read_line(&mut line)? != 0, "redis-server ended");
         }
-        Ok(Self {
-            child,
-            _log: log,
-            directory,
-        })
+        // Redis logs each message, and would block on a full pipe.
+        thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
+        Ok(Self { child, directory })
     }
 
     fn connect(&self) -> Result<RedisClient> {
@@ -286,19 +283,28 @@ impl Drop for Redis {
 struct RedisClient(BufReader<UnixStream>);
 
 impl RedisClient {
-    /// Sends a command and reads its whole reply, which is a line or a bulk string.
+    /// Sends a command and reads its whole reply. An error is one that Redis answers, or a connection that ends.
     fn send_command(&mut self, command: &str) -> Result<()> {
         self.0
             .get_mut()
             .write_all(format!("{command}\r\n").as_bytes())?;
+        self.read_reply().with_context(|| command.to_owned())
+    }
+
+    /// Reads a reply: a line, a bulk string with its length, or an array with the number of its replies.
+    fn read_reply(&mut self) -> Result<()> {
         let mut line = String::new();
         self.0.read_line(&mut line)?;
-        ensure!(!line.starts_with('-'), "{command}: {line}");
-        if let Some(length) = line.strip_prefix('$') {
-            let length: u64 = length.trim().parse()?;
-            let read = std::io::copy(&mut (&mut self.0).take(length + 2), &mut std::io::sink())?;
-            ensure!(read == length + 2, "{command}: the reply is cut");
+        match line.trim_end().split_at_checked(1) {
+            Some(("+" | ":", _)) => Ok(()),
+            Some(("$", length)) => {
+                let length = length.parse::<u64>()? + 2;
+                let read = std::io::copy(&mut (&mut self.0).take(length), &mut std::io::sink())?;
+                ensure!(read == length, "the reply is cut");
+                Ok(())
+            }
+            Some(("*", count)) => (0..count.parse()?).try_for_each(|_: u64| self.read_reply()),
+            _ => bail!("{line:?}"),
         }
-        Ok(())
     }
 }
