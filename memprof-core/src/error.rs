@@ -47,7 +47,7 @@ impl Error {
         }
     }
 
-    /// Sets the remedy: one imperative sentence.
+    /// Sets the remedy, one imperative sentence, in place of an earlier one.
     pub(crate) fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = remedy.into();
         self

@@ -184,7 +184,7 @@ impl Profiler {
         }
     }
 
-    /// State of sampling, as the allocators report it.
+    /// State of sampling, as the allocators report it: on, if one of them is being sampled.
     fn profiling_state(&self) -> ProfilingState {
         if self.allocators.is_active() {
             return ProfilingState::Active(self.switch.activation());
@@ -258,7 +258,7 @@ fn format_rfc3339(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }
 
-/// Converts a path to text for a reply. Replaces bytes that are not UTF-8.
+/// Converts a path to text for a reply. Replaces bytes that are not UTF-8. `None` stays `None`.
 fn path_text(path: Option<PathBuf>) -> Option<String> {
     path.map(|path| path.display().to_string())
 }

@@ -165,7 +165,7 @@ impl Unwinder {
         }
     }
 
-    /// Whether memprof's walker is installed in a jemalloc.
+    /// Whether memprof's walker is installed in at least one jemalloc.
     pub(crate) fn has_own_walker(&self) -> bool {
         let state = lock(&self.state);
         state

@@ -25,7 +25,7 @@ pub(crate) struct EarlierLedger {
     pub ago: Duration,
 }
 
-/// Returns a finding if the live heap grew notably since the earlier ledger.
+/// Returns a finding if the live heap grew notably since the earlier ledger. `None` also without an earlier ledger.
 pub(super) fn growth_finding(
     live_bytes: u64,
     earlier: Option<EarlierLedger>,
@@ -56,9 +56,9 @@ pub(super) struct HeapCount {
     pub(super) has_glibc: bool,
 }
 
-/// Returns a finding if a notable part of the counted heap may be untouched, or free in glibc's thread caches. The
-/// upper bound of that part is the process's private memory that is not resident, plus the maximum size of those
-/// caches.
+/// Returns a finding if the counts do not show how much of the heap is resident, or if a notable part of the counted
+/// heap may be untouched, or free in glibc's thread caches. The upper bound of that part is the process's private
+/// memory that is not resident, plus the maximum size of those caches.
 pub(super) fn uncertain_residency_finding(
     counted: &HeapCount,
     resident: &ResidentMemory,
@@ -97,7 +97,8 @@ pub(super) fn uncertain_residency_finding(
     })
 }
 
-/// Returns a finding if threads keep a notable share of RSS in their caches.
+/// Returns a finding if threads keep a notable share of RSS in their caches. `bytes` is the size of these freed
+/// objects.
 pub(super) fn thread_caches_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
     LedgerFinding::is_notable(bytes, rss).then(|| LedgerFinding {
         kind: LedgerFindingKind::ThreadCaches.into(),
@@ -130,8 +131,10 @@ pub(super) fn sampling_finding(
     })
 }
 
-/// Returns a finding if the heap is fragmented. `lost` has the bytes of the ledger's row "fragmentation", without
-/// active pages that were never touched. `has` returns whether the process has an allocator of that kind.
+/// Returns a finding if the heap is fragmented: the ratio of active to allocated bytes in `heap` exceeds
+/// [`FRAGMENTED_RATIO`], and `lost` is notable. `heap` excludes sampled objects. `lost` has the bytes of the ledger's
+/// row "fragmentation", without active pages that were never touched. `has` returns whether the process has an
+/// allocator of that kind.
 pub(super) fn fragmentation_finding(
     heap: &HeapTotals,
     lost: u64,
@@ -229,7 +232,7 @@ pub(super) fn non_allocator_memory_finding(
 }
 
 /// Returns a finding if page cache fills a notable share of the cgroup's limit. If memory.stat cannot be read, all
-/// usage except this process's RSS counts as page cache.
+/// usage except this process's RSS counts as page cache. `None` also without a cgroup or a limit.
 pub(super) fn page_cache_finding(cgroup: Option<Cgroup>, rss: u64) -> Option<LedgerFinding> {
     let cgroup = cgroup?;
     let limit = cgroup.limit_bytes?;
@@ -252,7 +255,8 @@ pub(super) fn page_cache_finding(cgroup: Option<Cgroup>, rss: u64) -> Option<Led
     })
 }
 
-/// Returns a finding if shared memory fills a notable share of the cgroup's limit.
+/// Returns a finding if shared memory fills a notable share of the cgroup's limit. `None` also without a cgroup or a
+/// limit, or if the cgroup does not report its shared memory.
 pub(super) fn shared_memory_finding(cgroup: Option<Cgroup>) -> Option<LedgerFinding> {
     let cgroup = cgroup?;
     let (limit, shared) = (cgroup.limit_bytes?, cgroup.shared_bytes?);

@@ -20,7 +20,7 @@ use super::findings::{
 use super::resident_memory::ResidentMemory;
 
 /// Bytes by which the allocators' counts exceed the resident memory. The allocators count this memory, mostly early
-/// metadata, but the process has not touched it yet.
+/// metadata, but the process has not touched it yet. `anonymous` is the resident anonymous memory in bytes.
 pub(crate) fn untouched_bytes(anonymous: u64, allocators: &[AllocatorHeap]) -> u64 {
     let heap = detailed_total(allocators);
     let counted = heap.resident.max(heap.active.saturating_add(heap.metadata));
@@ -70,9 +70,10 @@ fn uncounted_names(allocators: &[AllocatorHeap]) -> Vec<String> {
     names.collect()
 }
 
-/// Divides the resident memory into parts and derives findings. `earlier` is the live heap of an earlier ledger, and
-/// serves to find growth. `untouched` is the largest result of [`untouched_bytes`] so far. The heap of an allocator
-/// without statistics counts as outside of all allocators.
+/// Divides the resident memory into parts and derives findings. `untouched` is the largest result of
+/// [`untouched_bytes`] so far. `earlier` is the live heap of an earlier ledger; without one, no growth is found.
+/// Without `cgroup`, there are no findings about its limit. The heap of an allocator without statistics counts as
+/// outside of all allocators.
 pub(crate) fn reconcile(
     resident: ResidentMemory,
     allocators: Vec<AllocatorHeap>,

@@ -22,7 +22,8 @@ pub const RECENT_RANGE: RangeInclusive<u64> = 0..=512;
 /// Maximum length of a report in bytes: enough for the maximum of [`RECENT_RANGE`], with two stacks of 128 frames each.
 const MAX_REPORT: usize = 4 << 20;
 
-/// Fails unless this jemalloc can record `max` allocations.
+/// Fails unless this jemalloc can record recent allocations, and accepts `max` as their number. `None` stands for the
+/// number that it has.
 ///
 /// # Errors
 /// `InvalidArgument`: `max` is outside of [`RECENT_RANGE`]. `Unsupported`: this jemalloc is too old, or was built
@@ -37,7 +38,7 @@ pub(crate) fn require_recent_allocations(jemalloc: &Jemalloc, max: Option<u64>) 
     read_alloc_max(jemalloc).map(drop)
 }
 
-/// Sets the number of allocations to record if `max` is given, and reads the recorded ones.
+/// Sets the number of allocations to record to `max`, unless it is `None`, and reads the recorded ones.
 ///
 /// # Errors
 /// `Unavailable`: jemalloc records none, and `max` is not given. `Allocator`: jemalloc refused. `Io`: no memory for the

@@ -12,7 +12,8 @@ pub(crate) struct ResidentMemory {
 }
 
 impl ResidentMemory {
-    /// Parses the text of /proc/PID/status. `None` if a field of RSS is missing.
+    /// Parses the text of /proc/PID/status. `None` if a field of RSS is missing. Other missing fields count as 0 bytes,
+    /// and as one thread.
     pub(crate) fn parse(status: &str) -> Option<Self> {
         let value = |name: &str| {
             Some(

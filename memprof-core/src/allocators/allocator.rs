@@ -26,6 +26,7 @@ pub(crate) enum Allocator {
 }
 
 impl Allocator {
+    /// Kind, version and address of the allocator, and how it was found.
     pub(crate) fn identity(&self) -> &AllocatorIdentity {
         match self {
             Self::Jemalloc(jemalloc) => &jemalloc.identity,
@@ -70,7 +71,7 @@ impl Allocator {
         }
     }
 
-    /// Whether the allocator's built-in sampler is on.
+    /// Whether the allocator's built-in sampler is on. Always false for mimalloc and glibc, which have none.
     pub(crate) fn is_active(&self) -> bool {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.is_active(),
@@ -88,7 +89,8 @@ impl Allocator {
         }
     }
 
-    /// Starts sampling, at `interval` if given. Returns warnings for the operator.
+    /// Starts sampling at `interval`. `None` keeps the current interval, or stands for the allocator's default. Returns
+    /// warnings for the operator.
     ///
     /// # Errors
     /// As for [`require_profiling`](Self::require_profiling), or the allocator refused.
@@ -180,7 +182,8 @@ impl Allocator {
         }
     }
 
-    /// The allocator's own statistics printout. `options` apply to jemalloc only.
+    /// The allocator's own statistics printout. `options` apply to jemalloc only; without them, jemalloc omits single
+    /// arenas.
     ///
     /// # Errors
     /// The allocator refused, or lacks the function.

@@ -49,8 +49,9 @@ pub(crate) struct DiscoveredAllocators {
 }
 
 /// Finds every allocator in the process except one in the image that contains the address `own_image`. If none of them
-/// serves `malloc`, also finds the file that does. `host` is the jemalloc that the host passed. `known` has sorted
-/// fingerprints of objects without an allocator, which are skipped.
+/// serves `malloc`, also finds the file that does. `host` is the jemalloc that the host passed, if any. `readers` will
+/// read the statistics of jemallocs. `known` has sorted fingerprints of objects without an allocator, which are
+/// skipped.
 pub(crate) fn discover_allocators(
     host: Option<Mallctl>,
     own_image: usize,
@@ -134,7 +135,8 @@ fn search_files<'a>(
     (tables, without_allocators)
 }
 
-/// Names that every file with an allocator contains, one for each kind of allocator.
+/// Names that identify a file with an allocator: one each for jemalloc, tcmalloc and mimalloc. glibc is not searched
+/// for in files.
 fn file_anchors() -> [&'static [u8]; 3] {
     [
         ANCHOR.as_bytes(),
@@ -143,8 +145,9 @@ fn file_anchors() -> [&'static [u8]; 3] {
     ]
 }
 
-/// Finds the allocators of one kind, in each object that defines `anchor`. Skips an allocator that calls another
-/// allocator's functions instead of its own: these functions do not know its state.
+/// Finds the allocators of one kind, in each object that defines `anchor`. `is_own_name` accepts the names of functions
+/// of that kind. Skips an allocator that calls another allocator's functions instead of its own: these functions do not
+/// know its state.
 fn identify_all(
     identify: impl Fn(&ObjectSymbols<'_>) -> Option<Allocator>,
     anchor: &CStr,
@@ -169,7 +172,8 @@ fn identify_all(
         .collect()
 }
 
-/// Whether the allocator calls only its own functions. Logs a warning if it does not.
+/// Whether the allocator that defines `anchor` calls only its own functions. `is_own_name` accepts their names. Logs a
+/// warning if it does not.
 fn is_self_contained(
     symbols: &ObjectSymbols<'_>,
     anchor: &CStr,
@@ -186,7 +190,7 @@ fn is_self_contained(
     interposed.is_none()
 }
 
-/// Whether a function name is one of jemalloc's, with any prefix.
+/// Whether a function name is that of a control function of jemalloc, with any prefix.
 fn is_jemalloc_function(name: &[u8]) -> bool {
     let known = [ANCHOR, "mallctlnametomib", "mallctlbymib", STATS_PRINT];
     known.iter().any(|known| name.ends_with(known.as_bytes()))
@@ -206,7 +210,8 @@ fn is_allocator_symbol(name: &[u8]) -> bool {
 }
 
 /// Collects every distinct jemalloc, from the most trustworthy source to the least: the host, exported symbols, symbols
-/// of files.
+/// of files. `host` is `None` if the host passed no jemalloc. If a jemalloc is in several sources, a later one only
+/// adds a missing prefix.
 fn jemalloc_candidates(
     host: Option<Mallctl>,
     objects: &[LoadedObject],
@@ -278,8 +283,8 @@ fn candidate_with_prefix(
 }
 
 impl JemallocCandidate {
-    /// Creates a candidate. Omits `malloc_stats_print` if it would query another allocator: that allocator may lack a
-    /// mallctl, and jemalloc would abort the process.
+    /// Creates a candidate. `prefix` is `None` if it is unknown. Omits `malloc_stats_print` if it would query another
+    /// allocator: that allocator may lack a mallctl, and jemalloc would abort the process.
     fn new(
         mallctl: Mallctl,
         found_by: FoundBy,

@@ -92,7 +92,7 @@ impl Glibc {
         })
     }
 
-    /// `Unsupported` error for a missing function.
+    /// `Unsupported` error for the C function `name`, which this glibc lacks.
     fn missing_symbol_error(&self, name: &str) -> Error {
         let message = format!("{} lacks {name}", self.identity);
         Error::new(ErrorKind::Unsupported, message).remedy("use a newer C library")

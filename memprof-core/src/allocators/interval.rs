@@ -65,7 +65,7 @@ impl SampleInterval {
     }
 
     /// Interval at which no samples would have been lost, estimated from counts at an interval of `bytes`. At least
-    /// twice that interval.
+    /// twice that interval, but at most 16 MiB.
     pub(crate) fn sufficient(bytes: u64, samples: u64, lost: u64) -> Self {
         let kept = samples.saturating_sub(lost).max(1);
         let bytes = bytes.saturating_mul(samples.div_ceil(kept).max(2));

@@ -123,7 +123,7 @@ pub(crate) fn identify_jemalloc(
 }
 
 /// Whether this jemalloc serves `malloc`: makes an allocation, and checks whether this jemalloc counted it for this
-/// thread.
+/// thread. False if it keeps no such count.
 #[expect(unsafe_code, reason = "the allocator calls")]
 fn owns_malloc(mallctl: &Mallctl) -> bool {
     const PROBE: usize = 12_345;

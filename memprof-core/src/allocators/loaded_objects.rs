@@ -69,7 +69,7 @@ impl LoadedObject {
         hasher.finish()
     }
 
-    /// Whether `address` is in one of the segments.
+    /// Whether `address` is in one of the loaded segments, with code or data.
     pub(crate) fn contains(&self, address: usize) -> bool {
         self.segments
             .iter()
@@ -93,7 +93,7 @@ impl LoadedObject {
             .filter(|segment| segment.flags & PF_W == 0)
     }
 
-    /// Whether `address` is in a segment with this flag.
+    /// Whether `address` is in a segment with this access flag, such as `PF_X`.
     fn has_access(&self, address: usize, flag: u32) -> bool {
         self.segments
             .iter()
@@ -146,7 +146,7 @@ pub(crate) fn with_list_locked(_: &ForkGuard, mut work: &mut dyn FnMut((u64, u64
     unsafe { libc::dl_iterate_phdr(Some(run_locked), (&raw mut work).cast()) };
 }
 
-/// Callback that runs the work. Returns 1 to end the iteration after the first object.
+/// Callback of [`with_list_locked`], which runs the work. Returns 1 to end the iteration after the first object.
 unsafe extern "C" fn run_locked(info: *mut dl_phdr_info, _: usize, work: *mut c_void) -> c_int {
     // SAFETY: dl_iterate_phdr(3): `info` is valid during the callback.
     let info = unsafe { &*info };

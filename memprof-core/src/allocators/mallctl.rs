@@ -72,7 +72,7 @@ impl Mallctl {
         self.mallctl as usize
     }
 
-    /// Pointer to `mallctl`.
+    /// Pointer to `mallctl`, for code that calls it in another way.
     pub fn function(&self) -> MallctlFn {
         self.mallctl
     }
@@ -118,7 +118,7 @@ impl Mallctl {
         rc != Errno::NOENT.raw_os_error()
     }
 
-    /// Reads a bool.
+    /// Reads a bool; any byte other than 0 is true.
     ///
     /// # Errors
     /// The error that `mallctl` returned.

@@ -17,7 +17,7 @@ pub(crate) const ANCHOR: &CStr = c"mi_version";
 /// All symbols to search for.
 pub(crate) const NAMES: &[&CStr] = &[ANCHOR, IS_OWN, PROCESS_INFO, STATS, COLLECT];
 
-/// Whether a function name is one of mimalloc's own.
+/// Whether a function name is one of mimalloc's own: it begins with `mi_` or `_mi_`.
 pub(crate) fn is_mimalloc_function(name: &[u8]) -> bool {
     name.starts_with(b"mi_") || name.starts_with(b"_mi_")
 }
@@ -80,7 +80,7 @@ impl Mimalloc {
         })
     }
 
-    /// `Unsupported` error for a missing function.
+    /// `Unsupported` error for the C function `name`, which this build lacks.
     fn missing_symbol_error(&self, name: &CStr) -> Error {
         let name = name.to_string_lossy();
         let message = format!("{} lacks {name}", self.identity);
@@ -89,7 +89,7 @@ impl Mimalloc {
     }
 }
 
-/// Version as text. `None` if the function is missing.
+/// Version as text, such as `2.0.9`. `None` if the build lacks `mi_version`.
 fn version(functions: &Functions) -> Option<String> {
     // SAFETY: mimalloc.h: the function takes no arguments.
     Some(version_text(unsafe { functions.version?() }))

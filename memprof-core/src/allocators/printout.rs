@@ -44,7 +44,7 @@ impl PrintOptions {
         Ok(Self(CString::new(letters).unwrap_or_default()))
     }
 
-    /// Whether the printout is JSON.
+    /// Whether the printout is JSON, because the letters contain `J`.
     pub fn is_json(&self) -> bool {
         self.0.as_bytes().contains(&b'J')
     }
@@ -69,7 +69,8 @@ impl Default for Printout {
 }
 
 impl Printout {
-    /// Prints the statistics of a jemalloc with these options.
+    /// Prints the statistics of a jemalloc with these options, cut after [`MAX_PRINTOUT`] bytes. Empty if the program
+    /// lacks `malloc_stats_print`.
     pub(crate) fn from_jemalloc(mallctl: &Mallctl, options: &PrintOptions) -> Self {
         let mut printout = Self::default();
         mallctl.print_stats(&options.0, &mut |piece| printout.push(piece));
@@ -123,6 +124,7 @@ impl Printout {
 }
 
 impl io::Write for Printout {
+    /// Never fails. Bytes beyond the limit are dropped, and count as written.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.push(bytes);
         Ok(bytes.len())

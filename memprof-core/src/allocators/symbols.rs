@@ -129,7 +129,7 @@ impl<'a> ObjectSymbols<'a> {
         real_path(&self.object.path)
     }
 
-    /// Source of these symbols.
+    /// Source of these symbols: the dynamic symbols, or the symbol tables of a file, with its path.
     pub(crate) fn found_by(&self) -> FoundBy {
         match &self.source {
             SymbolSource::Exported(_) => FoundBy::DynamicSymbol,
@@ -145,7 +145,7 @@ pub(crate) fn malloc_address() -> Option<usize> {
     memprof_sampler::malloc_address()
 }
 
-/// Address of the function that serves `malloc` in this process.
+/// Address of the function that serves `malloc` in this process. Never `None` on this architecture.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn malloc_address() -> Option<usize> {
     Some(libc::malloc as *const () as usize)
@@ -322,7 +322,8 @@ fn is_mapped_from(object: &LoadedObject, elf: &Elf<'_>, bytes: &[u8]) -> bool {
             .is_ok_and(|id| id == object.build_id.as_deref())
 }
 
-/// Returns `path`, or for [`EXECUTABLE`] the file to which it links.
+/// Returns `path`, or for [`EXECUTABLE`] the file to which it links. If the link cannot be read, returns [`EXECUTABLE`]
+/// itself.
 pub(crate) fn real_path(path: &Path) -> PathBuf {
     if path != Path::new(EXECUTABLE) {
         return path.to_owned();

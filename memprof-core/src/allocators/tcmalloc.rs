@@ -142,7 +142,7 @@ impl Tcmalloc {
 }
 
 impl Tcmalloc {
-    /// Reason why tcmalloc cannot be profiled. `None` if it can.
+    /// Reason why tcmalloc cannot be profiled: this build lacks something for it. `None` if it can.
     pub(crate) fn unprofilable_reason(&self) -> Option<Unprofilable> {
         let missing = self.profiler.as_ref().err();
         missing.map(|error| Unprofilable::Incomplete(Box::new(error.clone())))
@@ -269,10 +269,10 @@ impl Tcmalloc {
     }
 
     /// Heap totals in jemalloc's terms. Memory in caches and central lists counts as active pages, and free memory of
-    /// the page heap as free pages.
+    /// the page heap as free pages. Metadata and thread caches are 0 if this build does not report them.
     ///
     /// # Errors
-    /// `Allocator`: this build does not report one of the sizes.
+    /// `Allocator`: this build does not report one of the other sizes.
     pub(crate) fn heap_usage(&self) -> Result<HeapUsage> {
         let heap = self.read_property(c"generic.heap_size")?;
         let free = self.read_property(c"tcmalloc.pageheap_free_bytes")?;
@@ -321,7 +321,7 @@ impl Tcmalloc {
 }
 
 impl Tcmalloc {
-    /// `Unsupported` error for a missing function.
+    /// `Unsupported` error for the C function `name`, which this build lacks.
     fn missing_symbol_error(&self, name: &CStr) -> Error {
         let name = name.to_string_lossy();
         let message = format!("{} lacks {name}", self.identity);

@@ -51,6 +51,7 @@ pub(crate) enum Unprofilable {
 
 impl Unprofilable {
     /// Adds the remedy of `error`, which is the reason why memprof's sampler cannot sample the allocator either.
+    /// Changes nothing if `error` has no remedy.
     pub(crate) fn with_sampler_error(self, error: &Error) -> Self {
         match error.remedy.as_str() {
             "" => self,
@@ -61,7 +62,7 @@ impl Unprofilable {
         }
     }
 
-    /// Reason for an allocator of a kind without a profiler, or for a process without an allocator.
+    /// Reason for an allocator of a kind without a profiler. `None` stands for a process without an allocator.
     pub(crate) fn no_profiler(allocator: Option<&AllocatorIdentity>) -> Self {
         let allocator = allocator.map(AllocatorIdentity::to_string);
         match is_secure_execution() {
@@ -70,8 +71,8 @@ impl Unprofilable {
         }
     }
 
-    /// Reason for a jemalloc that was started without profiling. `environment` has the process's `MALLOC_CONF`
-    /// variables.
+    /// Reason for a jemalloc that was started without profiling. `variable` is the environment variable that it reads;
+    /// `None` if its prefix is unknown. `environment` has the process's `MALLOC_CONF` variables.
     pub(crate) fn not_started(
         jemalloc: &AllocatorIdentity,
         variable: Option<String>,
@@ -156,7 +157,7 @@ impl Unprofilable {
         }
     }
 
-    /// Remedy that activate, status and doctor report.
+    /// Remedy that activate, status and doctor report. Empty if nothing helps.
     pub(crate) fn remedy(&self) -> String {
         match self {
             Self::NoProfiler { .. } => format!(
@@ -194,6 +195,8 @@ impl Unprofilable {
 }
 
 impl From<Unprofilable> for Error {
+    /// The kind is `Unavailable` for a jemalloc that was started without profiling, and `Unsupported` otherwise. An
+    /// incomplete allocator's own error is returned unchanged.
     fn from(reason: Unprofilable) -> Self {
         let kind = match &reason {
             Unprofilable::NotStarted { .. }
@@ -214,7 +217,7 @@ impl From<Unprofilable> for Error {
     }
 }
 
-/// Name of the variable that a jemalloc reads, or the two common names if its prefix is unknown.
+/// Name of the variable that a jemalloc reads; `None`, for an unknown prefix, becomes the two common names.
 fn conf_variable_names(variable: &Option<String>) -> &str {
     variable
         .as_deref()

@@ -30,7 +30,8 @@ const NFS: i64 = 0x6969;
 const FUSE: i64 = 0x6573_5546;
 
 /// Gathers the facts from the process. Facts that only the profiler knows are left empty: `unavailable`,
-/// `stripped_jemalloc` and `walker_disagreements`. `allocated` returns the live bytes of a jemalloc, if known.
+/// `stripped_jemalloc` and `walker_disagreements`. `unknown_malloc` is the file of the `malloc` that serves the
+/// process, if it belongs to none of `backends`. `allocated` returns the live bytes of a jemalloc, if known.
 pub(crate) fn gather_facts(
     backends: &[Arc<Backend>],
     unknown_malloc: Option<PathBuf>,
@@ -77,7 +78,8 @@ pub(crate) fn gather_facts(
 }
 
 impl AllocatorFacts {
-    /// Reads the facts of one allocator.
+    /// Reads the facts of one allocator. The sample interval is that of the selected sampler, the allocator's or
+    /// memprof's.
     pub(crate) fn new(backend: &Backend) -> Self {
         let identity = backend.identity();
         Self {
@@ -91,7 +93,8 @@ impl AllocatorFacts {
 }
 
 impl JemallocFacts {
-    /// Reads the options of one jemalloc that concern profiling.
+    /// Reads the options of one jemalloc that concern profiling. A switch that cannot be read counts as off.
+    /// `allocated` is its live bytes, if known. `hidden_conf_symbol` and `sources` are stored as they are.
     pub(crate) fn new(
         jemalloc: &Jemalloc,
         allocated: Option<u64>,

@@ -236,7 +236,8 @@ fn unknown_option_reason(key: &str) -> String {
 }
 
 impl OptionType {
-    /// Whether jemalloc accepts this value.
+    /// Whether jemalloc accepts this value, and does not ignore the option. If the option takes one of several words,
+    /// the beginning of a word suffices.
     fn accepts(&self, value: &str) -> bool {
         match self {
             Bool => ["true", "false"].contains(&value),

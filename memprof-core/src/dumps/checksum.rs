@@ -37,7 +37,7 @@ impl<R: Read> ChecksummedDump<R> {
         }
     }
 
-    /// Number of bytes after the profile.
+    /// Number of bytes after the profile: the two texts, and the checksum line between them.
     pub(crate) fn tail_len(&self) -> u64 {
         (self.before.len() + checksum_line(0).len() + self.after.len()) as u64
     }

@@ -133,7 +133,7 @@ fn damage_error(number: u64, expected: &str, line: &[u8]) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
-/// Parses the sample interval in bytes of the first line. `None` if the line is malformed.
+/// Parses the sample interval, in bytes, from the first line of a profile. `None` if the line is malformed.
 fn parse_interval(line: &[u8]) -> Option<u64> {
     line_text(line)?
         .strip_prefix("heap_v2/")?

@@ -98,7 +98,7 @@ impl Scratch {
         Self::in_memfd_with_path(ScratchPath::Descriptor)
     }
 
-    /// Creates a memfd with this kind of path.
+    /// Creates a memfd. `name` says by which path, if any, the allocator opens it.
     fn in_memfd_with_path(name: ScratchPath) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let memory = retry_on_intr(|| rustix::fs::memfd_create("memprof-dump", flags))?;
@@ -270,7 +270,7 @@ impl Drop for Scratch {
     }
 }
 
-/// `Io` error for a system without memory files.
+/// `Io` error if no memory file can be created. `cause` is the error of `memfd_create(2)`.
 fn no_memory_file_error(cause: &io::Error) -> Error {
     let act = "create a memory file for the dump (memfd_create)";
     Error::system(Operation::MemoryFile, act, cause)

@@ -46,7 +46,8 @@ pub struct Store {
 }
 
 /// Returns the default dump directory of a program: below `XDG_STATE_HOME`, below /var/lib for root, or below
-/// `~/.local/state`. `variable` reads the environment. Relative paths in variables are ignored.
+/// `~/.local/state`. Without a home directory, it is below /var/lib, too. `variable` reads the environment. Relative
+/// paths in variables are ignored.
 pub fn default_dump_dir(
     program: &str,
     is_root: bool,
@@ -70,7 +71,7 @@ impl Store {
         Self { directory, keep }
     }
 
-    /// The directory's path.
+    /// Absolute path of the dump directory, which may be missing yet.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -119,8 +120,9 @@ impl Store {
         })
     }
 
-    /// Publishes a dump under the new `name`. `started` is the start time of its process. Deletes the dumps that the
-    /// retention policy no longer allows first. Returns the dump's id, path and length.
+    /// Publishes a dump under the new `name`. `started` is the start time of its process, and `size` the length of
+    /// `body` in bytes. Deletes the dumps that the retention policy no longer allows first. Returns the dump's id, path
+    /// and length.
     ///
     /// # Errors
     /// `Io`: the directory cannot be created, is not safe, or accepts no file, or an expired dump cannot be deleted. No
@@ -328,7 +330,7 @@ impl Store {
         Ok(entries)
     }
 
-    /// Describes a dump for replies.
+    /// Describes a dump for replies. The trigger and the RSS are missing for a dump of an earlier version.
     fn describe(&self, entry: &DumpFile) -> KeptDump {
         let DumpFile { name, bytes } = entry;
         KeptDump {
@@ -362,7 +364,8 @@ impl Store {
         Ok(())
     }
 
-    /// `Io` error for an action on the dump directory.
+    /// `Io` error for an action on the dump directory. `act` is, for example, `"list"`; the message adds the
+    /// directory's path.
     fn directory_error(&self, act: &str, cause: io::Error) -> Error {
         Error::io(&format!("{act} {}", self.directory.display()), &cause)
     }

@@ -46,8 +46,8 @@ pub struct ActivateOptions {
 
 struct ActivationOutcome {
     /// Whether sampling was off before.
-    /// Live bytes at the start, which no profile will show. `None` if sampling was on already, or if unknown.
     is_fresh: bool,
+    /// Live bytes at the start, which no profile will show. `None` if sampling was on already, or if unknown.
     unseen_bytes: Option<u64>,
     warnings: Vec<String>,
 }
@@ -87,6 +87,9 @@ impl Profiler {
 
     /// Selects the sampler, starts sampling, and installs everything that samples need: walker, labels, ages, periodic
     /// task and lease.
+    ///
+    /// # Errors
+    /// As for [`activate`](Self::activate).
     fn activate_backends(self: &Arc<Self>, options: ActivateOptions) -> Result<ActivationOutcome> {
         let ActivateOptions {
             allocator,
@@ -150,8 +153,8 @@ impl Profiler {
         })
     }
 
-    /// Stops sampling in all allocators, or in those of one kind. Existing samples are kept, and frees are still
-    /// recorded.
+    /// Stops sampling in the allocators of the kind `allocator`, or in all if it is `None`. Existing samples are kept,
+    /// and frees are still recorded.
     ///
     /// # Errors
     /// The error of the first allocator that refused; the others are still deactivated. `Unsupported`: there is no
@@ -188,8 +191,8 @@ impl Profiler {
         })
     }
 
-    /// Drops all samples in every allocator that can drop them, and sets the sample interval if given. `allocator`
-    /// selects one kind.
+    /// Drops all samples in every allocator that can drop them: of the kind `allocator`, or of the default ones if it
+    /// is `None`. Sets the sample interval if given; otherwise it stays.
     ///
     /// # Errors
     /// `Busy` while a dump runs. Otherwise the reason why profiling is off or samples cannot be dropped.

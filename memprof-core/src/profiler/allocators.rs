@@ -73,7 +73,7 @@ impl FoundBackends {
 }
 
 impl Allocators {
-    /// Searches for allocators in the whole process.
+    /// Searches for allocators in all loaded objects, and creates their backends.
     pub(super) fn find_all(settings: &ProfilerSettings) -> Self {
         Self(Mutex::new(FoundBackends::find_all(settings, &[], &[])))
     }
@@ -100,7 +100,7 @@ impl Allocators {
         Arc::clone(&lock(&self.0).backends)
     }
 
-    /// Whether some allocator is being sampled.
+    /// Whether some allocator is being sampled, by its own sampler or by memprof's.
     pub(super) fn is_active(&self) -> bool {
         self.all().iter().any(|each| each.is_active())
     }
@@ -128,9 +128,9 @@ impl Allocators {
         })
     }
 
-    /// Selects the allocators to which a message applies. If it names a kind, these are the allocators of that kind.
-    /// Otherwise they are the allocator that serves `malloc`, every jemalloc (which may serve the program under another
-    /// name), and each allocator that memprof's sampler can sample or that is being sampled.
+    /// Selects the allocators to which a message applies. If it names a kind, `named`, these are the allocators of that
+    /// kind. If `named` is `None`, they are the allocator that serves `malloc`, every jemalloc (which may serve the
+    /// program under another name), and each allocator that memprof's sampler can sample or that is being sampled.
     ///
     /// # Errors
     /// `Unsupported`: the process has no such allocator.

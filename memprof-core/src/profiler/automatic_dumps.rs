@@ -41,7 +41,7 @@ pub(super) struct AutomaticDumps {
 }
 
 impl AutomaticDumps {
-    /// Replaces the current watcher.
+    /// Stores `watcher` in place of the current one, if any, whose thread is not stopped.
     fn set_watcher(&self, watcher: &Arc<Watcher>) {
         *lock(&self.watcher) = Some(Arc::clone(watcher));
     }

@@ -106,7 +106,8 @@ impl Profiler {
         })
     }
 
-    /// Takes a dump into memory without storing it. If several allocators can be dumped, returns the largest dump.
+    /// Takes a dump into memory without storing it. `allocator` selects the allocators as in [`dump`](Self::dump). If
+    /// several can be dumped, returns the dump with the most bytes in use.
     ///
     /// # Errors
     /// As for [`dump`](Self::dump).
@@ -124,7 +125,8 @@ impl Profiler {
         largest.ok_or_else(no_dump_error)
     }
 
-    /// Selects the backends and collects the facts that the dump records about its origin.
+    /// Selects the backends as [`dump`](Self::dump) does, and collects the facts that the dump records about its
+    /// origin.
     ///
     /// # Errors
     /// `Io`: memory is short. Otherwise the reason why no backend has this kind of profile.
@@ -167,7 +169,8 @@ impl Profiler {
             .collect()
     }
 
-    /// Dumps one backend on the dumper's thread, while this thread polls the headroom.
+    /// Dumps one backend on the dumper's thread, while this thread polls the headroom. If the backend has no estimate
+    /// of the memory that its dump needs, the size of the last dump gives one.
     ///
     /// # Errors
     /// `Io`: memory is short, no scratch file can be created, or the thread cannot be started. Otherwise the error of
@@ -238,7 +241,8 @@ fn label_set_warning(sets: LabelSetStats) -> Option<String> {
     })
 }
 
-/// Warnings that samples were lost, so that a profile of memprof's sampler shows too little.
+/// Warnings that samples were lost, so that a profile of memprof's sampler shows too little. `interval` is the current
+/// sample interval in bytes, from which the remedy derives a coarser one; `None` counts as 0.
 fn sampler_warnings(
     sampler: &SamplerStatus,
     interval: Option<u64>,
@@ -316,7 +320,7 @@ fn early_end_warning(dump: &Dump) -> Option<String> {
 const PSEUDO_FRAMES_WARNING: &str = "its stacks contain ages or labels, which other tools would read as addresses: \
      convert it for them with `memprof report --format jeprof`";
 
-/// Warnings that explain dumps with few or no samples.
+/// Warnings that explain dumps with few or no samples. `active_since` is the start of sampling; `None` while it is off.
 fn dump_warnings(dumps: &[Dump], active_since: Option<SystemTime>, now: SystemTime) -> Vec<String> {
     let mut warnings = Vec::new();
     match active_since {

@@ -57,7 +57,7 @@ impl DumpSlot {
         last.saturating_mul(2).max(MIN_EXPECTED_BYTES)
     }
 
-    /// Records the size of the last dump, in bytes.
+    /// Records the size of the last dump in bytes, for [`expected_bytes`](Self::expected_bytes).
     pub(super) fn record_size(&self, bytes: u64) {
         self.last_size.store(bytes, Ordering::Relaxed);
     }

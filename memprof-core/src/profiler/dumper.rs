@@ -143,7 +143,7 @@ impl Dumper {
 }
 
 /// Waits for the outcome and returns it. Until `poll` returns false, calls it every [`POLL_INTERVAL`] without holding
-/// the lock.
+/// the lock. `None` only if another thread panicked while it held the lock.
 fn wait_with_poll<T>(result: &(Mutex<Option<T>>, Condvar), poll: impl Fn() -> bool) -> Option<T> {
     let (outcome, changed) = result;
     let mut is_polling = true;

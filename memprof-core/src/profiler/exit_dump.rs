@@ -101,7 +101,8 @@ impl Drop for ExitDump {
     }
 }
 
-/// Waits until `state` differs from `known`, but not longer than `time`. May also return spuriously.
+/// Waits until `state` differs from `known`, but not longer than `time`; `None` means no limit. May also return
+/// spuriously.
 fn wait_for_change(state: &AtomicU32, known: u32, time: Option<Duration>) {
     let time = time.map(|time| Timespec {
         tv_sec: time.as_secs().cast_signed(),

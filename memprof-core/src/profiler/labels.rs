@@ -141,7 +141,7 @@ impl ActiveLabels {
         Ok(())
     }
 
-    /// Names of the keys that are being recorded.
+    /// Names of the keys whose labels new samples record. Empty if no labels are recorded.
     pub(super) fn active_keys(&self) -> Vec<String> {
         lock(&self.0).clone()
     }

@@ -10,7 +10,7 @@ use crate::error::Result;
 
 impl Profiler {
     /// Reads the most recent sampled allocations of every jemalloc that records them. `max` sets the number to record
-    /// from now on.
+    /// from now on; `None` keeps it.
     ///
     /// # Errors
     /// `Busy` while a dump runs. `Unsupported`: there is no jemalloc, or it is too old. `Unavailable`: profiling is

@@ -75,7 +75,8 @@ impl SamplingSwitch {
         lock(&self.active).since = Some(now);
     }
 
-    /// Whether an allocator was sampling before memprof was loaded.
+    /// Whether an allocator was sampling before memprof was loaded. If so, sampling must stay on when memprof is
+    /// detached.
     pub(super) fn was_active_before_memprof(&self) -> bool {
         self.was_active_before_memprof
     }
@@ -125,7 +126,7 @@ impl SamplingSwitch {
         self.unwinder.disagreement_reasons()
     }
 
-    /// Whether memprof's walker is installed in a jemalloc.
+    /// Whether memprof's walker is installed in at least one jemalloc.
     pub(super) fn has_own_walker(&self) -> bool {
         self.unwinder.has_own_walker()
     }
@@ -140,14 +141,14 @@ impl SamplingSwitch {
         self.ages.header_line()
     }
 
-    /// Keys of the labels that are being recorded.
+    /// Keys of the labels that new samples record. Empty if no labels are recorded.
     pub(super) fn label_keys(&self) -> Vec<String> {
         self.labels.active_keys()
     }
 }
 
 impl SwitchGuard<'_> {
-    /// Installs walkers and returns warnings; see [`Unwinder::install`].
+    /// Installs walkers and returns warnings; see [`Unwinder::install`]. `choice` is `None` for the configured walker.
     pub(super) fn install(
         &mut self,
         jemallocs: &[&Jemalloc],
@@ -156,12 +157,12 @@ impl SwitchGuard<'_> {
         self.switch.unwinder.install(jemallocs, choice)
     }
 
-    /// Starts or stops the recording of allocation times; see [`AgeClock::set_width`].
+    /// Starts to record allocation times, or stops if `width` is `None`; see [`AgeClock::set_width`].
     pub(super) fn set_ages(&mut self, width: Option<AgeBucketWidth>) {
         self.switch.ages.set_width(width);
     }
 
-    /// Sets the labels to record.
+    /// Starts to record these labels with new samples, or stops if `keys` is `None`.
     ///
     /// # Errors
     /// As for [`ActiveLabels::set_keys`].
@@ -169,7 +170,8 @@ impl SwitchGuard<'_> {
         self.switch.labels.set_keys(keys)
     }
 
-    /// Sets the task that maintains the installed parts. The previous task is dropped, which stops it.
+    /// Sets the task that maintains the installed parts; `None` if they need none. The previous task is dropped, which
+    /// stops it.
     pub(super) fn set_periodic_task(&mut self, periodic_task: Option<PeriodicTask>) {
         self.active.periodic_task = periodic_task;
     }
@@ -184,7 +186,8 @@ impl SwitchGuard<'_> {
         self.active.lease = lease;
     }
 
-    /// Records that sampling begins now with `live` bytes in use. Does nothing if it was already on.
+    /// Records that sampling begins now with `live` bytes in use; `None` if they are unknown. Does nothing if it was
+    /// already on.
     pub(super) fn mark_active(&mut self, live: Option<u64>) {
         if self.active.since.is_none() {
             self.active.since = Some(SystemTime::now());
@@ -192,15 +195,15 @@ impl SwitchGuard<'_> {
         }
     }
 
-    /// Stores the sampling that the end of the next lease restores. If a lease is running, the state before that lease
-    /// stays stored.
+    /// Stores the sampling that the end of the next lease restores; `None` if that end stops sampling. If a lease is
+    /// running, the state before that lease stays stored.
     pub(super) fn set_state_before_lease(&mut self, earlier: Option<EarlierSampling>) {
         if self.active.lease.is_none() {
             self.active.before_lease = earlier;
         }
     }
 
-    /// Removes and returns the sampling that the end of the lease restores.
+    /// Removes and returns the sampling that the end of the lease restores. `None` if that end stops sampling.
     pub(super) fn take_state_before_lease(&mut self) -> Option<EarlierSampling> {
         self.active.before_lease.take()
     }

@@ -28,8 +28,9 @@ use memprof_messages::{
 const COMPARISON_WINDOW: Duration = Duration::from_secs(60 * 60);
 
 impl Profiler {
-    /// Reads the allocators' statistics and their printouts. `allocator` selects one kind. `options` apply to jemalloc
-    /// only, so they exclude other allocators. If an allocator cannot report, its element contains the error.
+    /// Reads the statistics and the printouts of the allocators of the kind `allocator`, or of all if it is `None`.
+    /// `options` apply to jemalloc only, so they exclude other allocators; `None` stands for each allocator's default
+    /// printout. If an allocator cannot report, its element contains the error.
     ///
     /// # Errors
     /// `Busy` while a dump runs, because jemalloc's statistics would wait for its lock. `Unsupported`: no allocator is
@@ -236,7 +237,8 @@ impl Profiler {
     }
 }
 
-/// Reads the statistics of one allocator. A part that cannot be read is replaced by its error.
+/// Reads the statistics of one allocator. `options` are those of jemalloc's printout; `None` stands for the default. A
+/// part that cannot be read is replaced by its error.
 fn read_allocator_stats(backend: &Backend, options: Option<&PrintOptions>) -> Stats {
     let error_text = |error: Error| error_text_with_remedy(&error) + "\n";
     let AllocatorHeap {

@@ -38,7 +38,7 @@ pub(crate) fn allocator_status(backend: &Backend) -> AllocatorStatus {
     }
 }
 
-/// Names of the messages that the allocator supports.
+/// Names of the messages that the allocator supports now, such as `dump` or `dump kind=growth`.
 fn supported_messages(backend: &Backend) -> Vec<String> {
     let can_profile = backend.require_profiling().is_ok();
     let jemalloc = backend.allocator.jemalloc();

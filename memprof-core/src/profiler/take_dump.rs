@@ -160,8 +160,8 @@ fn write_profile(
     })
 }
 
-/// Text of the process's mappings. Allocators append /proc/self/maps too, but report success even if they cannot read
-/// it.
+/// Text of the process's mappings from /proc/thread-self/maps, or made from `objects` if that file is missing.
+/// Allocators append /proc/self/maps too, but report success even if they cannot read it.
 ///
 /// # Errors
 /// `Io`: /proc/thread-self/maps exists, but cannot be read completely.

@@ -59,7 +59,7 @@ impl CachedUsage {
             .is_some_and(|cost| cost.is_fresh(cost.end.elapsed()))
     }
 
-    /// Marks the statistics as outdated.
+    /// Marks the statistics as outdated, so that the next ledger reads them again.
     pub(super) fn invalidate(&mut self) {
         self.cost = None;
     }

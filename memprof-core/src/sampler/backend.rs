@@ -25,7 +25,8 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    /// Creates a backend. It samples at `interval` unless an activation or the allocator sets another one.
+    /// Creates a backend. It samples at `interval` unless an activation or the allocator sets another one. `None`
+    /// stands for the sampler's default.
     pub(crate) fn new(allocator: Allocator, interval: Option<SampleInterval>) -> Self {
         Self {
             own_sampler: OwnSampler::for_allocator(&allocator, interval),
@@ -34,6 +35,7 @@ impl Backend {
         }
     }
 
+    /// Kind, version and address of the allocator, and how it was found.
     pub(crate) fn identity(&self) -> &AllocatorIdentity {
         self.allocator.identity()
     }
@@ -43,7 +45,8 @@ impl Backend {
         self.own_sampler.is_some()
     }
 
-    /// Whether memprof's sampler would use jemalloc's allocation hooks.
+    /// Whether memprof's sampler, once it is selected, samples this allocator through jemalloc's allocation hooks.
+    /// False if it cannot sample the allocator.
     pub(crate) fn uses_jemalloc_hooks(&self) -> bool {
         self.own_sampler
             .as_ref()
@@ -146,6 +149,7 @@ impl Backend {
         }
     }
 
+    /// Whether the selected sampler is on: memprof's, or the allocator's built-in one.
     pub(crate) fn is_active(&self) -> bool {
         match self.selected_sampler() {
             Some(sampler) => sampler.is_active(),
@@ -153,7 +157,7 @@ impl Backend {
         }
     }
 
-    /// Mean bytes between samples. `None` if the allocator cannot be profiled.
+    /// Mean bytes between samples of the selected sampler. `None` if the allocator cannot be profiled.
     pub(crate) fn sample_interval(&self) -> Option<u64> {
         match self.selected_sampler() {
             Some(sampler) => Some(sampler.interval()),
@@ -204,7 +208,7 @@ impl Backend {
         }
     }
 
-    /// Memory that the samples occupy, in bytes. `None` if unknown.
+    /// Memory that the samples occupy, in bytes. `None` if unknown, as for tcmalloc's sampler.
     pub(crate) fn metadata_bytes(&self) -> Option<u64> {
         match self.selected_sampler() {
             Some(sampler) => Some(sampler.status().table_bytes),

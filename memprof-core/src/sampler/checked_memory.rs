@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 pub(super) struct CheckedMemory(File);
 
 impl CheckedMemory {
-    /// Makes the file.
+    /// Creates the file in memory, empty at first.
     ///
     /// # Errors
     /// The kernel has no memory or no descriptor for it.
@@ -24,7 +24,8 @@ impl CheckedMemory {
         Ok(Self(File::from(above_stdio(file)?)))
     }
 
-    /// Reads from an address, as many bytes as are readable. They may be of different moments.
+    /// Copies the program's memory at `address` to `buffer`, and returns the bytes up to the first that is unreadable.
+    /// Other threads may change them during the copy.
     pub(super) fn read<'a>(&self, address: u64, buffer: &'a mut [u8]) -> &'a [u8] {
         let from = std::ptr::with_exposed_provenance(address as usize);
         // SAFETY: pwrite(2) checks the address.
@@ -34,7 +35,7 @@ impl CheckedMemory {
         &buffer[..if read.is_ok() { len } else { 0 }]
     }
 
-    /// Reads `N` words. `None` if one is unreadable.
+    /// Reads `N` words of 8 bytes each. `None` if one is unreadable.
     pub(super) fn words<const N: usize>(&self, address: u64) -> Option<[u64; N]> {
         let mut buffer = [[0; 8]; N];
         let bytes = buffer.as_flattened_mut();

@@ -36,7 +36,7 @@ impl EntriesBesideMalloc {
         self.used.pop()
     }
 
-    /// Whether any table is used.
+    /// Whether any table is used, so that samples may belong to another allocator than that of `malloc`.
     pub(super) fn is_used(&self) -> bool {
         !self.used.is_empty()
     }

@@ -52,7 +52,8 @@ pub(super) struct Interception {
 }
 
 impl Interception {
-    /// Finds a method to intercept the allocator's calls and those of `malloc`.
+    /// Finds a method to intercept the allocator's calls and those of `malloc`. `hooks` is called only if no other
+    /// method is possible. It returns `None` if the allocator has no hooks.
     ///
     /// # Errors
     /// `Unsupported`: the reason why it is impossible.
@@ -283,7 +284,8 @@ impl Interception {
         self.beside.is_used()
     }
 
-    /// Method by which the allocator's calls are intercepted.
+    /// Method by which the allocator's calls are intercepted, as `status` shows it. An allocator that does not serve
+    /// `malloc` is intercepted by its entry patches, even if slots intercept `malloc`.
     pub(super) fn kind(&self) -> InterceptionKind {
         match self.method {
             InterceptionMethod::Slots(_) if self.serves_malloc => InterceptionKind::Slots,
@@ -332,6 +334,7 @@ impl Interception {
 }
 
 impl Drop for Interception {
+    /// Stops sampling by slots or entries, and removes the interception. A failure is only logged.
     fn drop(&mut self) {
         if self.has_patched() {
             memprof_sampler::stop();

@@ -36,9 +36,9 @@ const OFF: &str = "languages=off was chosen";
 const ALLOCATORS_SAMPLER: &str =
     "the allocator's sampler takes the stacks; `activate sampler=memprof` reads its frames";
 
-/// Finds the interpreters that are loaded now, and names the functions of their programs in samples from now on. Their
-/// small objects are sampled once the sampler is activated, or maintained.
-/// `is_sampled`: memprof's sampler takes the samples.
+/// Finds the interpreters that are loaded now, and names the functions of the first one's program in samples from now
+/// on. Its small objects are sampled once the sampler is activated, or maintained. No functions are named if `choice`
+/// is `Off`, or if memprof's sampler does not take the samples (`is_sampled` is false).
 pub(crate) fn prepare_languages(choice: LanguagesChoice, is_sampled: bool) {
     let mut found: Vec<Interpreter> = loaded_objects::list_loaded_objects()
         .iter()
@@ -70,7 +70,8 @@ pub(crate) fn prepare_languages(choice: LanguagesChoice, is_sampled: bool) {
     *lock(&FOUND) = found;
 }
 
-/// Finds the `CPython` in an object, by the symbols that it exports. `None` if there is none.
+/// Finds the `CPython` in the program or in a `libpython`, by the symbols that the object exports. `None` if there is
+/// none. If its frames cannot be read, the result contains the reason.
 fn find_cpython(object: &LoadedObject) -> Option<Interpreter> {
     let name = object.path.file_name()?.to_string_lossy();
     if object.path != Path::new(EXECUTABLE) && !name.starts_with("libpython") {
@@ -125,7 +126,8 @@ impl Interpreter {
     }
 }
 
-/// Returns the interpreters that the last activation found.
+/// Returns the interpreters that the last activation found. Only the first has counts, because only its frames are
+/// read.
 pub(crate) fn language_status() -> Vec<LanguageStatus> {
     let found = lock(&FOUND);
     let (counts, names, _) = memprof_languages::counts();
@@ -159,8 +161,9 @@ pub(crate) fn language_status() -> Vec<LanguageStatus> {
     found.iter().enumerate().map(status).collect()
 }
 
-/// Returns the comment lines of a dump: each interpreter, with the reason if its frames are not read, and the names of
-/// managed words. Says, too, whether objects of up to 512 bytes are in the profile.
+/// Returns the comment lines of a dump: each interpreter, with the reason if its frames are not read; whether the
+/// interpreter's objects of up to 512 bytes are in the profile; and the function for each word that stands for one in
+/// stacks.
 ///
 /// ```text
 /// # language: python 3.11.2 /usr/bin/python3.11

@@ -64,7 +64,8 @@ struct ObjectType {
 }
 
 impl ObjectTypes {
-    /// Reads the types of all live objects with the mark. Empty if there are none.
+    /// Reads the types of at most [`MAX_OBJECTS`] live objects: those whose stacks have the leaf frame of `mark`. Empty
+    /// if there are none, or if there is no memory for the reads.
     #[expect(unsafe_code, reason = "the sampler's tables")]
     pub(super) fn read(mark: ObjectMark) -> Self {
         let mut marked = HashSet::new();
@@ -105,8 +106,9 @@ impl ObjectTypes {
         found
     }
 
-    /// Objects of a stack by leaf frame.
-    pub(super) fn of(
+    /// Counts of a stack's live objects, each with the leaf frame for their type. Empty if `record` is `None`, or if no
+    /// type was read.
+    pub(super) fn by_leaf_frame(
         &self,
         record: Option<StackRecordId>,
     ) -> impl Iterator<Item = (u64, TypedObjects)> {
@@ -127,7 +129,8 @@ struct TypeReader {
 }
 
 impl TypeReader {
-    /// Leaf frame for the type of the object in a block. `None` if it holds no object.
+    /// Leaf frame for the type of the object in the block of `size` bytes at address `block`. `None` if it holds no
+    /// object, or if the type cannot be read.
     fn leaf_of(&mut self, block: u64, size: u64) -> Option<u64> {
         let words: [u64; BLOCK_WORDS] = match self.memory.words(block) {
             Some(words) => words,
@@ -145,6 +148,8 @@ impl TypeReader {
         })
     }
 
+    /// Returns the type at an address, which is read once and then remembered. `None` if there is no type, or if
+    /// [`MAX_TYPES`] others are remembered.
     fn type_at(&mut self, address: u64) -> Option<ObjectType> {
         if address == 0 || !address.is_multiple_of(8) {
             return None;
@@ -168,7 +173,7 @@ impl TypeReader {
         found
     }
 
-    /// Whether this is `type`, or the class of a metaclass whose own type is `type`.
+    /// Whether `class` is Python's `type`, or a class whose own type is `type`, as each metaclass is.
     fn is_class_of_types(&self, class: u64) -> bool {
         let is_type = |class: u64| class == self.mark.type_type;
         let type_of = |class: u64| {
@@ -178,6 +183,8 @@ impl TypeReader {
         is_type(class) || type_of(class).is_some_and(is_type)
     }
 
+    /// Reads the type at an address, and adds its name to the table of names. `None` if the memory there is not as that
+    /// of a type, or if the table is full.
     fn read_type(&self, address: u64) -> Option<ObjectType> {
         let words: [u64; TYPE_WORDS] = self.memory.words(address)?;
         let class = words[TYPE_OF_TYPE];
@@ -208,7 +215,7 @@ impl TypeReader {
     }
 }
 
-/// Bytes in front of the objects of a type with these flags.
+/// Bytes in front of the objects of a type with these flags, in `CPython` 3.`minor`.
 fn prefix_of(flags: u64, minor: u8) -> u64 {
     let pointers = match minor {
         ..=10 => 0,

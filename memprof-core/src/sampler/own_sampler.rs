@@ -41,8 +41,8 @@ pub enum StartScope {
     Process,
 }
 
-/// Starts sampling before a profiler exists, so that a program is sampled from its first moments. The
-/// profiler later takes over, or stops it if the allocator samples.
+/// Starts sampling before a profiler exists, so that a program is sampled from its first moments. `interval` is `None`
+/// for one sample per 512 KiB. The profiler later takes over, or stops it if the allocator samples.
 ///
 /// # Errors
 /// Reason why memprof's sampler cannot be used in this process.
@@ -78,8 +78,9 @@ pub(crate) struct OwnSampler {
 }
 
 impl OwnSampler {
-    /// Creates the sampler for an allocator, with `interval` as the default. If it cannot be used, the reason is
-    /// stored. `None` if the allocator does not serve `malloc`, has no hooks, and has no patched functions.
+    /// Creates the sampler for an allocator. Its interval is that of the running sampling, or else `interval`, or else
+    /// 512 KiB. If it cannot be used, the reason is stored. `None` if the allocator does not serve `malloc`, has no
+    /// hooks, and has no patched functions.
     pub(crate) fn for_allocator(
         allocator: &Allocator,
         interval: Option<SampleInterval>,
@@ -101,7 +102,7 @@ impl OwnSampler {
         })
     }
 
-    /// Whether it would use jemalloc's allocation hooks.
+    /// Whether it samples through jemalloc's allocation hooks, once it is selected. False if it cannot be used.
     pub(crate) fn uses_jemalloc_hooks(&self) -> bool {
         let sampler = self.sampler.as_ref();
         sampler.is_ok_and(|sampler| lock(sampler).is_hooked())

@@ -161,7 +161,8 @@ fn objects_per_sample(size: u64, interval: u64) -> f64 {
     -1.0 / libm::expm1(-(size.max(1) as f64) / interval.max(1) as f64)
 }
 
-/// Adds the weight of one sample. `None` if memory runs out.
+/// Adds one sample, whose objects pin `pinned` bytes, to the weight of its holder and size class. `None` if memory runs
+/// out.
 fn add_weight<K: Eq + Hash>(weights: &mut Weights<K>, key: (K, usize), pinned: f64) -> Option<()> {
     weights.try_reserve(1).ok()?;
     let weight = weights.entry(key).or_default();

@@ -28,7 +28,8 @@ use crate::unwinder::ChangedCode;
 const NUMBER_WIDTH: usize = 20;
 
 /// Writes a heap profile of all samples, live and freed, to `file`. Writes the header twice, because its totals are
-/// known only at the end. `interval` is the sample interval in bytes.
+/// known only at the end. `interval` is the sample interval in bytes. Also returns the bytes in use that the samples
+/// represent, without Python's small objects.
 pub(super) fn write_samples(
     interval: u64,
     file: &File,
@@ -64,7 +65,8 @@ pub(super) fn write_samples(
     Ok((lines.summary, lines.sampled))
 }
 
-/// Returns the bytes in use that all samples represent, estimated as in [`write_samples`].
+/// Returns the bytes in use that the samples represent now, without Python's small objects. They are estimated as in
+/// [`write_samples`]; `interval` is the sample interval in bytes.
 pub(super) fn sum_samples(interval: u64) -> SampledBytes {
     let mut sampled = SampledBytes::default();
     let mark = object_mark();
@@ -80,7 +82,8 @@ pub(super) fn sum_samples(interval: u64) -> SampledBytes {
     sampled
 }
 
-/// Whether a stack is that of Python's small objects, which the allocator's total does not contain.
+/// Whether a stack is that of Python's small objects, which the allocator's total does not contain. False without
+/// `mark`, because none were sampled then.
 fn is_object(frames: &[u64], mark: Option<ObjectMark>) -> bool {
     mark.is_some_and(|mark| frames.first() == Some(&mark.leaf))
 }
@@ -99,7 +102,7 @@ struct ProfileWriter<W: Write> {
 }
 
 impl<W: Write> ProfileWriter<W> {
-    /// Writes the header line with the totals so far.
+    /// Writes the header line with the totals so far, as numbers of a fixed width.
     fn write_header(&mut self) -> io::Result<()> {
         let [objects, bytes, total_objects, total_bytes] = self.totals;
         writeln!(
@@ -117,8 +120,8 @@ impl<W: Write> ProfileWriter<W> {
         }
     }
 
-    /// Writes the line of a record, and adds it to the totals. With a tally, the live values are those at the peak.
-    /// Skips a record without samples.
+    /// Writes the lines of a record, one for each type of Python's objects or else a single one. Adds the record to the
+    /// totals. With a tally, the live values are those at the peak. Skips a record without samples.
     fn write_record(&mut self, record: &StackRecord<'_>) -> io::Result<()> {
         let [objects, bytes] = match self.is_tallied {
             true => record.at_peak,
@@ -136,7 +139,7 @@ impl<W: Write> ProfileWriter<W> {
         let is_object = is_object(frames, self.mark);
         match is_object && !self.is_tallied {
             true => {
-                let lines = split_by_type(counts, self.types.of(record.id));
+                let lines = split_by_type(counts, self.types.by_leaf_frame(record.id));
                 for (leaf, counts) in lines {
                     let mut frames = frames.to_vec();
                     frames[0] = leaf.unwrap_or(frames[0]);
@@ -156,8 +159,9 @@ impl<W: Write> ProfileWriter<W> {
     }
 }
 
-/// Splits the counts of a stack, as `write_stack` takes them, by the types of its live objects. The last line has the
-/// rest. What was freed has no type.
+/// Splits the counts of a stack, as `write_stack` takes them, by the types of its live objects. Each element has the
+/// leaf frame for a type, and the counts of its objects. The rest, if any, comes last with `None`: objects of unknown
+/// types, and those that were freed.
 fn split_by_type(
     mut rest: [u64; 4],
     types: impl Iterator<Item = (u64, TypedObjects)>,

@@ -64,7 +64,8 @@ pub(super) struct ObjectMark {
     pub(super) type_type: u64,
 }
 
-/// Finds what a `CPython` exports for the sampling of its objects. The version is one whose frames are read.
+/// Finds the symbols that a `CPython` exports for the sampling of its objects. `None` if it lacks one. For a version
+/// whose frames are not read, [`choose_objects`] gets a reason, so that the functions are never called.
 #[expect(unsafe_code, reason = "functions by their names")]
 pub(super) fn find_objects(exported: &ExportedSymbols) -> Option<PythonObjects> {
     let address = |name: &CStr| exported.find(name).map(|(address, _)| address);
@@ -81,8 +82,9 @@ pub(super) fn find_objects(exported: &ExportedSymbols) -> Option<PythonObjects> 
     })
 }
 
-/// Sets the `CPython`, of this minor version, whose objects are sampled once [`install`] is called, unless there is a
-/// reason why not.
+/// Sets the `CPython`, of this minor version, whose objects are sampled once [`install`] is called. `objects` is `None`
+/// if that `CPython` lacks the symbols for it. `off_because` is a reason not to sample its objects, if there is one. If
+/// another `CPython` was set before, that one stays, as its frames do.
 pub(super) fn choose_objects(
     objects: Option<PythonObjects>,
     minor: u8,
@@ -132,7 +134,8 @@ pub(super) fn install() {
     }
 }
 
-/// Removes the hooks, or those of functions that only allocate. Nothing is sampled from now on, even if they stay.
+/// Removes the hooks. With `keeps_frees`, those of functions that free stay, because samples may still be live. Nothing
+/// is sampled from now on, even if hooks stay.
 pub(super) fn uninstall(keeps_frees: bool) {
     PythonAllocator::stop_recording();
     let is_removed = match keep_forks_away() {
@@ -157,6 +160,8 @@ impl State {
         reason.filter(|_| is_new)
     }
 
+    /// Installs the hooks, or fails with the reason why objects are not sampled. Succeeds without hooks if the
+    /// interpreter takes its objects from `malloc`, whose calls are sampled anyway.
     fn try_install(&mut self) -> Result<(), String> {
         let Some(PythonObjects { allocator, .. }) = self.objects else {
             return self.unwanted_because.clone().map_or(Ok(()), Err);
@@ -198,12 +203,13 @@ impl State {
     }
 }
 
-/// Reason why objects of up to 512 bytes are not sampled, though frames of the program may be.
+/// Reason why objects of up to 512 bytes are not sampled, though frames of the program may be. `None` if no reason is
+/// known.
 pub(super) fn off_because() -> Option<String> {
     lock(&STATE).off_because.clone()
 }
 
-/// Mark of the stacks of objects. `None` if none was sampled.
+/// Mark by which the stacks of Python's objects are recognized. `None` if no object can have been sampled.
 pub(super) fn object_mark() -> Option<ObjectMark> {
     let state = lock(&STATE);
     let objects = state.objects.filter(|_| state.leaf != 0)?;

@@ -44,7 +44,7 @@ pub(super) fn mark_several_allocators() {
     SAMPLED_SEVERAL.store(true, Ordering::Release);
 }
 
-/// Sets the allocator that is sampled from now on.
+/// Records which allocator is sampled from now on. Earlier samples may belong to another one.
 pub(super) fn set(allocator: &AllocatorIdentity) {
     SAMPLED_ALLOCATOR.store(allocator.address, Ordering::Release);
 }

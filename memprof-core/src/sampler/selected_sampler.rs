@@ -66,11 +66,12 @@ impl SelectedSampler<'_> {
         self.sampler.is_hooked()
     }
 
+    /// Whether memprof's sampler is on.
     pub(crate) fn is_active(&self) -> bool {
         memprof_sampler::interval() > 0
     }
 
-    /// Sample interval in bytes.
+    /// Current or most recent sample interval in bytes.
     pub(crate) fn interval(&self) -> u64 {
         self.interval.load(Ordering::Relaxed)
     }
@@ -334,7 +335,7 @@ impl SelectedSampler<'_> {
         })
     }
 
-    /// Counts for the dump's comments. `None` if nothing was sampled.
+    /// Counts for the dump's comments, with `unseen`, the bytes of calls that no hook saw. `None` if nothing was sampled.
     fn summary(&self, unseen: UnseenBytes) -> Option<SamplerSummary> {
         let counts = memprof_sampler::counts();
         self.sampler.since.map(|since| SamplerSummary {
@@ -390,7 +391,7 @@ fn exact_allocated_bytes(allocator: &Allocator) -> Option<u64> {
     allocated.map(|allocated| allocated.bytes)
 }
 
-/// Formats a count with the text for one or for several.
+/// Formats a count: 1 with the text `one`, any other number with the text `many`.
 fn format_count(count: usize, one: &str, many: &str) -> String {
     match count {
         1 => format!("1 {one}"),

@@ -35,7 +35,7 @@ pub(crate) struct UnseenBytes {
 
 impl SampledBytes {
     /// Adds `objects` sampled objects with `bytes` in total. Their sizes must be similar, as in a record of one size
-    /// class.
+    /// class. `interval` is the sample interval in bytes. Does nothing if one of the three is 0.
     ///
     /// The variance is the same as for memprof-report's errors (Horvitz and Thompson).
     pub(super) fn add(&mut self, objects: u64, bytes: u64, interval: u64) {
@@ -52,9 +52,8 @@ impl SampledBytes {
     }
 
     /// Compares the estimate with the allocator's total, and returns the bytes of calls that the sampler did not see.
-    /// `allocated` has the totals before and after the samples were counted, in
-    /// ascending order. `at_start` is the total when sampling began; without it, missing allocations are not reported,
-    /// because they may be older.
+    /// `allocated` has the totals before and after the samples were counted, in ascending order. `at_start` is the
+    /// total when sampling began; without it, missing allocations are not reported, because they may be older.
     pub(super) fn compare_with_total(
         self,
         allocated: RangeInclusive<u64>,

@@ -133,7 +133,8 @@ pub(crate) fn filter_count() -> Option<u64> {
     parse_filter_count(&String::from_utf8_lossy(status))
 }
 
-/// Number of filters, from the text of /proc/PID/status. `None` if no filter is installed.
+/// Number of filters, from the text of /proc/PID/status. `None` if no filter is installed. 1 if the kernel reports
+/// filters, but not their number.
 fn parse_filter_count(status: &str) -> Option<u64> {
     const FILTERED: u64 = 2;
     let number = |name: &str| -> Option<u64> {

@@ -189,7 +189,7 @@ pub(crate) fn prepare_walks() -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Returns the hook's element of [`INSTALLED`].
+/// Returns the hook's element of [`INSTALLED`], which stores the walker that its jemalloc had before.
 fn saved_walker(hook: &BacktraceHook) -> &'static SavedWalker {
     let index = HOOKS.iter().position(|each| ptr::eq(each, hook));
     &INSTALLED[index.expect("a hook of the list")]

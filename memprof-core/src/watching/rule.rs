@@ -34,7 +34,7 @@ pub(crate) struct RuleState {
 }
 
 impl RuleState {
-    /// State of a rule that is set at `now`.
+    /// State of a rule that is set at `now`: it is armed, and has not fired.
     pub(crate) fn new(rule: WatchRule, now: Instant) -> Self {
         Self {
             rule,
@@ -76,7 +76,8 @@ impl RuleState {
         }
     }
 
-    /// Records that a dump was taken for the rule.
+    /// Records that a dump was taken for the rule. A threshold then fires again only after the value fell clearly below
+    /// it.
     pub(crate) fn record_dump(&mut self, reading: &MemoryReading, now: Instant) {
         self.record_activation(reading, now);
         self.is_armed = false;

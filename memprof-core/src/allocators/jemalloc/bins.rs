@@ -19,7 +19,7 @@ pub(crate) struct Bin {
 }
 
 impl Bin {
-    /// Total size of the slabs, in bytes.
+    /// Total size of the slabs in bytes, including their free memory.
     pub(crate) fn slab_bytes(&self) -> u64 {
         self.slabs.saturating_mul(self.slab_size)
     }

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::identity::{AllocatorIdentity, FoundBy};
 
 impl Jemalloc {
-    /// Whether sampling is on (`prof.active`).
+    /// Whether sampling is on (`prof.active`). False without profiling.
     pub(crate) fn is_active(&self) -> bool {
         // Without `opt.prof`, the value of `prof.active` has no meaning.
         self.opt_prof && self.mallctl.read_bool(c"prof.active").unwrap_or(false)
@@ -23,8 +23,8 @@ impl Jemalloc {
         1u64.checked_shl(lg_sample as u32)
     }
 
-    /// Starts sampling. A new `interval` drops all samples, because jemalloc only changes it through `prof.reset`.
-    /// Returns warnings for the operator about this and about threads that adopt the interval late.
+    /// Starts sampling. A new `interval` drops all samples, because jemalloc only changes it through `prof.reset`;
+    /// `None` keeps both. Returns warnings for the operator about this and about threads that adopt the interval late.
     pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         self.require_profiling()?;
         let mut warnings = Vec::new();
@@ -74,7 +74,8 @@ impl Jemalloc {
             .map_err(|errno| Error::mallctl("prof.reset", errno))
     }
 
-    /// Whether threads that start from now on are sampled (`prof.thread_active_init`). False without profiling.
+    /// Whether threads that start from now on are sampled (`prof.thread_active_init`). False without profiling. True if
+    /// jemalloc does not report the option.
     pub(crate) fn samples_new_threads(&self) -> bool {
         const INIT: &CStr = c"prof.thread_active_init";
         self.opt_prof && self.mallctl.read_bool(INIT).unwrap_or(true)

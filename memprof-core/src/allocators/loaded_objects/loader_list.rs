@@ -120,7 +120,7 @@ impl LoaderList {
     }
 }
 
-/// Appends `more` and returns its range.
+/// Appends `more` to `all`, and returns the range of its indices there.
 fn append<T: Copy>(all: &mut Vec<T>, more: &[T]) -> Range<usize> {
     let start = all.len();
     all.extend_from_slice(more);
@@ -133,7 +133,8 @@ pub(crate) fn visit_objects(_: &ForkGuard, mut visit: &mut dyn FnMut(ListedObjec
     unsafe { libc::dl_iterate_phdr(Some(visit_entry), (&raw mut visit).cast()) };
 }
 
-/// Callback for each object. Finds the object's build id and labels. Returns 0 to continue the iteration.
+/// Callback of [`visit_objects`] for each object. Finds the object's build id and labels, and passes them on. Returns 0
+/// to continue the iteration.
 unsafe extern "C" fn visit_entry(info: *mut dl_phdr_info, _: usize, visit: *mut c_void) -> c_int {
     // SAFETY: `visit_objects` passes a pointer to its function, which nothing else uses during the call.
     let visit = unsafe { &mut *visit.cast::<&mut dyn FnMut(ListedObject<'_>)>() };

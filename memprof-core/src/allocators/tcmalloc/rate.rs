@@ -23,9 +23,10 @@ const UNSAMPLED_START: usize = 16 << 20;
 /// Size of the blocks that [`sample_first_thread`] allocates: the minimum by which tcmalloc's heap grows.
 const STEP: usize = 1 << 20;
 
-/// Makes tcmalloc sample the calling thread at once. Called while the libraries are loaded: this thread started before
-/// tcmalloc read its environment, and would be unsampled for [`UNSAMPLED_START`] bytes, so it allocates that much here.
-/// Does nothing without tcmalloc, or if tcmalloc does not export its flag.
+/// Makes tcmalloc sample the calling thread at once, once per `interval` bytes unless another interval is set. Called
+/// while the libraries are loaded: this thread started before tcmalloc read its environment, and would be unsampled for
+/// [`UNSAMPLED_START`] bytes, so it allocates that much here. Does nothing without tcmalloc, or if tcmalloc does not
+/// export its flag.
 pub(crate) fn sample_first_thread(interval: u64) {
     // SAFETY: dlsym(3) gets a NUL-terminated name.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, FLAG.as_ptr()) } as usize;

@@ -74,7 +74,8 @@ impl ChangedCode {
 }
 
 /// Returns the comment lines about code that was unloaded, or loaded in a later generation than the first. Empty if
-/// there is no such code. `is_marked` means that every stack has its generation, as memprof's sampler ensures.
+/// there is no such code, or if another thread keeps the history locked. `is_marked` means that every stack has its
+/// generation, as memprof's sampler ensures.
 pub(crate) fn comment_lines(is_marked: bool) -> Vec<String> {
     let reading = ForkGuard::acquire();
     let Some(mut history) = lock_history() else {
@@ -99,8 +100,7 @@ fn changed_segments(history: &CodeHistory) -> impl Iterator<Item = &CodeSegment>
 }
 
 /// Locks the history; the caller holds a [`ForkGuard`]. Waits up to [`MAX_WAITS`] milliseconds. `None` if it stays
-/// locked, for example in a child that clone(2) created
-/// while another thread held the lock.
+/// locked, for example in a child that clone(2) created while another thread held the lock.
 fn lock_history() -> Option<MutexGuard<'static, CodeHistory>> {
     (0..MAX_WAITS).find_map(|_| {
         let history = HISTORY.try_lock().ok();
