@@ -114,7 +114,7 @@ impl KeepConfig {
     }
 }
 
-/// Deserializes the table `[keep]`.
+/// Deserializes the table `[keep]`, and checks it as [`KeepConfig::to_policy`] does.
 fn parse_keep<'de, D: Deserializer<'de>>(table: D) -> Result<RetentionPolicy, D::Error> {
     KeepConfig::deserialize(table)?
         .to_policy()
@@ -139,7 +139,7 @@ impl Config {
     ///
     /// # Errors
     /// `InvalidArgument`: the text is not TOML, a key is unknown, or a value is invalid; the message has its line and
-    /// column. Also if `dump_dir` is not an absolute path.
+    /// column. Also if `dump_dir` is not an absolute path, or if both `lg_sample` and `sample_interval` are given.
     pub(crate) fn parse(text: &str) -> Result<Self, Failure> {
         let config: Self =
             toml::from_str(text).map_err(|error| config_failure(error.to_string()))?;

@@ -50,7 +50,7 @@ impl Profilers {
         }
     }
 
-    /// Whether the configuration has watch rules.
+    /// Whether the configuration has watch rules, of which one may dump at the exit.
     pub(crate) fn has_rules(&self) -> bool {
         !self.start.rules.is_empty()
     }
@@ -130,7 +130,8 @@ impl ProfilerStart {
     }
 }
 
-/// Starts sampling without a time limit, and logs that.
+/// Starts sampling without a time limit, and logs that. `interval` is `None` if the configuration has none; the current
+/// or default interval then applies.
 fn activate_without_limit(
     profiler: &Arc<Profiler>,
     interval: Option<SampleInterval>,

@@ -133,7 +133,7 @@ fn read_bound_totals() -> tikv_jemalloc_ctl::Result<HeapTotals> {
     })
 }
 
-/// `Allocator` error: jemalloc refused to report its statistics.
+/// `Allocator` error: jemalloc refused to report its statistics. `what` is the name of their source, such as `stats`.
 fn refused_read_error(what: &str, reason: &str) -> Error {
     Error::allocator(format!("jemalloc refused {what}: {reason}"))
 }

@@ -15,7 +15,8 @@ pub(crate) struct StatsFormat {
 }
 
 impl StatsFormat {
-    /// Parses the arguments `opts` and `format`. `format=json` means the option letter `J`.
+    /// Parses the arguments `opts` and `format`, which are `None` if they are absent. `format=json` means the option
+    /// letter `J`. Without both, the printout has its default form.
     ///
     /// # Errors
     /// `InvalidArgument`: an unknown letter or format, or both text and JSON.
@@ -43,7 +44,7 @@ impl StatsFormat {
         })
     }
 
-    /// Whether the printout of an allocator is JSON.
+    /// Whether the printout of an allocator is JSON, because its options contain the letter `J`.
     pub(crate) fn is_json(&self) -> bool {
         self.options.as_ref().is_some_and(PrintOptions::is_json)
     }

@@ -10,6 +10,7 @@ pub(super) enum WholeNumber {
 }
 
 impl WholeNumber {
+    /// The configured number.
     pub(super) fn number(&self) -> usize {
         let Self::Number(number) = self;
         *number

@@ -109,30 +109,34 @@ impl<'de> Deserialize<'de> for WatchRules {
     }
 }
 
-/// Parses the period of `every`, a duration in [`EVERY_RANGE`].
+/// Parses the period of `every`, a duration in [`EVERY_RANGE`]. Never returns `None`, which stands for an absent key.
 fn parse_every<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let period = parse_duration("every", &EVERY_RANGE, value)?;
     Ok(Some(Condition::Every(period)))
 }
 
-/// Parses the duration `min_interval`, which is in [`MIN_INTERVAL_RANGE`].
+/// Parses the duration `min_interval`, which is in [`MIN_INTERVAL_RANGE`]. Never returns `None`, which stands for an
+/// absent key.
 fn parse_min_interval<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
     parse_duration("min_interval", &MIN_INTERVAL_RANGE, value).map(Some)
 }
 
-/// Parses the threshold of `rss_above`, as [`parse_threshold`] does.
+/// Parses the threshold of `rss_above`, as [`parse_threshold`] does. Never returns `None`, which stands for an absent
+/// key.
 fn parse_rss_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let threshold = parse_threshold("rss_above", value)?;
     Ok(Some(Condition::RssAbove(threshold)))
 }
 
-/// Parses the threshold of `cgroup_above`, as [`parse_threshold`] does.
+/// Parses the threshold of `cgroup_above`, as [`parse_threshold`] does. Never returns `None`, which stands for an
+/// absent key.
 fn parse_cgroup_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let threshold = parse_threshold("cgroup_above", value)?;
     Ok(Some(Condition::CgroupAbove(threshold)))
 }
 
-/// Parses the step of `rss_growth`, a size of at least 1 MiB with a unit.
+/// Parses the step of `rss_growth`, a size of at least 1 MiB with a unit. Never returns `None`, which stands for an
+/// absent key.
 fn parse_rss_growth<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let amount = SizeOrShare::deserialize(value)?;
     let bytes = amount

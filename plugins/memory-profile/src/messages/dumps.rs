@@ -39,7 +39,8 @@ pub(super) fn dump(
     reply_success(reply, &text, &report)
 }
 
-/// Takes a dump and replies with its bytes, without storing it.
+/// Takes a dump and replies with its bytes, without storing it. `allocator` and the choice among several dumps are as
+/// in [`Profiler::dump_in_memory`].
 fn reply_with_dump_bytes(
     profiler: &Profiler,
     allocator: Option<AllocatorKind>,
