@@ -85,7 +85,7 @@ impl Arguments {
     }
 }
 
-/// Failure of kind `InvalidArgument`.
+/// Failure of kind `InvalidArgument`, without a remedy.
 fn invalid_argument(message: String) -> Failure {
     Failure::new(MEMPROF_INVALID_ARGUMENT, message)
 }

@@ -52,7 +52,7 @@ impl Host {
         Ok(Self(host))
     }
 
-    /// Address of the host's struct.
+    /// Address of the host's struct, from which [`from_address`](Self::from_address) restores the host.
     pub(crate) fn address(self) -> NonNull<memprof_host_t> {
         self.0
     }

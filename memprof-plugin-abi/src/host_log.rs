@@ -55,7 +55,7 @@ fn log_panic(id: &str, info: &panic::PanicHookInfo<'_>) {
     }
 }
 
-/// Returns the text of a panic's payload.
+/// Returns the text of a panic's payload, or `no message` if the payload is not a text.
 pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
@@ -108,7 +108,7 @@ impl InFlightCalls {
         count_for_process(self.0.load(Ordering::SeqCst), own) > 0
     }
 
-    /// Atomically replaces the packed pid and count.
+    /// Atomically replaces the packed pid and count by the result of `change`, which may be called several times.
     fn update(&self, change: impl Fn(u64) -> u64) {
         let changed = |state| Some(change(state));
         // Cannot fail, because `changed` always returns a value.
@@ -145,7 +145,8 @@ impl Drop for InFlightCall {
 struct HostLogger;
 
 impl HostLogger {
-    /// Calls `work` with the host if there is one.
+    /// Calls `work` with the host if there is one. The host stays valid during the call, because [`clear_host`] waits
+    /// for it.
     fn with_host(work: impl FnOnce(&Host)) {
         // The call is counted before the host is read, because `clear_host` clears the host before it reads the count.
         let _call = InFlightCall::begin();

@@ -52,12 +52,12 @@ impl Message {
         })
     }
 
-    /// Name of the message.
+    /// Name by which the message is sent.
     pub fn name(&self) -> &'static str {
         static_text(self.0.name)
     }
 
-    /// Arguments as a person would type them.
+    /// Arguments as a person would type them, such as `[name=NAME]`. Empty if there are none.
     pub fn usage(&self) -> &'static str {
         static_text(self.0.usage)
     }

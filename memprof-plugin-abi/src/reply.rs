@@ -45,12 +45,12 @@ impl Reply<'_> {
         }
     }
 
-    /// Whether a part of the body was written.
+    /// Whether a part of the body was written, or its content type was set.
     pub(crate) fn has_begun(&self) -> bool {
         self.has_begun
     }
 
-    /// Whether the body is complete JSON.
+    /// Whether the body is complete JSON, so that nothing may be appended.
     pub(crate) fn is_json(&self) -> bool {
         self.is_json
     }

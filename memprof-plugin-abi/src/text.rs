@@ -43,7 +43,7 @@ impl memprof_str_t {
         }
     }
 
-    /// Borrows arbitrary bytes, for a reply's body.
+    /// Borrows arbitrary bytes, for a reply's body. The caller must keep them alive, as for [`new`](Self::new).
     pub const fn from_bytes(bytes: &[u8]) -> Self {
         Self {
             ptr: bytes.as_ptr().cast(),
