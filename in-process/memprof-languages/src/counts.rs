@@ -71,7 +71,7 @@ impl Counters {
         self.with_frames.load(Relaxed) == 0 && self.unread.load(Relaxed) >= MAX_FAILURES
     }
 
-    /// Returns the current counts.
+    /// Returns the counts since the start of the process.
     pub(crate) fn get(&self) -> LanguageCounts {
         LanguageCounts {
             samples: self.samples.load(Relaxed),

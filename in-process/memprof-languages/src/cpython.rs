@@ -155,7 +155,8 @@ impl CPython {
 
     /// Adds the frames of `CPython` 3.11 and 3.12, in which each activation, a call of the interpreter's function, has
     /// a `_PyCFrame` in its native frame. In 3.11, the byte at offset `is_entry` marks the outermost frame of an
-    /// activation; in 3.12, a frame on the native stack follows it. `None` if a frame is not as expected.
+    /// activation. In 3.12, for which `is_entry` is `None`, a frame on the native stack follows it. `None` if a frame
+    /// is not as expected.
     fn read_c_frames(
         &self,
         thread: usize,
@@ -221,8 +222,9 @@ impl CPython {
         Some(reader.u8(frame, self.layout.frame_owner)? >= OWNED_BY_C_STACK)
     }
 
-    /// Adds a `_PyInterpreterFrame` of 3.11 or newer, with an address in the native frame that executes it. Skips a
-    /// frame that `CPython` is still creating. `None` if the frame is not as expected.
+    /// Adds a `_PyInterpreterFrame` of 3.11 or newer. `native` is an address in the native frame that executes it, or
+    /// `usize::MAX` until that is known. Skips a frame that `CPython` is still creating. `None` if the frame is not as
+    /// expected.
     fn push_frame(
         &self,
         frame: usize,
@@ -311,7 +313,7 @@ mod thread_calls {
     /// Most keys of a process: glibc's `PTHREAD_KEYS_MAX`.
     const MAX_KEYS: u32 = 1024;
 
-    /// Returns `pthread_self(3)`.
+    /// Returns `pthread_self(3)`: the address of the calling thread's control block.
     pub(super) fn this_thread() -> usize {
         // SAFETY: pthread_self(3) always succeeds.
         unsafe { libc::pthread_self() as usize }

@@ -54,7 +54,7 @@ impl<'a> ManagedFrames<'a> {
         }
     }
 
-    /// Returns the number of frames.
+    /// Returns the number of frames that were added.
     pub(crate) fn len(&self) -> usize {
         self.count
     }

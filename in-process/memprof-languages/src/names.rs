@@ -85,7 +85,7 @@ pub(crate) fn try_intern(hash: u64, line: u32, text: &impl NameText) -> Option<u
     id.map(word_of)
 }
 
-/// The managed word of a name.
+/// The managed word of the name with this id.
 fn word_of(id: usize) -> usize {
     MANAGED << 40 | id << 1 | 1
 }
@@ -170,13 +170,13 @@ pub struct ManagedName<'a> {
 }
 
 impl ManagedName<'_> {
-    /// Bytes of the function's qualified name.
+    /// Bytes of the function's qualified name, in UTF-8.
     pub fn function(&self) -> impl Iterator<Item = u8> + '_ {
         let function = self.text.iter().take(self.function_len);
         function.map(|byte| byte.load(Relaxed))
     }
 
-    /// Bytes of the path of the file, as the program names it.
+    /// Bytes of the path of the file, in UTF-8, as the program names it.
     pub fn file(&self) -> impl Iterator<Item = u8> + '_ {
         let file = self.text.iter().skip(self.function_len);
         file.map(|byte| byte.load(Relaxed))

@@ -84,7 +84,7 @@ impl ReadableRange {
         self.len
     }
 
-    /// Reads a byte. `None` beyond the end.
+    /// Reads the byte at `offset` from the start of the range. `None` beyond its end.
     #[inline]
     pub(crate) fn u8(self, offset: usize) -> Option<u8> {
         if offset >= self.len {
@@ -94,13 +94,13 @@ impl ReadableRange {
         Some(unsafe { ((self.address + offset) as *const u8).read_volatile() })
     }
 
-    /// Reads two bytes. `None` beyond the end.
+    /// Reads two bytes, aligned or not, at `offset` from the start of the range. `None` beyond its end.
     pub(crate) fn u16(self, offset: usize) -> Option<u16> {
         let bytes = [self.u8(offset)?, self.u8(offset.checked_add(1)?)?];
         Some(u16::from_ne_bytes(bytes))
     }
 
-    /// Reads four bytes. `None` beyond the end.
+    /// Reads four bytes, aligned or not, at `offset` from the start of the range. `None` beyond its end.
     pub(crate) fn u32(self, offset: usize) -> Option<u32> {
         let (low, high) = (self.u16(offset)?, self.u16(offset.checked_add(2)?)?);
         Some(u32::from(high) << 16 | u32::from(low))

@@ -238,7 +238,11 @@ impl FieldOffsets {
         }
     }
 
-    /// Reads `_Py_DebugOffsets` of 3.13.
+    /// Reads `_Py_DebugOffsets` of 3.13, at the start of `runtime`.
+    ///
+    /// # Errors
+    /// `Runtime`: it is unreadable, of another `version`, or has an offset that is too large. `FreeThreaded`: the build
+    /// has no GIL.
     fn from_debug_offsets(
         runtime: Symbol,
         version: u32,

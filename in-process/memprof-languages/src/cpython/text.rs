@@ -48,7 +48,7 @@ impl Text {
         Some(Self { data, width })
     }
 
-    /// Number of characters.
+    /// Number of characters, each of one, two or four bytes.
     fn len(self) -> usize {
         self.data.len() / self.width
     }
