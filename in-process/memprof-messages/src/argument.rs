@@ -66,13 +66,13 @@ impl ArgumentSpec {
         self
     }
 
-    /// Makes the argument required.
+    /// Makes the message be rejected without the argument.
     pub(crate) const fn required(mut self) -> Self {
         self.is_required = true;
         self
     }
 
-    /// Makes the argument an alternative to the one before it in the table.
+    /// Makes the argument an alternative to the one before it in the table: only one of them may be given.
     pub(crate) const fn alternative(mut self) -> Self {
         self.is_alternative = true;
         self

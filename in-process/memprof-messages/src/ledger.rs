@@ -241,7 +241,7 @@ impl LedgerFinding {
 }
 
 impl SampledObjects {
-    /// Returns the sum of two allocators' sampled objects.
+    /// Returns the sums of the fields of two allocators' sampled objects; a sum that is too large becomes `u64::MAX`.
     #[must_use]
     pub const fn sum(self, other: Self) -> Self {
         Self {

@@ -126,7 +126,8 @@ pub enum PurgeEstimate {
     Walk,
 }
 
-/// Bytes that `purge` released, and the resident bytes before and after.
+/// Bytes that `purge` released, and the resident bytes before and after. If there was an estimate, also that; `source`
+/// says whether it is exact or an upper bound.
 pub fn purged_text(purged: &PurgeResult, source: PurgeEstimate) -> String {
     let (before, after) = (purged.anonymous_before_bytes, purged.anonymous_after_bytes);
     let released = size_text(purged.released_bytes);
@@ -144,7 +145,7 @@ pub fn purged_text(purged: &PurgeResult, source: PurgeEstimate) -> String {
     )
 }
 
-/// Formats a size with one decimal, such as `12.3 MiB`.
+/// Formats a number of bytes with one decimal, such as `12.3 MiB`, or without one below 1 KiB, such as `512 B`.
 pub fn size_text(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;

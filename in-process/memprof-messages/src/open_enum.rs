@@ -14,7 +14,7 @@ pub trait NamedEnum: Copy + 'static {
     /// Returns the value's name in arguments and replies, such as `inactive`.
     fn name(self) -> &'static str;
 
-    /// Returns the value with this name. `None` if the name is unknown.
+    /// Returns the value with this name. Names of earlier versions are accepted, too. `None` if the name is unknown.
     fn from_name(name: &str) -> Option<Self>;
 }
 
@@ -37,7 +37,7 @@ pub struct UnknownName {
 }
 
 impl<T: NamedEnum> OpenEnum<T> {
-    /// Returns the name as replies contain it.
+    /// Returns the name as replies contain it, known or not.
     pub fn as_str(&self) -> &str {
         match self {
             Self::Known(known) => known.name(),

@@ -117,7 +117,7 @@ pub struct PerAllocator<T> {
 }
 
 impl HeapTotals {
-    /// Returns the sum of two allocators' sizes.
+    /// Returns the sums of the fields of two allocators' sizes; a sum that is too large becomes `u64::MAX`.
     #[must_use]
     pub const fn sum(self, other: Self) -> Self {
         // The sums saturate, because an allocator may report any number.

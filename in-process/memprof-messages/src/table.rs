@@ -271,7 +271,7 @@ pub const MESSAGES: &[MessageSpec] = &[
     },
 ];
 
-/// Returns the message called `name`. `None` if the name is unknown.
+/// Returns the specification of the message called `name`. `None` if the name is unknown.
 pub fn message(name: &str) -> Option<&'static MessageSpec> {
     MESSAGES.iter().find(|message| message.name == name)
 }

@@ -81,7 +81,8 @@ impl<const N: usize> UsageWriter<N> {
         writer.write_text(digit)
     }
 
-    /// Appends the accepted values of an argument.
+    /// Appends the accepted values of an argument: its names, its range, or a placeholder or example that stands for
+    /// them.
     const fn write_values(self, values: &ArgumentType) -> Self {
         match values {
             ArgumentType::OneOf(words) => {
