@@ -46,9 +46,9 @@ fn add_to_cohort(cohorts: &mut Vec<[i64; 2]>, index: usize, [bytes, objects]: [i
 }
 
 impl Cohorts {
-    /// Splits the ages from the youngest to the oldest sample into up to `columns` spans of equal length, and adds up
-    /// the memory of each function in them. With `by_cum`, a stack counts for all of its visible functions, else only
-    /// for the last one.
+    /// Splits the ages from 0 to that of the oldest sample into up to `columns` spans of equal length, and adds up the
+    /// memory of each function in them. With `by_cum`, a stack counts for all of its visible functions, else only for
+    /// the one nearest to the leaf.
     pub(crate) fn new(folded: &Folded, ages: AgeBuckets, columns: u32, by_cum: bool) -> Self {
         let alloc_times = folded.stacks.iter().flat_map(|stack| stack.alloc_times);
         let oldest = alloc_times
@@ -110,7 +110,8 @@ impl Cohorts {
             .map(|cohort| cohort.to)
     }
 
-    /// Bytes of a function in each cohort, from the youngest to the last in which it has memory.
+    /// Bytes of a function in each cohort, from the youngest to the last in which it has memory; 0 for an empty one
+    /// between.
     pub(crate) fn bytes_by_age(&self, function: usize) -> Vec<i64> {
         self.held[function]
             .iter()
@@ -118,13 +119,14 @@ impl Cohorts {
             .collect()
     }
 
-    /// Bytes of all functions in each cohort, from the youngest to the last in which there is memory.
+    /// Bytes of all functions in each cohort, from the youngest to the last in which there is memory; 0 for an empty
+    /// one between.
     pub(crate) fn total_bytes_by_age(&self) -> Vec<i64> {
         self.total.iter().map(|[bytes, _]| *bytes).collect()
     }
 
-    /// Draws the bytes of a function by age as text of `columns` characters, young to old: a bar for each cohort, with
-    /// a height relative to the function's largest cohort, or a blank.
+    /// Draws the bytes of a function by age as text of `columns` characters, young to old. A cohort with memory is a
+    /// bar, whose height is relative to the function's largest cohort; one without is a blank.
     pub(crate) fn sparkline(&self, function: usize, columns: u32) -> String {
         const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
         let held = &self.held[function];

@@ -139,6 +139,7 @@ fn is_allocator_address(names: &Names, address: AddressId) -> bool {
             .all(|frame| is_allocator_function(names.strings.get(frame.function)))
 }
 
+/// Returns whether a file name is that of an allocator's shared library, such as `libjemalloc.so.2`.
 fn is_allocator_library(file: &str) -> bool {
     LIBRARIES.iter().any(|library| file.starts_with(library))
 }

@@ -46,8 +46,9 @@ impl CallShape {
     /// blocks from a larger one.
     const POOL_BYTES: usize = 256;
 
-    /// Reads the shape of the call that ends at `return_address`, in a function whose code starts at `start`. A
-    /// function whose code is empty, or not decoded, counts as returning another value.
+    /// Reads the shape of the call that ends at `return_address`. `code` is the whole code of the function that makes
+    /// the call; it starts at the address `start`. If no call is found there, as in empty `code`, the shape says that
+    /// the arguments are computed and the result is not returned.
     pub(crate) fn read(code: &[u8], start: u64, return_address: u64) -> Self {
         let unread = Self {
             function: start,

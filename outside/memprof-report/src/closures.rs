@@ -23,9 +23,10 @@ pub(crate) fn mentions_closure(name: &str) -> bool {
     name.contains("_env#")
 }
 
-/// Returns the name of a closure with the path of the function that defines it. `outer` are the frames towards the
-/// root. The path is in the one that has the closure's type in its arguments, as in `map<shop::load::{closure_env#0}>`,
-/// or is the name of the nearest one of the same file. `None` without such a frame.
+/// Returns a closure's name behind the path of the function that defines it: `shop::load::{closure#0}`. `outer` are the
+/// frames towards the root. The path comes from the frame that has the closure's type among its generic arguments, as
+/// in `map<shop::load::{closure_env#0}>`. Without one, it is the name of the nearest function in the closure's source
+/// file. `None` if there is neither.
 pub(crate) fn qualified_closure<'n>(
     name: &str,
     outer: impl Iterator<Item = OuterFrame<'n>>,
@@ -60,7 +61,7 @@ pub(crate) fn qualified_closure<'n>(
     Some(format!("{function}::{closure}"))
 }
 
-/// Returns the path that ends where `end` starts in a name. `None` if the name does not contain `end`.
+/// Returns the path that ends where `end` starts in a name. `None` if the name lacks `end`, or has no path before it.
 fn path_before<'n>(name: &'n str, end: &str) -> Option<&'n str> {
     let before = &name[..name.find(end)?];
     let is_path = |c: char| c.is_alphanumeric() || matches!(c, '_' | ':' | '{' | '}' | '#');

@@ -76,7 +76,8 @@ pub struct OriginRules {
 }
 
 impl OriginRules {
-    /// Returns the origin by the user's patterns. `None` if no pattern matches.
+    /// Returns the verdict on a function by the user's patterns for its name; `own` counts before `plumbing`. `None` if
+    /// no pattern matches.
     fn pattern_verdict(&self, function: &str) -> Option<Verdict> {
         let matches = |pattern: &Option<Regex>| {
             pattern
@@ -167,7 +168,7 @@ impl CodeOrigins {
 
     /// Counts functions without names in the program's plugins and libraries as its own, unless a function with a name
     /// called them in the same file. Otherwise the memory of all plugins would be in one row of the table, that of the
-    /// function that calls them.
+    /// function that calls them. `files` has the file of each of the profile's mappings.
     fn count_stripped_modules_as_own(
         &mut self,
         named: &SymbolizedProfile,
@@ -243,7 +244,8 @@ fn script_verdict(frame: &Frame, names: &Names, origin_rules: &OriginRules) -> V
     }
 }
 
-/// Returns the names of the Rust crates that have a function `main`: they are the program.
+/// Returns the names of the Rust crates that have a function `main`: they are the program. Each of `frames` comes with
+/// the name of its function.
 fn main_crates<'n>(frames: impl Iterator<Item = (&'n str, &'n Frame)>) -> HashSet<String> {
     frames
         .filter_map(|(name, _)| name.strip_suffix("::main"))
@@ -252,8 +254,8 @@ fn main_crates<'n>(frames: impl Iterator<Item = (&'n str, &'n Frame)>) -> HashSe
         .collect()
 }
 
-/// Returns whether a function is the program's own, has a name, and is no start-up code, which each program has: `main`,
-/// `_start` and other names with a leading `_`.
+/// Returns whether a function is the program's own, has a name, and is no start-up code. Each program has start-up
+/// code: `main`, and names with a leading `_`, such as `_start`.
 fn is_own_function(function: &FunctionEvidence<'_>, verdict: Verdict) -> bool {
     verdict.origin == CodeOrigin::Program
         && function.is_named

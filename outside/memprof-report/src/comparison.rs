@@ -26,6 +26,7 @@ impl Comparison {
         self.value() != 0 && (self.value().unsigned_abs() as f64) < 2.0 * self.confidence.error()
     }
 
+    /// Returns whether the value is 0 in the profile and in its base.
     pub(crate) fn is_zero(self) -> bool {
         (self.new, self.base) == (0, 0)
     }

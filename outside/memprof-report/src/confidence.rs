@@ -22,11 +22,11 @@ pub struct Confidence {
 }
 
 impl Confidence {
-    /// Confidence of one stack's value.
+    /// Confidence of one stack's value. Nothing is known if the profile has no counts.
     ///
-    /// A sampler that takes each object of s bytes with probability p = 1 − exp(−s/P) and counts it as 1/p has the
-    /// variance n·(1 − p)·(s/p)² for n samples (Horvitz and Thompson): 1/√n of the value for objects much smaller
-    /// than P, nothing for larger ones, which are all sampled.
+    /// A sampler takes each object of s bytes with probability p = 1 − exp(−s/P), where P is the sample interval, and
+    /// counts it as 1/p. For n samples, that has the variance n·(1 − p)·(s/p)² (Horvitz and Thompson). The standard
+    /// error is 1/√n of the value for objects much smaller than P, and nothing for larger ones, which are all sampled.
     pub(crate) fn new(profile: &Profile, sample: &Sample, sample_type: SampleType) -> Self {
         let samples = sample.counts[usize::from(!sample_type.is_alloc())];
         let value = sample.values[sample_type] as f64;

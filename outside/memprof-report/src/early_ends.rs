@@ -30,7 +30,8 @@ pub(crate) fn early_ends_note(profile: &Profile) -> Option<String> {
     note_if_any(&origin.early_ends, origin.samples.unwrap_or(0))
 }
 
-/// Returns the note for these early ends among `samples`. `None` if no stack ends early.
+/// Returns the note for these early ends. `samples` is the number of all samples, of which the note gives the share.
+/// `None` if no stack ends early.
 fn note_if_any(ends: &[EarlyEnds], samples: u64) -> Option<String> {
     let early = ends
         .iter()
@@ -51,7 +52,8 @@ fn note_if_any(ends: &[EarlyEnds], samples: u64) -> Option<String> {
     ))
 }
 
-/// Formats as `12 in libx.so.1 (code without call frame information and frame pointer)`.
+/// Formats as `12 in libx.so.1 (code without call frame information and frame pointer)`; without the file if the code
+/// is in none.
 fn early_end_text(ends: &EarlyEnds) -> String {
     let EarlyEnds {
         samples,

@@ -42,8 +42,8 @@ impl Filter {
     }
 }
 
-/// Removes the stacks of memprof itself: those with a frame in the plugin's file or in its host library. Returns the
-/// sum of their values.
+/// Removes the stacks of memprof itself: those with a frame in its host library or in the plugin's file. That file is
+/// the one that the profile names as memprof's, else any `memory_profile.so`. Returns the sum of their values.
 ///
 /// The first `depths[stack]` frames, the allocator's, do not count: the plugin may be among them because it walks the
 /// stacks.

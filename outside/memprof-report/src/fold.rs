@@ -45,8 +45,8 @@ pub struct Folded {
 }
 
 impl Folded {
-    /// Folds a profile and its base. Stacks are matched by name, never by address, so the two may come from
-    /// different runs and builds.
+    /// Folds a profile and, for a comparison, its `base`; without one, the base values are 0. Stacks are matched by
+    /// name, never by address, so the two may come from different runs and builds.
     pub fn new(
         profile: &SymbolizedProfile,
         base: Option<&SymbolizedProfile>,
@@ -262,7 +262,8 @@ impl FoldBuilder {
     }
 
     /// Replaces closures without a path among the `functions` of a stack, leaf first, by names with the path.
-    /// `addresses` are the frames of the stack.
+    /// `addresses` are the frames of the stack. `mentions_closure` says by string id whether a name may contain the
+    /// type of a closure.
     fn qualify_closures(
         &mut self,
         functions: &mut [StringId],

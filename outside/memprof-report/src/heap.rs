@@ -123,6 +123,7 @@ struct DumpReader<'a> {
 }
 
 impl<'a> DumpReader<'a> {
+    /// Creates the state before the first line. `limits` bound what is read.
     fn new(limits: &'a Limits) -> Self {
         Self {
             section: DumpSection::Start,
@@ -204,7 +205,8 @@ impl<'a> DumpReader<'a> {
         starts
     }
 
-    /// Reads the addresses of a stack, which the next [`push_sample`](Self::push_sample) completes. Fails if one is
+    /// Reads the addresses of a stack, which the next [`push_sample`](Self::push_sample) completes. A stack in another
+    /// writer's spelling is rewritten as jemalloc's first ([`stack_text::normalize_stack`]). Fails if an address is
     /// malformed, or the stack exceeds a limit.
     fn read_stack(&mut self, text: &[u8]) -> Result<()> {
         let stacks = &mut self.profile.stacks;

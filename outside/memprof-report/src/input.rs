@@ -77,7 +77,8 @@ fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<P
     }
 }
 
-/// Parses the input as text if it starts like a dump, else as pprof.
+/// Parses the input as text if it starts like a dump, else as pprof. `magic` are its first bytes, which `input` yields
+/// too. With `force`, reads what is there of a truncated profile.
 fn parse_plain(
     magic: &[u8],
     input: &mut LimitedReader<'_>,
@@ -101,8 +102,9 @@ fn parse_plain(
     }
 }
 
-/// Reads a `profile.proto`. Its fields have no order, so only decoding shows whether the input is one: stops at the
-/// first impossible field, so that a large file of another kind is not read whole.
+/// Reads a `profile.proto`. Its fields have no order, so only decoding shows whether the input is one. Stops at the
+/// first impossible field, so that a large file of another kind is not read whole. With `force`, the whole fields of a
+/// truncated profile are read, and it gets a warning.
 fn parse_pprof(
     magic: &[u8],
     input: &mut LimitedReader<'_>,
@@ -162,6 +164,7 @@ struct LimitedReader<'a> {
 }
 
 impl<'a> LimitedReader<'a> {
+    /// Creates a reader of up to `limit` bytes of `input`.
     fn new(input: &'a mut dyn BufRead, limit: u64) -> Self {
         Self {
             input,

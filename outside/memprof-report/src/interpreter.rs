@@ -93,9 +93,9 @@ fn small_objects_by_type(named: &SymbolizedProfile, sample_type: SampleType) -> 
     })
 }
 
-/// Returns advice for an interpreted program. If the profile has the program's functions: the objects that it lacks.
-/// Else the share that ends in an interpreter, and a tool that shows the functions; `None` if no file is a known
-/// interpreter, or the share is below `MIN_SHARE_PERCENT`.
+/// Returns advice for an interpreted program. A profile with the program's functions gets a note on Python's small
+/// objects: their types, or that they may be missing. Any other gets the share that ends in an interpreter, and a tool
+/// that shows the functions; `None` if no file is a known interpreter, or the share is below `MIN_SHARE_PERCENT`.
 pub(crate) fn interpreter_advice(
     named: &SymbolizedProfile,
     sample_type: SampleType,
@@ -131,6 +131,8 @@ pub(crate) fn interpreter_advice(
     (share >= MIN_SHARE_PERCENT).then(|| advice_text(share, file, advice))
 }
 
+/// Formats advice: the share of the total that ends in an interpreter, in percent, and the interpreter's file come
+/// first.
 fn advice_text(share: f64, file: &str, advice: &str) -> String {
     format!("{share:.0} % ends in {file}: {advice}")
 }

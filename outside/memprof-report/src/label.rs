@@ -156,8 +156,9 @@ impl Labels {
         labels.filter(move |label| &*label.key == key)
     }
 
-    /// Returns the value of a key as reports show it: `[none]` if the sample or its set lacks the key, `[other]` for
-    /// the sets that had no free cell in the process's table. Several values of one key are joined.
+    /// Returns the value of a key as reports show it. It is `[none]` if the sample has no set (`None`) or its set lacks
+    /// the key, and `[other]` for the sets that had no free cell in the process's table. Several values of one key are
+    /// joined.
     pub(crate) fn value(&self, id: Option<LabelId>, key: &str) -> Cow<'_, str> {
         let id = match id {
             None => return NONE.into(),
@@ -175,8 +176,8 @@ impl Labels {
         }
     }
 
-    /// Returns whether a sample with the set `id` has the label: as [`value`](Self::value) shows it, or as one of
-    /// several of its key.
+    /// Returns whether a sample with the set `id`, or without labels if it is `None`, has the label: as
+    /// [`value`](Self::value) shows it, or as one of several of its key.
     pub(crate) fn matches(&self, id: Option<LabelId>, label: &Label) -> bool {
         let mut labels = id
             .into_iter()
@@ -204,7 +205,8 @@ impl Labels {
         keys.map(|key| (key.as_str(), values(key))).collect()
     }
 
-    /// Fails if the profile has no label with that key. `is_dump` says whether memprof may have taken it.
+    /// Fails if the profile has no label with that key. If memprof may have taken the profile (`is_dump`), the error
+    /// names the command that records labels.
     pub(crate) fn require_key(&self, key: &str, is_dump: bool) -> Result<()> {
         if self.keys.iter().any(|known| known == key) {
             return Ok(());

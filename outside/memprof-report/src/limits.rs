@@ -91,6 +91,7 @@ pub(crate) struct ParseBudget {
 }
 
 impl ParseBudget {
+    /// Creates the budget of a profile of which nothing was read.
     pub(crate) fn new(limits: &Limits) -> Self {
         Self {
             ratio: limits.memory,

@@ -14,7 +14,8 @@ pub(crate) enum InputEnd {
 }
 
 /// Calls `visit` with the number (from 1) and the bytes of every line that ends in a newline. Returns whether the input
-/// ends with a newline or within a line, which is not visited. Fails if a line has more than `max_len` bytes.
+/// ends with a newline or within a line, which is not visited. Fails if a line has more than `max_len` bytes, the input
+/// cannot be read, or `visit` fails.
 pub(crate) fn for_each_line(
     input: &mut dyn BufRead,
     max_len: usize,

@@ -120,7 +120,8 @@ impl ManagedNames {
             .map(|(_, reason)| reason.to_owned());
     }
 
-    /// Note on objects that are not in the profile.
+    /// Note on Python's small objects, which are not in the profile, with the reason. `None` if the dump gives no such
+    /// reason.
     pub(crate) fn objects_note(&self) -> Option<String> {
         self.objects_off_because.as_ref().map(|reason| {
             format!(

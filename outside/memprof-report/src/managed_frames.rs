@@ -46,7 +46,8 @@ pub(crate) fn restore_managed_words(comment: &str, profile: &mut Profile) -> usi
     frames
 }
 
-/// Names the managed words of a profile, and selects the frames of its stacks that a report shows.
+/// Names the managed words of a profile, and adds notes on its interpreters to its warnings. If only native code is
+/// `shown`, removes the managed words from the stacks.
 pub(crate) fn name_frames(profile: &mut Profile, names: &mut Names, shown: StackFrames) {
     let managed = std::mem::take(&mut profile.stacks.managed);
     let addresses = profile.stacks.addresses().iter().enumerate();

@@ -62,14 +62,15 @@ impl ModuleNames {
         }
     }
 
-    /// Gives the file to which the link leads the link's name, by which the program was started.
+    /// Names the file to which `link` leads by the link's name, by which the program was started.
     pub(crate) fn rename_by_link(&mut self, link: &ProgramLink) {
         if let Some(name) = self.paths.get_mut(&link.path) {
             name.clone_from(&link.name);
         }
     }
 
-    /// Returns the name of a place without a symbol: its module and the offset of `call` in the module.
+    /// Returns the name of a place without a symbol: its module and the offset of `call` in the module. Without a
+    /// mapping, it is the address of the call, or `[unknown]` if that is 0.
     pub(crate) fn place_name(&self, mapping: Option<&Mapping>, call: Address) -> String {
         match mapping {
             None if call.0 == 0 => "[unknown]".to_owned(),

@@ -97,7 +97,7 @@ impl Options {
         }
     }
 
-    /// Name of the sample type to report.
+    /// Name of the sample type to report: `sample_type_name` if it is set, else that of `sample_type`.
     pub(crate) fn type_name(&self) -> &str {
         let name = self.sample_type_name.as_deref();
         name.unwrap_or_else(|| self.sample_type.name())

@@ -58,6 +58,7 @@ pub(crate) struct FunctionNames<'p> {
 }
 
 impl<'p> FunctionNames<'p> {
+    /// Creates an empty cache. With `is_flat`, clones and overloads always have names of their own.
     pub(crate) fn new(names: &'p Names, overloads: &'p Overloads, is_flat: bool) -> Self {
         Self {
             names,
@@ -67,8 +68,8 @@ impl<'p> FunctionNames<'p> {
         }
     }
 
-    /// Returns the name of a frame's function: an overload's with its parameters, with `flat` any function's with these
-    /// and its clone suffix.
+    /// Returns the name of a frame's function. An overload's name has its parameters. With `flat`, the name of any
+    /// function with a symbol has them, and its clone suffix.
     pub(crate) fn name(&mut self, frame: &Frame) -> Cow<'_, str> {
         let function = self.names.strings.get(frame.function);
         let linkage = frame

@@ -194,6 +194,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the sample interval in bytes. `None` if the profile has none, or its period counts another quantity.
+    /// Fails if the unit's string is missing.
     fn sample_interval(
         &self,
         period: u64,
@@ -209,7 +210,8 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the path of the main program: that of the first mapping (profile.proto) that is neither a library nor
-    /// memory, because some writers keep another order. `None` if there is none.
+    /// memory, because some writers keep another order. `None` if there is none. Fails if a mapping's string is
+    /// missing.
     fn main_program(&self, messages: &[proto::Mapping]) -> Result<Option<String>> {
         for message in messages {
             let mapping = Mapping {
@@ -286,8 +288,8 @@ impl<'a> Reader<'a> {
         Ok(ids)
     }
 
-    /// Converts a line of a location to a frame. `None` if its function has no name. Fails if the profile has no such
-    /// function, or lacks one of its strings.
+    /// Converts a line of a location to a frame. A function without a name gets its system name, demangled. `None` if
+    /// it has neither. Fails if the profile has no such function, or lacks one of its strings.
     fn convert_line(
         &mut self,
         line: proto::Line,
@@ -332,6 +334,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the id of `text`, the displayed form of the string with that index. `known` caches the ids by index.
+    /// Fails if the memory budget is exceeded.
     fn intern_cached(
         &mut self,
         known: &mut [Option<StringId>],

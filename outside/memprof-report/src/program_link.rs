@@ -16,8 +16,8 @@ pub struct ProgramLink {
     pub name: String,
 }
 
-/// Finds the name by which a running program was started. `None` if it is that of its file, or if its first argument is no
-/// link to the file.
+/// Finds the name by which a running program was started. `None` if it is that of its file, if its first argument is no
+/// link to the file, or if the process cannot be read.
 pub fn program_link(pid: u32) -> Option<ProgramLink> {
     let proc_dir = PathBuf::from(format!("/proc/{pid}"));
     let path = fs::read_link(proc_dir.join("exe")).ok()?;

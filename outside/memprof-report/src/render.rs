@@ -95,7 +95,7 @@ impl RenderInput<'_> {
         i64::try_from(whole).unwrap_or(i64::MAX)
     }
 
-    /// Sample type of the profile, with its name and unit.
+    /// Type of the values that count as `sample_type` in the profile, with its name and unit.
     fn value_type(&self, sample_type: SampleType) -> ValueType {
         self.profile.profile.value_type(sample_type)
     }
@@ -221,7 +221,8 @@ fn function_label<'f>(folded: &'f Folded, function: StringId, options: &Options)
     }
 }
 
-/// Writes the report in the format that `options` selects.
+/// Writes the report in the format that `options` selects or, with `why`, the explanation of a function's code origin
+/// in its place.
 pub fn render(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     if let Some(function) = &options.why {
         return explain_origin(input.profile, &options.origin_rules, function, out);

@@ -149,7 +149,7 @@ const NOTHING_LEFT: &str = "nothing of what was sampled is in use any more";
 /// Reason for an empty report of a profile in which only memprof's own memory was sampled.
 const ONLY_MEMPROF: &str = "nothing of the program's was sampled, only memprof's own memory";
 
-/// Returns whether no sample has a value of that type.
+/// Returns whether the value of that type is 0 in each sample; true without samples.
 fn is_all_zero(profile: &Profile, sample_type: SampleType) -> bool {
     let mut samples = profile.samples.iter();
     samples.all(|sample| sample.values[sample_type] == 0)
@@ -225,7 +225,7 @@ fn missing_stacks_note(profile: &Profile, sample_type: SampleType) -> Option<Str
     })
 }
 
-/// Sum of the samples whose stack has that pseudo frame.
+/// Sum of the values of the samples whose stack has this pseudo frame.
 fn sum_of_frame(profile: &Profile, pseudo_frame: Address, sample_type: SampleType) -> i64 {
     let has_frame = |sample: &&Sample| {
         let frames = profile.stacks.frames(sample.stack).iter();
@@ -267,7 +267,7 @@ pub fn read(
 }
 
 impl Options {
-    /// Fails if options contradict each other or lack one another.
+    /// Fails if options contradict each other, lack one another, or do not fit a report with a `base`, or without one.
     fn check_combination(&self, input: &Input<'_>, base: Option<&Input<'_>>) -> Result<()> {
         let problem = match (self.format, base) {
             (_, Some(_)) if self.ages || self.older.is_some() => {
@@ -304,8 +304,9 @@ impl Options {
     }
 }
 
-/// Error for a jeprof file with a base. jeprof's `ReadHeapProfile` silently skips lines with a negative count, so
-/// its totals would lack what shrank. jeprof itself can subtract two files.
+/// Text of the error for jeprof's format with a base; `new` and `base` are the names of both files. jeprof's
+/// `ReadHeapProfile` silently skips lines with a negative count, so its totals would lack what shrank. jeprof itself
+/// can subtract two files.
 fn jeprof_base_error(new: &str, base: &str) -> String {
     format!(
         "jeprof's file cannot hold what shrank; let jeprof compare two of them:\n\

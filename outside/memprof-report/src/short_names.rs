@@ -20,7 +20,7 @@ pub(crate) fn short_name(name: &str) -> Cow<'_, str> {
     }
 }
 
-/// Replaces the middle of a name that is too long for a table by `…`.
+/// Replaces the middle of a name that has more than [`MAX_TABLE_CHARS`] characters by `…`.
 pub(crate) fn cut_name(name: &str) -> Cow<'_, str> {
     let count = name.chars().count();
     if count <= MAX_TABLE_CHARS {
@@ -69,8 +69,8 @@ fn without_arguments(name: &str) -> Option<String> {
     (removed == 0 && kept == 0).then_some(short)
 }
 
-/// Length in bytes of the `->` at the start of `rest` or, after the word `operator`, of a C++ operator that looks like
-/// brackets. `None` if `rest` starts with neither.
+/// Length in bytes of the `->` at the start of `rest` or, if `before` ends with the word `operator`, of a C++ operator
+/// that looks like brackets. `None` if `rest` starts with neither.
 fn operator_len(before: &str, rest: &str) -> Option<usize> {
     let marks: &[&str] = match before.ends_with("operator") {
         true => &[
@@ -82,7 +82,8 @@ fn operator_len(before: &str, rest: &str) -> Option<usize> {
     found.map(|mark| mark.len())
 }
 
-/// Returns whether a bracket opens the type of `<T as Trait>::f` or an `<impl Trait for T>`.
+/// Returns whether the bracket between `before` and `after` opens the type of `<T as Trait>::f` or an
+/// `<impl Trait for T>`.
 fn opens_type(before: &str, after: &str) -> bool {
     let begins = before.is_empty() || before.ends_with(['<', '(', '&', ' ', '[', ',']);
     begins || (before.ends_with("::") && after.starts_with("impl "))

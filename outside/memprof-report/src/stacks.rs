@@ -98,7 +98,7 @@ impl Stacks {
         id
     }
 
-    /// Stores the pending stack as a new one.
+    /// Stores the pending stack as a new one, and returns its id.
     fn append_pending(&mut self) -> StackId {
         let id = StackId(self.ends.len() as u32);
         self.ends.push(self.frames.len());
@@ -184,6 +184,7 @@ impl Stacks {
         self.ends.is_empty()
     }
 
+    /// Hash of the frames of a stack, in their order.
     fn hash_frames(&self, frames: &[AddressId]) -> u64 {
         self.seed.hash_ids(frames, |frame| frame.0)
     }
@@ -231,7 +232,7 @@ impl StackHasher {
         hash.add_words(ids.len() as u64, 0).0
     }
 
-    /// Slot in a table of `size`, a power of two.
+    /// Slot of the hash in a table of `size` slots, a power of two.
     pub(crate) fn slot(self, size: usize) -> usize {
         self.0 as usize & (size - 1)
     }

@@ -74,7 +74,8 @@ pub fn symbolize_stacks(
     Ok(named.collect())
 }
 
-/// Names frames, without allocator functions that were inlined at the leaf; the outermost frame always stays.
+/// Names frames, leaf first, without allocator functions that were inlined at the leaf; the outermost frame always
+/// stays. Each frame comes with its code origin.
 fn name_frames<'a>(
     frames: impl Iterator<Item = (&'a Frame, CodeOrigin)>,
     names: &Names,

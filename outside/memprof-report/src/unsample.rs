@@ -82,7 +82,7 @@ fn overflow_error() -> Error {
 /// Rounding error so far, of allocated objects and of those in use.
 type Carry = [f64; 2];
 
-/// Unsamples the values of one sample. `None` if they overflow.
+/// Unsamples the values of one sample; `carry` is the rounding error of the objects so far. `None` if they overflow.
 fn unsample_values(
     values: SampleValues,
     sampling: Sampling,
@@ -114,7 +114,8 @@ fn sample_weight(objects: i64, bytes: i64, sampling: Sampling) -> f64 {
     }
 }
 
-/// Scales and rounds a value, and updates the carried rounding error. `None` if it overflows.
+/// Scales a value, adds the rounding error in `carry`, rounds, and stores the new error there. With the scale 1, value
+/// and error stay as they are. `None` if the result overflows.
 fn round_with_carry(value: i64, scale: f64, carry: &mut f64) -> Option<i64> {
     if scale == 1.0 {
         return Some(value);

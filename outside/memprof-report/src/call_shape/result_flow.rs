@@ -113,7 +113,8 @@ impl<'c> ResultFlow<'c> {
         false
     }
 
-    /// Follows the code at `address` to the next branch or return. `holders` are the places of the result at its start.
+    /// Follows the code at `address` to the next branch or return, and returns the branches or the reason why the path
+    /// ends. `holders` are the places of the result at the path's start.
     fn follow_to_branch(
         &mut self,
         address: u64,
@@ -197,7 +198,7 @@ enum PathEnd {
     Branches(Vec<(u64, Holders)>),
 }
 
-/// Returns whether an instruction compares the result with null.
+/// Returns whether an instruction compares the result with null. `holders` are the places of the result.
 fn is_null_test(instruction: &Instruction, holders: &Holders) -> bool {
     let tests = match instruction.mnemonic() {
         Mnemonic::Test => instruction.op0_register() == instruction.op1_register(),

@@ -2,8 +2,8 @@
 
 use iced_x86::{Instruction, InstructionInfoFactory, OpAccess, OpKind, Register};
 
-/// Whether an instruction can write the register of one of the first two arguments: it names one, or is a string
-/// instruction, which changes both. Far cheaper than [`written_registers`].
+/// Whether an instruction may write the register of one of the first two arguments: it names one, if only to read it,
+/// or is a string instruction, which changes both. Far cheaper than [`written_registers`].
 pub(super) fn may_write_argument(instruction: &Instruction) -> bool {
     let is_argument = |register: Register| {
         let full = register.full_register();
@@ -16,7 +16,8 @@ pub(super) fn may_write_argument(instruction: &Instruction) -> bool {
         })
 }
 
-/// Full registers that an instruction writes.
+/// Registers that an instruction writes, also those that it writes only under a condition. Of a part, such as eax, the
+/// whole register is returned.
 pub(super) fn written_registers<'i>(
     info: &'i mut InstructionInfoFactory,
     instruction: &Instruction,

@@ -14,8 +14,8 @@ pub(super) struct AllocatingName {
 }
 
 impl AllocatingName {
-    /// Parses the last component of a path. Ignores digits at its end, and a last word of one letter, which marks a
-    /// variant.
+    /// Reads the hints in the last component of a function's path. Its end decides whether it allocates or grows;
+    /// digits there, and a last word of one letter, are ignored, because they mark a variant.
     pub(super) fn parse(name: &str) -> Self {
         let plain = name.split('(').next().unwrap_or(name);
         let plain = plain.trim_end_matches('>');

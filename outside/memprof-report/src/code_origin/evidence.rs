@@ -104,8 +104,8 @@ impl ProfileEvidence {
         by_name.unwrap_or_else(|| verdict_by_mapped_file(&function))
     }
 
-    /// Completes the evidence on a function by that of the profile: sources in the package of `main` are its own, and a
-    /// path as the name of a function is Rust's in a Rust program.
+    /// Completes the evidence on a function by that of the profile. Sources in the package of `main` are the program's
+    /// own. In a Rust program, a function whose name is a path is Rust's.
     fn with_profile_evidence<'p>(&self, function: &FunctionEvidence<'p>) -> FunctionEvidence<'p> {
         let source = match function.source {
             SourceEvidence::Library { path, package, .. }

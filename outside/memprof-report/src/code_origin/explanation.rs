@@ -74,6 +74,7 @@ pub(crate) fn explain_origin(
     Ok(())
 }
 
+/// Returns the text, or `unknown` if it is empty.
 fn or_unknown(text: &str) -> &str {
     match text {
         "" => "unknown",

@@ -54,8 +54,9 @@ impl<'p> MappedFile<'p> {
         self.path.is_some() && self.known.is_none() && !is_other
     }
 
-    /// Returns whether the file is the program or a library that came with it: a name alone proves nothing about code
-    /// in it. False for code in no mapping.
+    /// Returns whether the file is the program, or a library outside of the system's directories that no rule names. In
+    /// such a file, a function's name alone does not prove that the function is a library's. False for code in no
+    /// mapping.
     pub(super) fn is_own(self) -> bool {
         match self.path {
             _ if self.is_main => true,

@@ -35,7 +35,7 @@ pub(super) fn find_rule(function: &FunctionEvidence<'_>) -> Option<MatchingRule>
     })
 }
 
-/// Returns the first rule that matches `name` and holds. `None` if none does.
+/// Returns the first of `rules` that has a pattern for `name` and for which `holds` is true. `None` if there is none.
 fn first_matching_rule(
     rules: &'static [NameRule],
     name: &str,
@@ -53,7 +53,8 @@ fn first_matching_rule(
     })
 }
 
-/// Returns whether a rule with `reach` is evidence about a function. `namespace` is the part of the name that matched.
+/// Returns whether a rule with `reach` is evidence about a function. `namespace` is the part of the name that the rule
+/// matched; `None` if it matched the whole name.
 fn rule_holds(reach: &Reach, function: &FunctionEvidence<'_>, namespace: Option<&str>) -> bool {
     let path = match function.source {
         SourceEvidence::Own(path) => Some(path),
@@ -96,7 +97,8 @@ fn rule_holds(reach: &Reach, function: &FunctionEvidence<'_>, namespace: Option<
     }
 }
 
-/// Language of a function whose symbol is not known, by its name. `has_rust`: the profile has Rust code.
+/// Language of a function whose symbol is not known, by its demangled name: Rust if the name is a path and the profile
+/// has Rust code (`has_rust`), else `None`.
 pub(super) fn language_of_given_name(name: &str, has_rust: bool) -> Option<Language> {
     let is_path = name.contains("::") || name.starts_with('<');
     (has_rust && is_path).then_some(Language::Rust)

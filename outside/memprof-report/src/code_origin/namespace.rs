@@ -35,7 +35,8 @@ pub(super) fn namespaces(function: &str) -> Vec<Cow<'_, str>> {
     both
 }
 
-/// First component of a path; the first two in namespaces of C++ that contain whole libraries.
+/// First component of a path; the first two in namespaces of C++ that contain whole libraries. `None` if the name is no
+/// path, or does not start with an identifier.
 fn plain_namespace(function: &str) -> Option<Cow<'_, str>> {
     let (first, rest) = function.split_once("::")?;
     let second = rest.split("::").next().unwrap_or_default();
@@ -66,6 +67,7 @@ fn type_crate(text: &str) -> Option<&str> {
     kind[end..].starts_with("::").then_some(&kind[..end])
 }
 
+/// Returns whether a text has only ASCII letters, digits and underscores; false if it is empty.
 fn is_identifier(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_')
 }

@@ -10,6 +10,7 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
+    /// Creates a verdict. `reason` is the evidence that decided on `origin`.
     pub(super) const fn new(origin: CodeOrigin, reason: OriginReason) -> Self {
         Self { origin, reason }
     }

@@ -30,6 +30,8 @@ pub(super) struct NameRule {
 }
 
 impl NameRule {
+    /// Creates a rule. A function that matches one of `names` has this `origin`, if the name is evidence for it
+    /// (`reach`).
     const fn new(origin: CodeOrigin, reach: Reach, names: &'static [&'static str]) -> Self {
         Self {
             origin,

@@ -2,8 +2,9 @@
 
 use super::rules::{SOURCE_DIRECTORIES, SourceDirectory};
 
-/// Returns the directory of libraries in which a source file lies, and the path of its package there. `None` if it
-/// lies in none: it is of the program, or of the shared library that was compiled from it.
+/// Returns the directory of libraries in which a source file lies, and the path of its package there: that of the
+/// directory if it has no packages. `None` if the file lies in none: it is of the program, or of the shared library
+/// that was compiled from it.
 pub(super) fn library_directory(path: &str) -> Option<(&'static SourceDirectory, &str)> {
     SOURCE_DIRECTORIES.iter().find_map(|directory| {
         let end = directory_end(path, directory.path)?;

@@ -85,7 +85,7 @@ struct FrontCalls {
 }
 
 impl FrontCalls {
-    /// Number of different functions that call this one.
+    /// Number of different functions among the callers.
     fn count_callers(&self) -> u32 {
         let mut callers = self.callers.clone();
         callers.sort_unstable();
@@ -227,8 +227,8 @@ impl<'p> LeafView<'p> {
         uses
     }
 
-    /// Adds a stack to the calls of the first function after the allocator and plumbing, if it is a candidate and has
-    /// a caller.
+    /// Finds the first function after the allocator and plumbing at the leaf of a stack, and adds the stack to its
+    /// entry in `calls`. Adds nothing if that function cannot be a wrapper, or has no caller.
     fn add_front_call(
         &self,
         origins: &CodeOrigins,
@@ -271,8 +271,9 @@ impl<'p> LeafView<'p> {
         }
     }
 
-    /// Returns the function in front of the allocator, and its caller. A library's function without a symbol is a helper
-    /// of the one with a symbol that called it there.
+    /// Returns the function in front of the allocator, and its caller, which is `None` at the root. The function is
+    /// `first`, unless that is a library's function without a symbol: such a one is a helper of the function with a
+    /// symbol that called it in the same file. `frames` are those after `first`.
     fn named_front(
         &self,
         origins: &CodeOrigins,
@@ -285,7 +286,7 @@ impl<'p> LeafView<'p> {
             return (first, caller);
         }
         let mut next = caller;
-        while let Some(frame) = next.filter(|frame| self.is_same_file(first, *frame)) {
+        while let Some(frame) = next.filter(|frame| self.is_same_mapping(first, *frame)) {
             next = frames.next();
             if !frame.frame.named {
                 continue;
@@ -303,13 +304,15 @@ impl<'p> LeafView<'p> {
         (first, caller)
     }
 
-    /// Returns whether a function without a symbol is part of the plumbing that called it in its file.
+    /// Returns whether `one` is a function without a symbol, and plumbing of the same file called it: it is part of
+    /// that plumbing.
     fn is_helper(&self, origins: &CodeOrigins, one: LeafFrame<'_>, caller: LeafFrame<'_>) -> bool {
         let is_plumbing = origins.verdicts[caller.verdict].origin == CodeOrigin::Plumbing;
-        is_plumbing && caller.frame.named && !one.frame.named && self.is_same_file(one, caller)
+        is_plumbing && caller.frame.named && !one.frame.named && self.is_same_mapping(one, caller)
     }
 
-    fn is_same_file(&self, one: LeafFrame<'_>, other: LeafFrame<'_>) -> bool {
+    /// Returns whether two frames lie in one mapping. Two frames outside of all mappings count as such, too.
+    fn is_same_mapping(&self, one: LeafFrame<'_>, other: LeafFrame<'_>) -> bool {
         let mapping_of = |frame: LeafFrame<'_>| self.named.profile.mapping_of_frame(frame.address);
         mapping_of(one) == mapping_of(other)
     }
@@ -359,7 +362,8 @@ impl<'p> LeafView<'p> {
         })
     }
 
-    /// Marks as plumbing the verdicts on `wrappers`, by function id, that a shape may change.
+    /// Marks wrappers as plumbing, unless stronger evidence has decided on them. `wrappers` has the shape of each
+    /// function by its id; `None` if it is no wrapper.
     fn mark_verdicts(&self, origins: &mut CodeOrigins, wrappers: &[Option<WrapperShape>]) {
         for (functions, verdicts) in self.functions.by_address.iter().zip(&origins.by_address) {
             for (function, verdict) in functions.iter().zip(verdicts) {
@@ -374,7 +378,8 @@ impl<'p> LeafView<'p> {
     }
 }
 
-/// Returns the use of the block that a call of `callee` returned.
+/// Returns the use that a function makes of the block from its call of `callee`, an allocation function. `shape` is
+/// that of the call.
 fn block_use(shape: &CallShape, callee: &str) -> BlockUse {
     let [first, second] = shape.arguments;
     // A constant size: the argument of malloc, both of calloc, the second of realloc.

@@ -73,7 +73,7 @@ impl FoldedStacks {
         }
     }
 
-    /// Functions of the record with that number, root first.
+    /// Functions of the record with the number `index`, root first.
     fn functions_of(&self, index: usize) -> &[StringId] {
         let start = match index {
             0 => 0,
@@ -82,7 +82,8 @@ impl FoldedStacks {
         &self.functions[start..self.records[index].end]
     }
 
-    /// Adds values to the stack with these functions, which is added if it is new.
+    /// Adds values to the stack with these functions, root first. A new stack is also entered into `index`.
+    /// `alloc_time` is the memory in use with its allocation time; `None` if the sample has no time.
     pub(super) fn add(
         &mut self,
         index: &mut StackIndex,
@@ -120,8 +121,8 @@ impl FoldedStacks {
         }
     }
 
-    /// Reduces each stack, in place, to its functions that are visible by what `visibility` returns for all of them, and
-    /// merges those that are equal then. Leaves them unsorted.
+    /// Reduces each stack, in place, to its visible functions, and merges stacks that are equal then. `visibility` gets
+    /// all functions of a stack, and returns the test whether one of them is visible. Leaves the stacks unsorted.
     pub(super) fn retain_functions<V: Fn(StringId) -> bool>(
         &mut self,
         visibility: impl Fn(&[StringId]) -> V,
@@ -201,11 +202,13 @@ impl StackIndex {
         self.records.insert_unique(hash(&record), record, hash);
     }
 
+    /// Hash of a stack's functions, root first, with the seed of this index.
     fn hash(&self, functions: &[StringId]) -> u64 {
         hash_functions(self.seed, functions)
     }
 }
 
+/// Hash of a stack's functions, root first. Equal seeds give equal hashes.
 fn hash_functions(seed: StackHasher, functions: &[StringId]) -> u64 {
     seed.hash_ids(functions, |function| function.0)
 }

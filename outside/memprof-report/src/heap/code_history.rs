@@ -170,7 +170,8 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
 }
 
 impl Mapping {
-    /// Returns whether the same part of the same file is mapped at the same addresses.
+    /// Returns whether the same part of the same file is mapped at the same addresses. Files are compared by build id,
+    /// or by path if one has none.
     fn is_same_code(&self, other: &Self) -> bool {
         let distance = |mapping: &Self| mapping.start.0.wrapping_sub(mapping.offset);
         let is_same_file = match (&self.build_id, &other.build_id) {
@@ -284,7 +285,7 @@ struct MovedFrames<'a> {
 }
 
 impl MovedFrames<'_> {
-    /// Adds a stack of `generation` to `self.stacks`. Returns its id there.
+    /// Adds a stack of `generation`, or of any one if it is `None`, to `self.stacks`. Returns its id there.
     fn add_stack(&mut self, stack: StackId, generation: Option<u32>) -> StackId {
         let frames = self.profile.stacks.frames(stack);
         let has_changed = frames.iter().any(|id| self.is_changed[id.0 as usize]);
@@ -309,7 +310,8 @@ impl MovedFrames<'_> {
         moved
     }
 
-    /// Finds the distance by which an address moves in `generation`: 0 if its code is still in the memory map.
+    /// Finds the distance by which an address moves in `generation`, or in any one if it is `None`. 0 if its code is
+    /// still in the memory map.
     fn find_distance(&mut self, id: AddressId, generation: Option<u32>) -> u64 {
         if let Some(known) = self.owners.get(&(id, generation)) {
             return *known;
@@ -323,8 +325,8 @@ impl MovedFrames<'_> {
         distance
     }
 
-    /// Gives the code of an owner a mapping of its own at the first call. Returns the distance from the code to that
-    /// mapping. Unknown code gets a mapping for each page.
+    /// Gives the code of an owner a mapping of its own, unless it has one already. `call` is an address in that code.
+    /// Returns the distance from the code to its mapping. Unknown code gets a mapping for each page.
     fn place_code(&mut self, owner: CodeOwner, call: Address) -> u64 {
         let mapping = match &owner {
             CodeOwner::Unloaded(index) => {
@@ -363,7 +365,7 @@ impl MovedFrames<'_> {
     }
 }
 
-/// The first names, such as `libx.so or liby.so`, with `others` for the rest.
+/// The first [`MAX_NAMES`] names, such as `libx.so or liby.so`, with `others` for the rest.
 fn join_names(names: &[String], separator: &str) -> String {
     let shown = names.iter().take(MAX_NAMES).map(String::as_str);
     let others = (names.len() > MAX_NAMES).then_some("others");

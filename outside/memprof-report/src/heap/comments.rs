@@ -10,8 +10,8 @@ use crate::names::replace_unprintable;
 use crate::profile::{AllocationTally, EarlyEnds};
 
 impl DumpReader<'_> {
-    /// Reads a comment, given without its `#`, into the profile. Ignores unknown keys. Fails if labels or build ids
-    /// exceed the memory budget.
+    /// Reads a comment, given without its `#`, into the profile. Ignores unknown keys. Fails if the texts that the
+    /// profile keeps exceed the memory budget.
     pub(super) fn read_comment(&mut self, comment: &[u8]) -> Result<()> {
         let text = String::from_utf8_lossy(comment);
         let text = replace_unprintable(&text);

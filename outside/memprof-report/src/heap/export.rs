@@ -77,6 +77,7 @@ struct Export<'a> {
 }
 
 impl<'a> Export<'a> {
+    /// Creates an export to `out`, before the first line.
     fn new(layout: StackLayout, out: &'a mut dyn Write) -> Self {
         Self {
             layout,

@@ -70,8 +70,8 @@ impl AddressReader {
         Ok(marks)
     }
 
-    /// Reads the word at the start of `text`, adding its address if it is new. Returns it and its length. `None` if
-    /// it is malformed.
+    /// Reads the word at the start of `text`, adding its address if it is new. `prefix` and `width` are those of this
+    /// word. Returns it and its length. `None` if it is malformed.
     fn read_word(
         &mut self,
         text: &[u8],

@@ -75,8 +75,9 @@ impl DumpReader<'_> {
     }
 }
 
-/// Scales the samples of a Poisson process with a mean interval of `rate` bytes, and truncates the estimates, as Go does
-/// in its pprof files (`scaleHeapSample`), so that both have the same totals.
+/// Scales the samples of a Poisson process with a mean interval of `rate` bytes, and truncates the estimates. Go does
+/// both in its pprof files (`scaleHeapSample`), so its texts get the same totals. The profile's values then count as
+/// unsampled.
 pub(super) fn scale_samples(profile: &mut Profile, rate: u64) {
     for sample in &mut profile.samples {
         for (index, [objects, space]) in [

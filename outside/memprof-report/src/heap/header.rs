@@ -77,7 +77,7 @@ impl HeaderWord {
         matches!(self, Self::UniformOrGo(_))
     }
 
-    /// Returns whether the header says that sampling was off.
+    /// Returns whether the header says that sampling was off: its interval is 0.
     pub(super) fn is_sampling_off(self) -> bool {
         matches!(
             self,
@@ -93,9 +93,9 @@ impl HeaderWord {
         )
     }
 
-    /// Returns the sampling that the word means. `is_go` selects the meaning of `heap`, which Go and tcmalloc write. A
-    /// header without a word is one of tcmalloc's first version if it repeats the values in use (`is_repeated`), as
-    /// google-pprof assumes.
+    /// Returns the sampling that the word means. `is_go` selects the meaning of `heap`, which Go and tcmalloc write.
+    /// Without a number, the interval is [`DEFAULT_INTERVAL`]. A header without a word is one of tcmalloc's first
+    /// version if it repeats the values in use (`is_repeated`), as google-pprof assumes.
     pub(super) fn sampling(self, is_go: bool, is_repeated: bool) -> Sampling {
         let uniform =
             |number: Option<u64>| number.map_or(DEFAULT_INTERVAL, |number| (number / 2).max(1));

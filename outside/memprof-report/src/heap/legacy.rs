@@ -67,8 +67,8 @@ impl DumpReader<'_> {
         Ok(())
     }
 
-    /// Reads a line of a stack with its values, or a comment. Skips an empty line; the header of the mappings ends the
-    /// stacks.
+    /// Reads a line of a stack with its values, or a comment. A stack with a negative value is only counted. Skips an
+    /// empty line; the header of the mappings ends the stacks.
     pub(super) fn read_legacy(&mut self, line: &[u8]) -> Result<()> {
         let text = line.trim_ascii();
         if let Some(comment) = text.strip_prefix(b"#") {
@@ -98,8 +98,8 @@ impl DumpReader<'_> {
         self.push_sample(counts.values())
     }
 
-    /// Sets what only the whole dump shows: its sampling, and whether it has allocated values. Go's text has no
-    /// mappings, unlike that of gperftools (`has_maps`). Fails if sampling was off.
+    /// Sets what only the whole dump shows: its sampling, and whether it has allocated values. `has_maps` says whether
+    /// the dump has mappings: Go's text has none, unlike that of gperftools. Fails if sampling was off.
     pub(super) fn finish_legacy(&mut self, legacy: &LegacyDump, has_maps: bool) -> Result<()> {
         let is_go = self.has_go_comments || legacy.is_unpadded && !has_maps;
         if legacy.word.is_sampling_off() {
@@ -145,7 +145,8 @@ impl DumpReader<'_> {
         Ok(())
     }
 
-    /// Error for a header whose interval is 0: the process did not sample, or no longer.
+    /// Error for a header whose interval is 0: the process did not sample, or no longer. Its remedy is that for Go's
+    /// runtime if `is_go`, else that for tcmalloc.
     fn sampling_off_error(&self, is_go: bool) -> Error {
         let remedy = match is_go {
             true => "leave runtime.MemProfileRate above 0, its default is 524288",

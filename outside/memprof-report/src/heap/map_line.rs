@@ -21,7 +21,8 @@ pub(super) struct MapLine {
     pub(super) has_offset: bool,
 }
 
-/// Parses a line of a memory map. `None` if it has none of the formats above, or if the mapping ends before it starts.
+/// Parses a line of a memory map in one of this module's formats. `None` if it has another one, or if the mapping ends
+/// before it starts.
 pub(super) fn parse_map_line(line: &[u8]) -> Option<MapLine> {
     let (start, rest) = parse_address(line.trim_ascii())?;
     let is_range = rest.first() == Some(&b'-');
@@ -58,7 +59,8 @@ pub(super) fn parse_map_line(line: &[u8]) -> Option<MapLine> {
     is_path(rest.trim_ascii()).then(|| parse_brief(range, rest, is_executable))
 }
 
-/// Parses `offset major:minor inode path`, as /proc/PID/maps has it. `None` if a field is missing or malformed.
+/// Parses `offset major:minor inode path`, as /proc/PID/maps has it, the text after the addresses in `range` and the
+/// permissions. `None` if a field is missing or malformed.
 fn parse_proc(range: &Mapping, executable: bool, text: &[u8]) -> Option<MapLine> {
     let (offset, rest) = split_word(text);
     let (device, rest) = split_word(rest);
@@ -87,7 +89,8 @@ fn parse_proc(range: &Mapping, executable: bool, text: &[u8]) -> Option<MapLine>
     })
 }
 
-/// Reads `path`, `path (@offset)` or `path (@offset) build id`.
+/// Reads `path`, `path (@offset)` or `path (@offset) build id`, the text after the addresses in `range` and the
+/// permissions. Any other text is a path.
 fn parse_brief(range: Mapping, text: &[u8], executable: bool) -> MapLine {
     let whole = MapLine {
         mapping: Mapping {
@@ -167,7 +170,7 @@ fn is_permissions(word: &[u8]) -> bool {
     matches!(word.len(), 3..=5) && word.iter().all(|byte| b"rwxps-".contains(byte))
 }
 
-/// Returns whether a text may be a path or a name such as `[vdso]`.
+/// Returns whether a text may be a path or a name such as `[vdso]`; true if it is empty.
 fn is_path(text: &[u8]) -> bool {
     matches!(
         text,

@@ -94,7 +94,8 @@ impl Variables {
         Ok(Some(expanded))
     }
 
-    /// Finds the longest variable whose whole name starts `text`. Returns the length of the name, and the value.
+    /// Finds the longest variable whose whole name starts `text`. Returns the length of the name, and the value. `None`
+    /// if there is none.
     fn find(&self, text: &[u8]) -> Option<(usize, &[u8])> {
         let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.-".contains(byte);
         let length = text
@@ -170,9 +171,9 @@ impl MemoryMap {
     }
 }
 
-/// Sets the file offsets that the map lacks to the distances from the first mapping of each file, for addresses that
-/// will have no name; names are found by the load address. `lines` are sorted. Returns a note if a file has several
-/// mappings without an offset.
+/// Sets the file offsets that the map lacks to the distances from the first mapping of each file. They only serve
+/// addresses that will have no name, because names are found by the load address. `lines` are sorted. Returns a note if
+/// a file has several mappings without an offset, else `None`.
 fn assume_missing_offsets(lines: &mut [MapLine]) -> Option<String> {
     let mut starts: HashMap<String, Address> = HashMap::new();
     let mut is_assumed = false;

@@ -23,7 +23,7 @@ impl Counts {
         objects.min(bytes).min(accum_objects).min(accum_bytes) < 0
     }
 
-    /// Converts the counts to values of a sample.
+    /// Converts the counts to values of a sample; accumulated ones are those of what was allocated.
     pub(super) fn values(self) -> SampleValues {
         SampleValues([
             self.accum_objects,

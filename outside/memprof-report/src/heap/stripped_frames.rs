@@ -89,7 +89,8 @@ impl StrippedFrames {
     }
 }
 
-/// Appends pseudo frames to a comment, in their order.
+/// Appends pseudo frames to a comment, in their order, as ` label=1 born=1795299940`. `marks` is their text at the end
+/// of a stack's line.
 fn append_marks(marks: &[u8], comment: &mut String) {
     if let Some((rest, mark)) = last_pseudo_frame(marks) {
         append_marks(rest, comment);

@@ -13,7 +13,8 @@ use crate::stacks::AddressId;
 pub(super) type MappingIndexes = HashMap<u64, u32>;
 
 impl Reader<'_> {
-    /// Converts the mappings, ascending by their start; they may overlap. Fails if two have one id.
+    /// Converts the mappings, ascending by their start; they may overlap. Returns them, and their indexes by their ids.
+    /// Fails if two have one id.
     pub(super) fn convert_mappings(
         &mut self,
         mut messages: Vec<proto::Mapping>,
@@ -74,8 +75,8 @@ pub(super) fn assign_mappings(profile: &mut Profile, named: &[u64], indexes: &Ma
     profile.address_mappings = Some(found);
 }
 
-/// Returns the mapping that contains each address. All are `None` if mappings overlap, so that one address may be in
-/// several.
+/// Returns the mapping that contains each address; `None` for one in no mapping. All are `None` if mappings overlap, so
+/// that one address may be in several.
 fn find_by_address(profile: &Profile) -> Vec<Option<u32>> {
     let mut pairs = profile.mappings.windows(2);
     let is_disjoint = pairs.all(|pair| pair[0].end <= pair[1].start);

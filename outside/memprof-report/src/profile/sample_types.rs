@@ -25,7 +25,8 @@ const MEMORY: [(&[&str], u32); 6] = [
 ];
 
 impl Unit {
-    /// Parses a unit. Returns it with the factor that converts values to it.
+    /// Parses a unit. Returns it with the factor that converts values to it: a multiple of bytes is converted to bytes,
+    /// and any other unit stays as it is.
     pub(crate) fn parse(text: &str) -> (Self, i64) {
         let lower = text.to_lowercase();
         // Short units such as `ms` keep their `s`.

@@ -77,7 +77,8 @@ pub(super) fn write_dot(
     Ok(())
 }
 
-/// Writes the node of a function, with a size and a colour by its values.
+/// Writes the node of a function, which is called `n3` for the index 3. Its size shows the share of the flat value in
+/// `total`, its colour that of the cumulative value.
 fn write_node(
     index: usize,
     row: &Row,

@@ -79,7 +79,7 @@ fn grey_palette(folded: &Folded) -> PaletteMap {
     palette
 }
 
-/// Writes the flamegraph. Fails if no stack has a positive value.
+/// Writes the flamegraph. Fails if no stack has a positive value, or the drawn stacks exceed the memory budget.
 pub(super) fn write_flamegraph(
     input: &RenderInput<'_>,
     options: &Options,

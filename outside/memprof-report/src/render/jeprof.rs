@@ -92,8 +92,8 @@ pub(super) fn write_jeprof(
 /// may look up a leaf at the byte before it.
 const FREE_ADDRESSES: u64 = u64::MAX - 0xfff;
 
-/// Returns a unique address for each call, because jeprof distinguishes calls by address only: its own, unless another
-/// place has that, or it would lie in a mapping that is not the call's.
+/// Returns a unique address for each call, because jeprof distinguishes calls by address only. It is the call's own,
+/// unless another place has that, or it would lie in a mapping that is not the call's.
 fn distinct_call_addresses(profile: &Profile) -> Vec<u64> {
     let ids = (0..profile.stacks.addresses().len() as u32).map(AddressId);
     if profile.address_mappings.is_none() {

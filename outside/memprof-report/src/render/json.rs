@@ -282,7 +282,7 @@ fn label_shares<'a>(
     })
 }
 
-/// Returns the sum over the samples of each type that the profile has, less that of the base.
+/// Returns the sum over the samples of each type that the profile has, less that of the base if there is one.
 fn type_totals(named: &SymbolizedProfile, base: Option<&SymbolizedProfile>) -> Totals {
     let sum = |named: &SymbolizedProfile, column| {
         let samples = named.profile.samples.iter();

@@ -63,7 +63,8 @@ pub(crate) fn left_out_note(
     }
 }
 
-/// Returns the samples with their stacks. In a difference, what a stack gained and lost is one value.
+/// Returns the stack and the values of each sample. If any value is negative, as in a difference, samples of one stack
+/// are added up: what it gained and lost is one value.
 pub(super) fn net_samples(profile: &Profile) -> Vec<(StackId, SampleValues)> {
     let samples = profile.samples.iter();
     let samples = samples.map(|sample| (sample.stack, sample.values));
@@ -87,7 +88,8 @@ pub(super) fn net_samples(profile: &Profile) -> Vec<(StackId, SampleValues)> {
     net
 }
 
-/// Returns the number of folded stacks that have a negative value in the profile or its base, and the sum of these.
+/// Returns the number of folded stacks that have a negative value in the profile, or in its base if there is one, and
+/// the sum of these.
 fn negative_stacks(
     profile: &SymbolizedProfile,
     base: Option<&SymbolizedProfile>,

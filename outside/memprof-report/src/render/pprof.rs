@@ -20,7 +20,7 @@ use crate::profile::sample_types::ValueType;
 /// Prefers speed to size: most such files are read once and deleted.
 const COMPRESSION: Compression = Compression::fast();
 
-/// Writes the profile less its base as a gzip-compressed `profile.proto`.
+/// Writes the profile, less its base if there is one, as a gzip-compressed `profile.proto`.
 pub(super) fn write_pprof(
     input: &RenderInput<'_>,
     options: &Options,

@@ -27,6 +27,7 @@ pub(super) struct LoadedProfile {
 
 impl LoadedProfile {
     /// Parses a profile, selects the sample type, undoes the sampling, filters by age and label, and finds symbols.
+    /// Without `sources`, the names are those that the file has.
     pub(super) fn new(
         input: Input<'_>,
         sources: Option<&Sources>,
@@ -70,7 +71,8 @@ impl LoadedProfile {
         })
     }
 
-    /// Names the places without a symbol, and filters by function.
+    /// Names the places without a symbol, and filters by function. In stacks of an interpreted program, keeps the
+    /// frames that the options show.
     pub(super) fn into_symbolized(
         self,
         modules: &ModuleNames,

@@ -50,8 +50,8 @@ impl Companions {
         }
     }
 
-    /// Finds the debug file of the binary by build id, else by `.gnu_debuglink` with an equal checksum, and remembers
-    /// its path. `None` if there is none.
+    /// Finds the debug file of the binary by its build id, else by `.gnu_debuglink` with an equal checksum, and
+    /// remembers its path. `id` is `None` for a binary without a build id. Returns `None` if there is no such file.
     pub(super) fn find_debug_file(&mut self, file: &File, id: Option<&str>) -> Option<File> {
         let by_id = id.and_then(|id| self.find_by_id(id));
         let (found, path) = by_id.or_else(|| self.find_by_link(file, id))?;
@@ -96,8 +96,8 @@ impl Companions {
         })
     }
 
-    /// Finds the supplementary file of the debug information, with that id: at its path, which may be
-    /// relative, and where distributions have it. `None` if there is none.
+    /// Finds the supplementary file of the debug information, with that id: at its path, which may be relative, where
+    /// distributions have it, or by the id as a build id. `None` if there is none.
     pub(super) fn find_supplementary(&self, path: &Path, id: &str) -> Option<File> {
         let name = Path::new(path.file_name()?);
         let dwz = Path::new(".dwz").join(name);

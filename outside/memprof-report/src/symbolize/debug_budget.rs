@@ -27,6 +27,7 @@ pub(super) struct DebugBudget {
 }
 
 impl DebugBudget {
+    /// Creates a budget with all of this module's limits, of which nothing is used yet.
     pub(super) fn new() -> Self {
         Self {
             abbreviation_bytes: MAX_ABBREVIATION_BYTES,
@@ -94,7 +95,7 @@ fn limit_error(problem: String) -> io::Error {
     io::Error::new(io::ErrorKind::FileTooLarge, problem)
 }
 
-/// Length in bytes of the list at `offset` of `.debug_abbrev` (DWARF 5, 7.5.3).
+/// Length in bytes of the list at `offset` of `.debug_abbrev` (DWARF 5, 7.5.3). Fails if it is damaged.
 fn list_len(
     lists: &DebugAbbrev<EndianSlice<'_, RunTimeEndian>>,
     offset: usize,

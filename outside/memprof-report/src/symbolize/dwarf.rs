@@ -113,10 +113,9 @@ impl<'d> Dwarf<'d> {
 
 impl<'s> Context<'s> {
     /// Adds the frames at an address, innermost first. The outermost frame gets the name of `symbol` if debug
-    /// information has its location but not its function, or only the short name: without linkage names
-    /// (`-Cdebuginfo=line-tables-only`) only the mangled symbol has the module or class. Adds nothing if there is
-    /// no name, or the debug information contradicts itself. Returns the number of inlined functions that were left
-    /// out because they have no name.
+    /// information has only its location, or only its short name: with `-Cdebuginfo=line-tables-only`, only the mangled
+    /// symbol has the module or class. Adds nothing if there is no name, or the debug information contradicts itself.
+    /// Returns the number of inlined functions that were left out because they have no name.
     pub(super) fn add_frames(
         &'s self,
         (address, id): (LinkedAddress, AddressId),

@@ -129,8 +129,8 @@ struct MissingNames {
     late: usize,
 }
 
-/// Symbolizes the addresses, split between cores by ranges, because neighbours share debug information. Returns the
-/// frames of each range, and what is missing.
+/// Symbolizes the addresses, split between cores by ranges, because neighbours share debug information. Without
+/// `dwarf`, by symbols alone. Returns the frames of each range, and what is missing.
 fn find_frames_parallel(
     queries: &[Query<'_>],
     dwarf: Option<&Dwarf<'_>>,
@@ -159,8 +159,8 @@ fn find_frames_parallel(
 /// An address with the symbol that contains it.
 type Query<'s> = ((LinkedAddress, AddressId), Option<&'s str>);
 
-/// Returns the inlined functions at each address or, where debug information has none, the symbol alone. An address
-/// with neither gets no frame. After the deadline, symbols alone are used.
+/// Returns the inlined functions at each address or, where debug information has none or there is no `dwarf`, the
+/// symbol alone. An address with neither gets no frame. After the deadline, symbols alone are used.
 fn find_frames(
     queries: &[Query<'_>],
     dwarf: Option<&Dwarf<'_>>,
@@ -186,8 +186,9 @@ fn find_frames(
     (frames.finish(), missing)
 }
 
-/// Converts the addresses to linked ones: by their offsets in the file or, if those are unknown or of a debug file, by
-/// the load address; some writers have converted them already. Addresses in no segment are left out.
+/// Converts the addresses to linked ones by their offsets in the file. If those are unknown, or the file is a debug
+/// file, the load address serves. Addresses that the profile's writer has converted already stay as they are. Addresses
+/// in no segment are left out.
 fn to_linked_addresses(
     image: &Image,
     object_file: &ObjectFile<'_>,
@@ -243,7 +244,7 @@ struct Candidate<'d> {
 }
 
 impl<'q, 'd> SymbolMatcher<'q, 'd> {
-    /// Prepares for `queries`, with ascending addresses.
+    /// Prepares for `queries`, with ascending addresses. Symbols are offered until the `deadline`.
     fn new(queries: &'q [(LinkedAddress, AddressId)], deadline: Instant) -> Self {
         Self {
             queries,

@@ -43,7 +43,8 @@ impl Hash for StrAddress<'_> {
 }
 
 impl<'s> Frames<'s> {
-    /// Adds the next frame of an address, by its linkage name.
+    /// Adds the next frame of an address. `function` is the name in the file, which is demangled here. `file` is `None`
+    /// and `line` 0 if they are unknown.
     pub(super) fn push(
         &mut self,
         address: AddressId,
@@ -99,7 +100,8 @@ impl<'s> Frames<'s> {
         self.list.push((address, frame));
     }
 
-    /// Adds the next frame of an address, with the scope of its function from debug information.
+    /// Adds the next frame of an address, with the scope of its function from debug information: `scope::function`. The
+    /// file is `None` and the line 0 if they are unknown.
     pub(super) fn push_in_scope(
         &mut self,
         address: AddressId,

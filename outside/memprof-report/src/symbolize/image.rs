@@ -30,7 +30,8 @@ pub(super) struct Segment {
 
 impl Segment {
     /// Difference between addresses in memory and in the file, should `mapping` be part of this segment. `None` if it
-    /// cannot be. Without `has_offsets`, the offsets of the segment or of the mapping are unknown.
+    /// cannot be. Without `has_offsets`, the offsets of the segment or of the mapping are unknown, and the mapping
+    /// counts as the start of the segment.
     fn bias(&self, mapping: &Mapping, has_offsets: bool) -> Option<u64> {
         let start = match has_offsets {
             true => {
@@ -115,7 +116,8 @@ impl Image {
         self.likeliest_bias(mappings, self.has_code)
     }
 
-    /// Like [`bias`](Self::bias), but by the sizes of segments and mappings: the mappings have no file offsets.
+    /// Like [`bias`](Self::bias), also in its `None`, but by the sizes of segments and mappings: the mappings have no
+    /// file offsets.
     pub(super) fn bias_without_offsets<'m>(
         &self,
         mappings: impl Iterator<Item = &'m Mapping> + Clone,
@@ -123,7 +125,8 @@ impl Image {
         self.likeliest_bias(mappings, false)
     }
 
-    /// Implements [`bias`](Self::bias) and [`bias_without_offsets`](Self::bias_without_offsets).
+    /// Finds the bias by file offsets (`has_offsets`), as [`bias`](Self::bias) does, or by sizes, as
+    /// [`bias_without_offsets`](Self::bias_without_offsets). `None` if no bias is likelier than all others.
     fn likeliest_bias<'m>(
         &self,
         mappings: impl Iterator<Item = &'m Mapping> + Clone,
@@ -150,7 +153,7 @@ impl Image {
         (equals.count() == 1).then_some(bias)
     }
 
-    /// Returns whether a segment with the mapping's access holds the whole mapping.
+    /// Returns whether a segment with the mapping's access holds the whole mapping at the load bias `bias`.
     fn contains(&self, mapping: &Mapping, bias: u64) -> bool {
         let same_access = |segment: &&Segment| segment.executable == mapping.executable;
         let mut segments = self.segments.iter().filter(same_access);
@@ -160,7 +163,8 @@ impl Image {
         })
     }
 
-    /// Mappings of the file's code at the load bias `bias`, as the loader makes them, with the path `path`.
+    /// Mappings of the file's code at the load bias `bias`, as the loader makes them, with the path `path`. `build_id`
+    /// is that of the file in hex, `None` if it is unknown.
     pub(super) fn code_mappings<'a>(
         &'a self,
         bias: u64,

@@ -25,7 +25,7 @@ pub(super) fn embedded_elf<'d, R: ReadRef<'d>>(
     Ok(Some(bytes))
 }
 
-/// Decompresses xz, within limits for size and memory.
+/// Decompresses xz. Fails if it is damaged, or needs more than [`MAX_BYTES`] of output or [`MAX_MEMORY_KIB`] of memory.
 fn decompress(xz: &[u8]) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     XzReader::new_mem_limit(xz, false, MAX_MEMORY_KIB)

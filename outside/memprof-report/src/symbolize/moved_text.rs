@@ -123,7 +123,8 @@ fn unexplained_ranges(profile: &Profile) -> Vec<UnexplainedRange> {
     ranges.into_values().collect()
 }
 
-/// Range between the mappings around an address that is in none.
+/// Range between the mappings around an address that is in none. Without a mapping on one side, it reaches to the end
+/// of the address space.
 fn gap_around(profile: &Profile, address: Address) -> (Address, Address) {
     let after = profile.mappings.partition_point(|m| m.start <= address);
     let before = after
@@ -157,7 +158,8 @@ fn is_memory_by_name(mapping: &Mapping) -> bool {
     STARTS.iter().any(|start| mapping.path.starts_with(start))
 }
 
-/// Returns the mappings of files before and after a range, except those of the file `other`.
+/// Returns the mappings of files before and after a range, except those of the file `other` and of memory that only has
+/// a name. One is `None` if no file is mapped on that side.
 fn neighbours<'p>(
     profile: &'p Profile,
     start: Address,

@@ -81,7 +81,7 @@ impl<'s> Scopes<'s> {
         })
     }
 
-    /// Like [`scope_path`](Self::scope_path), but determined once for each entry.
+    /// Like [`scope_path`](Self::scope_path), but determines the path, or that there is none, only once for each entry.
     fn cached_scope_path(
         &self,
         unit: UnitRef<'_, Slice<'s>>,

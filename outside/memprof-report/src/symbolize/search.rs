@@ -36,7 +36,8 @@ impl Binary {
     }
 }
 
-/// Finds the binary of a mapping, with its debug file. If none can be read, the result says why.
+/// Finds the binary of a mapping, with its debug file. `machine` is the name of the profile's machine, `None` if it is
+/// unknown. If no file can be read, the result says why.
 ///
 /// # Errors
 /// Only binaries with another build id exist, and `force` is not set.
@@ -101,7 +102,8 @@ pub(super) fn find_binary(
     }
 }
 
-/// Paths at which the binary may be, the preferred first. Only `sources.binary` for the file that it replaces.
+/// Paths at which the binary may be, the preferred first. Only `sources.binary` for the file that it replaces. For a
+/// profile of another machine (`is_foreign`), this machine's own files are left out.
 fn search_paths(
     object_file: &ObjectFile<'_>,
     sources: &Sources,

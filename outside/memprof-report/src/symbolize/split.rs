@@ -151,7 +151,8 @@ fn needed_units(
 }
 
 impl SplitUnit {
-    /// Loads the unit `id` from a file. `None` if the file has another unit.
+    /// Loads the unit `id` from a file. `None` if the file has another unit. Fails if it is damaged, or exceeds the
+    /// budget.
     fn load(file: &File, id: u64, budget: &mut Budget) -> io::Result<Option<Self>> {
         let cache = LimitedFile::new(file, budget.bytes);
         let file = object::File::parse(&cache).map_err(io::Error::other)?;
@@ -176,7 +177,7 @@ impl SplitUnit {
         Ok(Some(loaded))
     }
 
-    /// All sections of the file.
+    /// Lends all sections of the file to gimli.
     fn borrow_all(&self) -> gimli::Dwarf<Slice<'_>> {
         let mut dwarf = self
             .sections
@@ -185,7 +186,7 @@ impl SplitUnit {
         dwarf
     }
 
-    /// The sections, with only this unit in `.debug_info`, because addr2line reads the first one there.
+    /// Lends the sections to gimli, with only this unit in `.debug_info`, because addr2line reads the first one there.
     fn borrow_unit(&self) -> gimli::Dwarf<Slice<'_>> {
         let mut dwarf = self.borrow_all();
         let info = gimli::Section::reader(&dwarf.debug_info).slice();

@@ -24,7 +24,8 @@ pub(super) struct Supplementary {
 }
 
 impl Supplementary {
-    /// Loads the supplementary file to which `file` refers. Fails if it is damaged, or exceeds a limit.
+    /// Loads the supplementary file to which `file` refers. One that is not found is no error:
+    /// [`nameless_note`](Self::nameless_note) names it. Fails if it is damaged, or exceeds a limit.
     pub(super) fn load<'d, R: ReadRef<'d>>(
         file: &object::File<'d, R>,
         companions: &Companions,
@@ -52,7 +53,7 @@ impl Supplementary {
         })
     }
 
-    /// Note on inlined functions without a name. `None` if there are none.
+    /// Note on inlined functions without a name, with the reason; `nameless` is their number. `None` if there are none.
     pub(super) fn nameless_note(&self, nameless: usize) -> Option<String> {
         let cause = match &self.missing {
             Some(path) => format!(

@@ -39,6 +39,7 @@ pub(super) fn has_id(file: &File, id: &str) -> bool {
     }
 }
 
+/// Bytes as lower-case hexadecimal digits.
 fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

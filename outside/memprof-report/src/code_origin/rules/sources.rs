@@ -23,7 +23,7 @@ const fn plumbing_directory(path: &'static str) -> SourceDirectory {
     }
 }
 
-/// Directory of libraries: `package_depth` path components below it name a package.
+/// Directory of libraries: `package_depth` path components below it name a package, 0 if it has no packages.
 const fn package_directory(path: &'static str, package_depth: usize) -> SourceDirectory {
     SourceDirectory {
         origin: CodeOrigin::Library,

@@ -22,8 +22,9 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Lines of the drawn stacks. Stacks with the same function that is too narrow are one line, which ends there, by an
-    /// empty frame: so that inferno sorts it as it would sort them.
+    /// Makes the lines of the drawn stacks; in a comparison, each has the base's value, too. A line ends at the first
+    /// function that is too narrow to be drawn, and stacks that are equal up to there share it. An empty frame follows
+    /// that function, so that inferno sorts the line as it would sort the stacks.
     pub(super) fn new(folded: &Folded, is_comparison: bool) -> Self {
         let stacks = || folded.stacks.iter().filter(is_drawn);
         // Two functions with one name are one box.
@@ -35,8 +36,8 @@ impl Lines {
         Self::with_depths(folded, is_comparison, &depths)
     }
 
-    /// Lines of the drawn stacks. `depths` has for each stack the number of functions before the one at which its line
-    /// ends.
+    /// Lines of the drawn stacks; in a comparison, each has the base's value, too. `depths` has for each stack the
+    /// number of functions before the one at which its line ends; a stack with no more functions stays whole.
     fn with_depths(folded: &Folded, is_comparison: bool, depths: &[u32]) -> Self {
         let names: Vec<String> = (0..folded.functions.len() as u32)
             .map(|id| folded.functions.get(StringId(id)).replace(';', ":"))
@@ -83,8 +84,8 @@ impl Lines {
             .map(|(start, end)| &self.text[start..*end])
     }
 
-    /// Appends the line of the stacks that were merged so far, if there are some. Returns `None`, the next merged
-    /// stacks.
+    /// Appends the line of `pending`, the stacks that were merged so far, unless it is `None`. Returns `None` always:
+    /// no stacks are pending then.
     fn flush<'f>(
         &mut self,
         pending: Option<(&'f [StringId], Comparison)>,
@@ -96,7 +97,8 @@ impl Lines {
         None
     }
 
-    /// Appends a line. With `is_cut`, it ends with an empty frame.
+    /// Appends a line with the names of `functions`, which `names` has by id, and the value; in a comparison, the
+    /// base's value is before it. With `is_cut`, an empty frame ends the stack.
     fn push(
         &mut self,
         functions: &[StringId],

@@ -70,7 +70,7 @@ impl<W: Write> Encoder<W> {
         }
     }
 
-    /// Index of a string, adding it if it is new.
+    /// Index of a string in the string table, to which it is added if it is new.
     pub(super) fn intern_string(&mut self, string: &str) -> i64 {
         i64::from(self.strings.intern(string).0)
     }
@@ -93,7 +93,8 @@ impl<W: Write> Encoder<W> {
         Ok(())
     }
 
-    /// Writes the samples of a profile, with the mappings and locations to which they refer.
+    /// Writes the samples of a profile with their values of `types`, and the mappings and locations to which they
+    /// refer.
     pub(super) fn write_samples(
         &mut self,
         symbolized: &SymbolizedProfile,
@@ -119,8 +120,9 @@ impl<W: Write> Encoder<W> {
         Ok(())
     }
 
-    /// Writes the samples of a profile less those of `base`, as Go's `net/http/pprof` does: one for each stack and set
-    /// of labels, none whose values are all 0. Ages are left out, because a block is older in the later profile.
+    /// Writes the samples of a profile less those of `base`, with their values of `types`. Like Go's `net/http/pprof`,
+    /// it writes one sample for each stack and set of labels, and none whose values are all 0. Ages are left out,
+    /// because a block is older in the later profile.
     pub(super) fn write_differences(
         &mut self,
         symbolized: &SymbolizedProfile,
@@ -241,8 +243,9 @@ impl<W: Write> Encoder<W> {
         age.into_iter().chain(labels).collect()
     }
 
-    /// Writes the mappings to which locations refer, the main program's first. Returns the id of each mapping, 0 if
-    /// it is not written, and the distance to the written one, by which its addresses move.
+    /// Writes the mappings to which locations refer, the main program's first. `is_used` says by address id whether a
+    /// sample has the address. Returns the id of each mapping, 0 if it is not written, and the distance to the written
+    /// one, by which its addresses move.
     fn write_mappings(
         &mut self,
         profile: &Profile,
