@@ -133,7 +133,8 @@ impl Access {
         }
     }
 
-    /// Returns the address at which a proxy serves this server: as a trusted proxy says, else as configured.
+    /// Returns the address at which a proxy serves this server: as a trusted proxy says, else as configured. `None` if
+    /// clients connect directly. Fails if the headers of a trusted proxy form no valid address.
     fn base_url_for(&self, headers: &HeaderMap, peer: Option<Peer>) -> Result<Option<BaseUrl>> {
         let address = peer.and_then(|peer| peer.address);
         let is_trusted =
@@ -145,7 +146,8 @@ impl Access {
         Ok(forwarded.or_else(|| self.base_url.clone()))
     }
 
-    /// Fails unless the request is for one of the server's names, in a single `Host` header.
+    /// Fails unless the request is for one of the server's names, in a single `Host` header and in its URI, if that has
+    /// a name. `base` is the address at a proxy, whose name counts too.
     fn check_host_header(
         &self,
         uri: &Uri,
@@ -170,7 +172,8 @@ impl Access {
         )
     }
 
-    /// Returns whether an authority, with any port, is one of the server's names.
+    /// Returns whether an authority, with any port, is one of the server's names, or that of the address `base` at a
+    /// proxy.
     fn is_server_name(&self, authority: &str, base: Option<&BaseUrl>) -> bool {
         let name = without_port(authority);
         let base = base.into_iter().map(|base| without_port(base.authority()));
@@ -180,8 +183,8 @@ impl Access {
     }
 }
 
-/// Rejects requests that a page of another origin makes a browser send. Of a repeated header, every value must be
-/// allowed.
+/// Rejects requests that a page of another origin makes a browser send. `base` is the address at a proxy, whose pages
+/// are allowed. Of a repeated header, every value must be allowed.
 fn check_cross_site(request: &Request, base: Option<&BaseUrl>) -> Result<()> {
     let headers = request.headers();
     // A value that is not ASCII becomes `?`, which nothing allows.
@@ -246,8 +249,8 @@ fn set_path(request: &mut Request, path: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the error for a request without a valid token; `token` is the server's. Its message names the client's user
-/// if that is the reason; its remedy says how to be allowed.
+/// Returns the error for a request without a valid token. `token` is the server's, if it has one; `peer` is the client,
+/// if it is known. The message names the client's user if that is the reason; the remedy says how to be allowed.
 fn unauthorized_error(token: Option<&Token>, peer: Option<Peer>) -> Problem {
     let other_user = peer.filter(|peer| !peer.is_same_user_or_root());
     let origin = other_user.map(|peer| format!("this connection comes from {}", peer.describe()));

@@ -70,7 +70,7 @@ fn write_route(message: &'static str) -> MethodRouter<SharedHosts> {
     )
 }
 
-/// Sends a message, and forwards the plugin's reply.
+/// Sends a message, and forwards the plugin's reply. Fails if that is an error.
 async fn forward_message(
     host: &Gateway,
     message: &'static str,
@@ -136,7 +136,7 @@ async fn serve_kept_dump(
     view.render_kept_dump(&host, &id).await
 }
 
-/// Lists the running hosts, like `memprof ps`.
+/// Lists the running hosts, like `memprof ps`, and those that do not answer.
 pub(crate) async fn list_hosts(State(hosts): State<SharedHosts>) -> Result<Response> {
     let (listed, silent) = discover_when_permitted(move || hosts.list()).await?;
     let hosts = listed.into_iter().map(HostRow::from_listed).collect();
@@ -186,6 +186,8 @@ struct HostRow {
 }
 
 impl HostRow {
+    /// Converts a host for the list. One that did not reply to `status` counts as one that cannot be profiled, without
+    /// allocators.
     fn from_listed(host: ListedHost) -> Self {
         let ListedHost { pid, info, status } = host;
         let allocators = status.iter().flat_map(|status| &status.allocators);

@@ -116,7 +116,7 @@ impl Connections {
         true
     }
 
-    /// Locks the list of open connections.
+    /// Locks the list of open connections, even if a thread panicked while it held the lock.
     fn lock_open(&self) -> MutexGuard<'_, Vec<Arc<ConnectionState>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -140,6 +140,7 @@ fn evict_slowest(
 }
 
 impl ConnectionState {
+    /// Creates the state of a connection from which nothing is awaited yet. With `is_surplus`, it is only refused.
     fn new(is_surplus: bool) -> Self {
         Self {
             is_surplus,

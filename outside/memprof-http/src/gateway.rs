@@ -52,6 +52,7 @@ pub(crate) struct HostProcess {
 }
 
 impl Gateway {
+    /// Creates the gateway of a host, without a running dump or a cached report.
     pub(crate) fn new(client: Arc<dyn HostClient>) -> Self {
         Self {
             client,
@@ -63,11 +64,12 @@ impl Gateway {
         }
     }
 
+    /// Returns the host's client, whose calls block and are not limited.
     pub(crate) fn client(&self) -> &dyn HostClient {
         &*self.client
     }
 
-    /// Returns the host's process and name.
+    /// Returns the host's process and name. Fails if the host does not answer.
     pub(crate) async fn host_info(&self) -> Result<HostInfo> {
         self.call(CallKind::Quick, |client| client.host_info())
             .await
@@ -110,13 +112,13 @@ impl Gateway {
         self.send_typed::<IgnoredAny>(message, args).await.map(drop)
     }
 
-    /// Returns the state of the profiler.
+    /// Returns the reply to `status`: whether the plugin samples, and which allocators there are.
     pub(crate) async fn status(&self) -> Result<ProfilerStatus> {
         self.send_typed("status", &[]).await
     }
 
-    /// Returns the allocators' statistics, without writing them to the host's log, because the client reads the
-    /// reply.
+    /// Returns the allocators' statistics, without writing them to the host's log, because the client reads the reply.
+    /// `opts` are options of jemalloc's `malloc_stats_print`; without them, the plugin chooses.
     pub(crate) async fn stats(&self, opts: Option<&str>) -> Result<Vec<Stats>> {
         let opts = opts.map(|opts| ("opts", opts));
         let args: Vec<_> = [("log", "off")].into_iter().chain(opts).collect();
@@ -176,14 +178,15 @@ impl Gateway {
         Ok(kept.dumps)
     }
 
-    /// Returns the statistics text of all allocators, one after the other; `opts` are those of `malloc_stats_print`.
+    /// Returns the statistics text of all allocators, one after the other. `opts` are those of [`stats`](Self::stats).
     pub(crate) async fn stats_text(&self, opts: Option<&str>) -> Result<String> {
         let stats = self.stats(opts).await?;
         Ok(stats.into_iter().map(|each| each.report).collect())
     }
 
-    /// Returns the statistics of the allocator with most allocated bytes, as JSON. Fails if it prints no JSON, or more
-    /// than the host passes on.
+    /// Returns the statistics of the allocator with most allocated bytes, as JSON. Single arenas are left out if the
+    /// text with them is longer than the host passes on. Fails if the allocator prints no JSON, or the shorter text is
+    /// too long, too.
     pub(crate) async fn stats_json(&self) -> Result<String> {
         // The host truncates a long text, which makes JSON invalid: try again without single arenas.
         for opts in ["J", "Ja", "Jablx"] {
@@ -257,12 +260,13 @@ fn into_open_dump(response: DumpResponse) -> Result<OpenDump> {
     }
 }
 
-/// Returns the error for an unknown dump id.
+/// Returns the error 404 for an id that no kept dump has.
 pub(crate) fn unknown_dump_error(id: &str) -> Problem {
     Problem::not_found(format!("no kept dump has the id {id:?}"))
         .remedy("GET /api/v1/dumps lists them")
 }
 
+/// Returns whether a text is JSON; false if it was cut.
 fn is_json(text: &str) -> bool {
     serde_json::from_str::<IgnoredAny>(text).is_ok()
 }

@@ -226,7 +226,8 @@ fn query_status(client: &mut Client) -> Option<ProfilerStatus> {
     client.status().ok()
 }
 
-/// Returns the hosts among those not reached that run but did not answer in time.
+/// Returns the hosts among those not reached that run but did not answer in time. Their names are from the cache or, if
+/// they never answered, from /proc.
 fn silent_hosts(
     cache: &Mutex<HashMap<u32, CachedHost>>,
     unreachable: Vec<UnreachableHost>,

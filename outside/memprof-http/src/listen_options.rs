@@ -101,8 +101,8 @@ impl ListenOptions {
         })
     }
 
-    /// Like [`access`](Self::access), but generates a token for other users if they can connect and there is none.
-    /// The returned text is stored nowhere.
+    /// Like [`access`](Self::access), but generates a token for other users if they can connect and there is none. The
+    /// returned text is that token, which is stored nowhere; `None` if none was generated.
     ///
     /// # Errors
     /// The errors of [`access`](Self::access), or the kernel has no random bytes.
@@ -116,8 +116,8 @@ impl ListenOptions {
         Ok((access, Some(text)))
     }
 
-    /// Listens. Returns also the address for clients: a URL with `token` in its path or, for a Unix socket, a curl
-    /// command.
+    /// Listens. Returns also the address for clients: a URL, with `token` in its path if there is one, or a curl
+    /// command for a Unix socket.
     ///
     /// # Errors
     /// The address or the path cannot be used.

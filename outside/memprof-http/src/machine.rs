@@ -100,7 +100,8 @@ async fn list_jobs(State(machine): State<Machine>) -> Json<JobRows> {
     Json(JobRows { jobs })
 }
 
-/// Starts a job. The body is `{"pid": …, "name": …, "action": …}`.
+/// Starts a job. The body is `{"pid": …, "name": …, "action": …}`. Fails if it is malformed, or the job cannot be
+/// started.
 async fn start_job(State(machine): State<Machine>, body: Bytes) -> Result<Json<JobRow>> {
     let request: JobRequest = serde_json::from_slice(&body)
         .map_err(|error| Problem::invalid(format!("the body is no job: {error}")))?;

@@ -159,7 +159,8 @@ fn encode_reply(registry: &Registry) -> Result<Response> {
     Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())
 }
 
-/// Adds a metric with its values by labels. Does nothing if there is none.
+/// Adds a metric with its values by labels. Does nothing if it has no value. The `unit`, if there is one, is appended
+/// to the name.
 fn add_metric(
     registry: &mut Registry,
     name: &str,
@@ -252,13 +253,13 @@ fn add_ledger_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     );
 }
 
-/// Adds one of memprof's own metrics, in bytes.
+/// Adds one of memprof's own metrics, which is called `memprof_NAME_bytes` for the `name` NAME.
 fn add_bytes_metric(registry: &mut Registry, name: &str, help: &str, values: Vec<(Labels, u64)>) {
     let name = format!("memprof_{name}");
     add_metric(registry, &name, help, Some(Unit::Bytes), values);
 }
 
-/// Adds the totals of each jemalloc.
+/// Adds the totals of each jemalloc, such as `jemalloc_allocated_bytes`.
 fn add_allocator_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     let allocators: Vec<_> = hosts.iter().flat_map(jemalloc_totals).collect();
     for (name, help, of) in ALLOCATOR_METRICS {
@@ -330,6 +331,7 @@ fn add_label_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     add_metric(registry, "memprof_label_dump_time", help, unit, times);
 }
 
+/// Creates a gauge with this value.
 fn gauge_with(value: u64) -> Number {
     let number = Number::default();
     number.set(value);

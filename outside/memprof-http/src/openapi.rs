@@ -230,8 +230,8 @@ pub(crate) async fn openapi_document() -> Json<Value> {
     }))
 }
 
-/// Describes a route as an `OpenAPI` operation, at the root or, with `below_host`, below `/host/{pid}`. Adds the types
-/// of its reply to `types`.
+/// Describes a route as an `OpenAPI` operation, at the root or, with `below_host`, below `/host/{pid}`. `error` is the
+/// schema of an error reply. Adds the types of the route's reply to `types`.
 fn describe_operation(
     route: &Route,
     below_host: bool,

@@ -49,7 +49,7 @@ fn text_route<S: Clone + Send + Sync + 'static>(
     get(async move || ([(CONTENT_TYPE, content_type)], text))
 }
 
-/// Returns memprof's page, with a link to that of the machine's processes if there is one.
+/// Returns memprof's page; with `links_machine`, the link to the page of the machine's processes is visible.
 pub(crate) fn index(links_machine: bool) -> Html<String> {
     let body = match links_machine {
         true => INDEX.replacen(HIDDEN_LINK, SHOWN_LINK, 1),

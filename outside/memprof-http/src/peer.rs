@@ -66,7 +66,7 @@ impl Peer {
         self.uid.is_some_and(|uid| uid == own || uid == 0)
     }
 
-    /// Describes the user for error messages, as `uid 1000`.
+    /// Describes the user for error messages, as `uid 1000`, or says that it is another machine's or unknown.
     pub(crate) fn describe(self) -> String {
         match self.uid {
             Some(uid) => format!("uid {uid}"),

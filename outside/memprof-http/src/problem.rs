@@ -104,7 +104,7 @@ impl Problem {
         self
     }
 
-    /// Sets the time after which the request may succeed.
+    /// Sets the time in milliseconds after which the request may succeed.
     fn retry_after_ms(mut self, ms: u64) -> Self {
         self.error.retry_after_ms = Some(ms);
         self
@@ -138,7 +138,8 @@ impl Problem {
     }
 }
 
-/// Returns the HTTP status for an error of the plugin.
+/// Returns the HTTP status for an error of the plugin: 500 unless the request is wrong or not supported, or the host is
+/// busy.
 fn status_for(kind: Kind) -> StatusCode {
     match kind {
         Kind::InvalidArgument | Kind::UnknownMessage => StatusCode::BAD_REQUEST,

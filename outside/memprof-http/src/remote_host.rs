@@ -44,8 +44,9 @@ impl RemoteHost {
         }
     }
 
-    /// Calls the host, over the idle connection if the message has no side effects: that connection may have ended with
-    /// the message in flight. If it has, the message is sent again over a new one.
+    /// Calls the host. A message without side effects goes over the idle connection, if there is one; if that has ended
+    /// meanwhile, the message is sent again over a new one. A message with side effects gets a new connection at once:
+    /// the idle one could lose its reply, and sent again it would act twice.
     fn call<T>(
         &self,
         effect: Effect,
@@ -80,6 +81,7 @@ impl RemoteHost {
             .map(|(client, _)| client)
     }
 
+    /// Locks the kept connection, `None` if there is none, even if a thread panicked while it held the lock.
     fn lock_idle(&self) -> MutexGuard<'_, Option<(Client, Instant)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,6 +111,8 @@ impl RemoteHost {
         }
     }
 
+    /// Locks the path of the last socket, `None` if no host was found yet, even if a thread panicked while it held the
+    /// lock.
     fn lock_last_socket(&self) -> MutexGuard<'_, Option<PathBuf>> {
         self.last_socket
             .lock()
@@ -149,6 +153,7 @@ impl HostClient for RemoteHost {
     }
 }
 
+/// Connects to a control socket. The error names its path.
 fn connect_to(socket: &Path) -> Result<Client, HostUnavailable> {
     Client::connect(socket)
         .map_err(|error| HostUnavailable(format!("{}: {error}", socket.display())))
@@ -162,6 +167,7 @@ fn read_plugin_reply(reply: ReceivedBody) -> Result<PluginReply, HostUnavailable
     })
 }
 
+/// Converts an error of the connection, whatever its kind, to its text.
 fn host_unavailable_error(error: ClientError) -> HostUnavailable {
     HostUnavailable(error.to_string())
 }

@@ -19,14 +19,14 @@ use crate::report_query::ReportQuery;
 const MAX_UPLOAD_BYTES: u64 = 256 << 20;
 
 impl ReportQuery {
-    /// Renders a new dump, which the host keeps.
+    /// Takes a dump, which the host keeps, and renders that of the largest allocator.
     pub(crate) async fn render_new_dump(&self, host: &Gateway) -> Result<Response> {
         let dump = host.take_dump().await?;
         self.render_kept_dump(host, &dump.fields.largest.id).await
     }
 
-    /// Renders pprof from a new dump that is only in memory, so that frequent requests evict no kept dump. `since`
-    /// is an earlier dump to subtract.
+    /// Renders pprof from a new dump that is only in memory, so that frequent requests evict no kept dump. `since`, if
+    /// there is one, is an earlier dump to subtract.
     pub(crate) async fn render_in_memory_pprof(
         &self,
         host: &Gateway,
@@ -273,7 +273,7 @@ fn time_nanos(dump: &DumpOrigin) -> i64 {
     nanos.unwrap_or(0)
 }
 
-/// Reads and renders a dump, once a permit is free. `base` is a dump to subtract.
+/// Reads and renders a dump, once a permit is free. `base`, if there is one, is a dump to subtract.
 async fn render_when_permitted(
     host: &Gateway,
     dump: PendingDump,
@@ -288,7 +288,8 @@ async fn render_when_permitted(
     .await
 }
 
-/// Renders a dump, with the binaries of the process if the dump is its own. Blocks.
+/// Renders a dump, less `base` if there is one. Uses the binaries of `process` if the dump is its own. Fails with a
+/// contradiction if the options do not fit each other or the dump. Blocks.
 fn render(
     dump: &LoadedDump,
     base: Option<&LoadedDump>,

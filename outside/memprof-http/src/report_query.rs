@@ -64,7 +64,7 @@ impl ReportQuery {
         })
     }
 
-    /// Parses the parameter `label`, `KEY=VALUE`. `None` if it is absent.
+    /// Parses the parameter `label`, `KEY=VALUE`. `None` if it is absent. Fails if it has no `=`.
     fn label_filter(&self) -> Result<Option<Label>> {
         let label = self.label.as_deref().map(str::parse).transpose();
         label.map_err(|problem: String| {
@@ -90,7 +90,7 @@ impl ReportQuery {
     }
 }
 
-/// Parses an on/off parameter. `None` if it is absent.
+/// Parses the value of the on/off parameter `name`. `None` if it is absent. Fails if it is another word.
 fn parse_on_off(name: &str, value: Option<&str>) -> Result<Option<bool>> {
     match value {
         None => Ok(None),
@@ -103,7 +103,7 @@ fn parse_on_off(name: &str, value: Option<&str>) -> Result<Option<bool>> {
     }
 }
 
-/// Parses a sample type by its name, such as `inuse_space`.
+/// Parses a sample type by its name, such as `inuse_space`. Fails if it is unknown.
 fn parse_sample_type(name: &str) -> Result<SampleType> {
     let known = SampleType::ALL
         .into_iter()

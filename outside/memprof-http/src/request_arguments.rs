@@ -54,6 +54,7 @@ impl RequestArguments {
         Ok(arguments)
     }
 
+    /// Whether the request has no argument, neither in its query nor in its body.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -113,7 +114,7 @@ pub(crate) fn parse_form(text: &[u8]) -> Vec<(String, String)> {
     form_urlencoded::parse(text).into_owned().collect()
 }
 
-/// Formats a number without a fraction that is 0: JSON Schema calls 79.0 an integer, too.
+/// Formats a number, without `.0` at its end: JSON Schema calls 79.0 an integer, too.
 fn plain_number(number: &Number) -> String {
     let text = number.to_string();
     match text.strip_suffix(".0") {
@@ -122,7 +123,7 @@ fn plain_number(number: &Number) -> String {
     }
 }
 
-/// Parses an object of strings, numbers and booleans (`on`, `off`).
+/// Parses an object of strings, numbers and booleans (`on`, `off`). Fails if it has other values, or is no object.
 fn parse_object(body: &[u8]) -> Result<Vec<(String, String)>> {
     let object: Map<String, Value> = serde_json::from_slice(body)
         .map_err(|error| Problem::invalid(format!("the body is not a JSON object: {error}")))?;

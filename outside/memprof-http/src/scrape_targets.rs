@@ -33,8 +33,8 @@ struct Labels {
     pid: String,
 }
 
-/// Serves the running hosts as scrape targets, also those that do not answer, at the address by which the client
-/// reached this server or the proxy before it.
+/// Serves the running hosts as scrape targets, also those that do not answer. The address is `base`, that of the proxy
+/// before this server; without a proxy, the one by which the client reached this server.
 pub(crate) async fn serve_targets(
     State(hosts): State<SharedHosts>,
     base: Option<Extension<BaseUrl>>,

@@ -38,7 +38,8 @@ impl ProxyNetwork {
 
 /// Returns the address at which a proxy serves this server, by the headers that it adds: `X-Forwarded-Host`, `-Proto`,
 /// `-Port` and `-Prefix`, and `Forwarded` (RFC 7239). Of several values the last one counts, which the nearest proxy
-/// has added. `None` if it adds none. Fails if the headers form no valid address.
+/// has added. If they name no host, `Host` counts; if no scheme, http. `None` if the proxy adds none of them. Fails if
+/// the headers form no valid address.
 pub(crate) fn forwarded_base(headers: &HeaderMap) -> Result<Option<BaseUrl>> {
     let last = |name: &str| {
         let value = headers.get_all(name).into_iter().next_back()?;

@@ -47,7 +47,7 @@ enum BrpcError {
     InvalidArgument,
 }
 
-/// Returns an error as brpc formats it, followed by the reason.
+/// Returns an error as brpc formats it, followed by the reason if there is one.
 fn brpc_error(code: BrpcError, text: &str, reason: Option<&Problem>) -> Response {
     let (status, number) = match code {
         BrpcError::NoSuchMethod => (StatusCode::NOT_FOUND, 1002),
@@ -144,13 +144,13 @@ fn first_sample_type(options: Option<&str>) -> Option<String> {
     words.find(|word| known.contains(word)).map(str::to_owned)
 }
 
-/// Serves `/memory`: the allocators' statistics.
+/// Serves `/memory`: the allocators' statistics, with the options of jemalloc in the parameter `opts`.
 async fn serve_memory(RequestHost(host): RequestHost, query: QueryParameters) -> Result<Response> {
     serve_stats(&host, query.last_value("opts")).await
 }
 
-/// Serves the statistics of all allocators as text. `opts` are those of `malloc_stats_print`; they are ignored if an
-/// allocator does not support them.
+/// Serves the statistics of all allocators as text. `opts` are those of `malloc_stats_print`; without them,
+/// [`DEFAULT_STATS_OPTIONS`]. They are ignored if an allocator does not support them.
 async fn serve_stats(host: &Gateway, opts: Option<&str>) -> Result<Response> {
     let opts = opts
         .filter(|opts| !opts.is_empty())

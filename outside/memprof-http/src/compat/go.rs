@@ -111,7 +111,7 @@ impl ProfileRequest {
         }
     }
 
-    /// Sets the file name of a reply as `net/http/pprof` does.
+    /// Sets the file name of a reply as `net/http/pprof` does; none for text.
     fn set_file_name(&self, profile: &str, headers: &mut HeaderMap) {
         let suffix = match self {
             Self::Now => "",

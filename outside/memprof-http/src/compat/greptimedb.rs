@@ -107,7 +107,7 @@ async fn serve_gdump(RequestHost(host): RequestHost) -> Result<Response> {
     Ok(active_reply(status.gdump.is_some()))
 }
 
-/// Returns the JSON reply with the state, in the spacing for which scripts search.
+/// Returns the JSON reply whether something is `active`, in the spacing for which scripts search.
 fn active_reply(active: bool) -> Response {
     let body = format!("{{\"active\": {active}}}");
     ([(CONTENT_TYPE, "application/json")], body).into_response()
@@ -130,7 +130,7 @@ async fn set_gdump(RequestHost(host): RequestHost, form: Bytes) -> Result<&'stat
     Ok(done)
 }
 
-/// Serves the flamegraph of the dump in the request's body.
+/// Serves the flamegraph of the dump in the request's body, with names from the host's binaries.
 async fn symbolize_upload(RequestHost(host): RequestHost, dump: Bytes) -> Result<Response> {
     Ok(render_uploaded_flamegraph(&host, dump).await?)
 }

@@ -131,8 +131,9 @@ fn read_maps(dump: impl Read) -> io::Result<Vec<u8>> {
     Ok(maps)
 }
 
-/// Returns each address with its name, in their order, by symbolizing a profile with these addresses. Inlined functions
-/// are joined by `--`.
+/// Returns each address with its name, in their order, by symbolizing a profile with these addresses; the name is
+/// `None` for an address in no mapping. `maps` are the lines that [`read_maps`] returns, `pid` is the process if it is
+/// visible from here. Inlined functions are joined by `--`.
 fn symbolize(
     addresses: &[u64],
     maps: &[u8],

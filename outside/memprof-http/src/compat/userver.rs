@@ -60,8 +60,8 @@ async fn send_ok_text(
     Ok("OK\n".to_owned())
 }
 
-/// Checks the parameter `count`, the largest number of threads, and returns it as text. The error is the text of the
-/// reply.
+/// Checks the parameter `count`, the largest number of threads, and returns it as text. The error, if it is missing or
+/// no number, is the text of the reply.
 fn parse_thread_count(count: Option<&str>) -> Result<String, String> {
     let count = count.ok_or("missing 'count' argument")?;
     match count.parse::<u64>() {

@@ -24,7 +24,8 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// Arguments of memprof. A command with a page writes it to standard output.
+    /// Arguments with which memprof runs the command on the process `pid`. A command with a page writes it to standard
+    /// output.
     pub(super) fn arguments(self, pid: u32) -> Vec<String> {
         let sampling = |time: Duration| format!("--for={}s", time.as_secs());
         let (command, options) = match self {
@@ -40,7 +41,7 @@ impl Action {
         words.chain(options).chain(format).collect()
     }
 
-    /// Whether the command writes a page.
+    /// Whether the command writes a page of HTML, rather than text.
     pub(super) fn has_page(self) -> bool {
         match self {
             Self::Record | Self::Leaks | Self::Holders | Self::Ledger => true,
@@ -64,7 +65,7 @@ impl Action {
         }
     }
 
-    /// Time for which the command samples, if it does: its progress.
+    /// Time for which the command samples, by which the page shows its progress. `None` if it does not sample.
     pub(super) fn sampling_time(self) -> Option<Duration> {
         match self {
             Self::Record => Some(RECORD_TIME),

@@ -106,15 +106,18 @@ impl Job {
         })
     }
 
+    /// Whether the command had not ended yet at the last [`poll`](Self::poll).
     pub(super) fn is_running(&self) -> bool {
         self.end.is_none()
     }
 
+    /// Whether a cancelled command leaves the process as it was.
     pub(super) fn is_cancellable(&self) -> bool {
         self.action.is_cancellable()
     }
 
-    /// Ends the command: it detaches from the process. By SIGINT, `leaks --prove --for` would search the process before.
+    /// Asks a running command to end, once, by SIGTERM: it detaches from the process first. After SIGINT,
+    /// `leaks --prove --for` would still search the process.
     pub(super) fn cancel(&mut self) {
         if self.end.is_some() || self.cancelled.is_some() {
             return;
@@ -173,7 +176,8 @@ impl Job {
         }
     }
 
-    /// Notes output that is too large, and drops it.
+    /// Checks the lengths of the page and of the messages. Records one that is too long as exceeded, and drops its
+    /// text.
     fn check_output(&mut self) {
         let limits = [
             (&self.output, MAX_PAGE_BYTES, "its page is too large"),
@@ -218,7 +222,8 @@ impl Job {
         }
     }
 
-    /// Messages of the command: its notes and its error, as [`page_line`] returns them; of one without a page, its text.
+    /// Text of the command for the page: its notes and its error, a line each as [`page_line`] returns them, and the
+    /// limit that it exceeded. Before these is the standard output of one that is done and has no page.
     fn message(&self, state: JobState) -> String {
         let mut text = read_text(&self.messages);
         if !self.action.has_page() && state == JobState::Done {
@@ -238,18 +243,18 @@ fn page_line(line: &str) -> &str {
         .unwrap_or(line)
 }
 
-/// A file in memory.
+/// Creates an empty file that is only in memory and is closed in child processes, for the output of a command.
 pub(super) fn memory_file() -> io::Result<File> {
     Ok(memfd_create("memprof-job", MemfdFlags::CLOEXEC)?.into())
 }
 
-/// Text of a file, cut to [`MAX_MESSAGE_BYTES`].
+/// Returns the end of a file as text, up to [`MAX_MESSAGE_BYTES`]; empty if it cannot be read.
 pub(super) fn read_text(file: &File) -> String {
     let bytes = read_end(file, MAX_MESSAGE_BYTES).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Last bytes of a file, at most `limit`.
+/// Last bytes of a file, at most `limit`. `None` if they cannot be read.
 fn read_end(file: &File, limit: u64) -> Option<Vec<u8>> {
     let length = file.metadata().ok()?.len();
     let read = length.min(limit);
@@ -258,7 +263,7 @@ fn read_end(file: &File, limit: u64) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// First bytes of a file, at most `limit`. Its offset is the writer's, and stays.
+/// First bytes of a file, at most `limit`. `None` if they cannot be read. The file's offset is the writer's, and stays.
 pub(super) fn read_start(file: &File, limit: u64) -> Option<Vec<u8>> {
     let length = file.metadata().ok()?.len().min(limit);
     let mut bytes = vec![0; usize::try_from(length).ok()?];

@@ -44,6 +44,7 @@ struct JobListState {
 }
 
 impl JobList {
+    /// Creates an empty list; `program` is memprof's executable.
     pub(super) fn new(program: PathBuf) -> Self {
         Self {
             program,
@@ -128,7 +129,7 @@ impl JobList {
         Ok(job.row())
     }
 
-    /// Cancels all jobs.
+    /// Cancels all running jobs, also those that cannot be cancelled one by one.
     pub(super) fn cancel_all(&self) {
         self.polled().jobs.iter_mut().for_each(Job::cancel);
     }

@@ -30,6 +30,7 @@ pub(super) struct ProcessList {
 }
 
 impl ProcessList {
+    /// Creates a list that is made at the first request; `program` is memprof's executable.
     pub(super) fn new(program: PathBuf) -> Self {
         Self {
             program,

@@ -39,8 +39,8 @@ pub(super) async fn serve_growth(
     }
 }
 
-/// Renders the kept dump in the parameter `view`, or else a new dump with the arguments `kind`, in the format that
-/// `display_type` selects.
+/// Renders the kept dump in the parameter `view` or, without it, a new dump with the arguments `kind`, which are empty
+/// for a heap profile. The parameter `display_type` selects the format.
 async fn serve_report(
     host: &Gateway,
     query: &QueryParameters,
