@@ -25,7 +25,8 @@ enum OutputTarget {
 }
 
 /// Calls `write` with a writer to the file at `path`. A regular file appears there only once it is complete; anything
-/// else is written to directly. Links are followed.
+/// else is written to directly. Links are followed. Fails if `write` or writing fails, or another user may have planted
+/// the link or file.
 pub fn publish_file<T>(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
@@ -42,7 +43,8 @@ pub fn publish_file<T>(
     }
 }
 
-/// Writes a temporary file in the directory of `path`, and renames it to `path`.
+/// Writes a temporary file in the directory of `path`, and renames it to `path`. `mode` is that of the file which is
+/// replaced, and which the new one keeps; `None` if there is none. `failed` makes the text of errors.
 fn replace_file<T>(
     path: &Path,
     mode: Option<u32>,
@@ -128,8 +130,8 @@ fn is_same_file(metadata: &Metadata, path: &Path) -> bool {
         .is_ok_and(|end| (end.dev(), end.ino()) == (metadata.dev(), metadata.ino()))
 }
 
-/// Rejects a file that another user may have planted. In `/tmp` and similar directories any user may create a link
-/// or a FIFO with the name: as the kernel does (proc(5), `protected_symlinks` and `protected_fifos`), only those of
+/// Fails for a file that another user may have planted. In `/tmp` and similar directories, any user may create a link
+/// or a FIFO with the name. As the kernel does (proc(5), `protected_symlinks` and `protected_fifos`), only those of
 /// this user and of the directory's owner are followed and opened.
 fn reject_planted(path: &Path, metadata: &Metadata) -> io::Result<()> {
     let directory = parent_dir(path).metadata()?;

@@ -35,7 +35,7 @@ pub fn note(text: &str) {
     print_stderr(&format!("memprof: note: {}", one_line(text)));
 }
 
-/// Whether stderr is a terminal that can replace a line.
+/// Whether stderr is a terminal that can replace a line: its `TERM` is not `dumb`.
 fn has_progress_line() -> bool {
     io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|kind| kind != "dumb")
 }
@@ -59,18 +59,18 @@ pub fn log_progress(text: &str) {
     }
 }
 
-/// Columns of the terminal that stdout is; `None` if it is none.
+/// Columns of the terminal that stdout is. `None` if stdout is no terminal, or the terminal does not know its size.
 pub fn terminal_columns() -> Option<usize> {
     io::stdout().is_terminal().then(|| columns(io::stdout()))?
 }
 
-/// Columns of a terminal; `None` if it does not know its size, and says 0.
+/// Columns of a terminal. `None` if it does not know its size, and says 0.
 fn columns(terminal: impl AsFd) -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(terminal).ok()?;
     (size.ws_col > 0).then(|| usize::from(size.ws_col))
 }
 
-/// Clears the line of [`show_progress`].
+/// Clears the line of [`show_progress`]. Does nothing if stderr is not a terminal.
 pub fn clear_progress() {
     if has_progress_line() {
         write_to_stderr("\r\x1b[K");

@@ -18,7 +18,7 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     escaped(text, is_harmful)
 }
 
-/// Escapes the characters for which `is_harmful` holds.
+/// Escapes the characters for which `is_harmful` holds, as JSON does: `\u001b`.
 fn escaped(text: &str, is_harmful: impl Fn(char) -> bool) -> Cow<'_, str> {
     if !text.contains(&is_harmful) {
         return text.into();

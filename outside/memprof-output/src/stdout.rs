@@ -71,7 +71,7 @@ fn write_watched<T>(
     }
 }
 
-/// Calls `write` with `out`, and flushes it.
+/// Calls `write` with `out`, and flushes `out`. Fails if either does.
 fn write_and_flush<T>(
     out: &mut dyn Write,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
