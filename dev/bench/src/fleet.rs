@@ -124,7 +124,7 @@ impl<'p> Store<'p> {
         Ok(processes)
     }
 
-    /// Runs `memprof-fleet` with the store's configuration.
+    /// Runs `memprof-fleet` with the store's configuration. Returns its exit status and output, also if it fails.
     fn run(&self, args: &[&str]) -> Result<Output> {
         let mut command = Command::new(dist().join("bin/memprof-fleet"));
         command.args(args).arg("--config");
@@ -135,7 +135,7 @@ impl<'p> Store<'p> {
         Ok(command.output()?)
     }
 
-    /// Runs `memprof-fleet fleet` and returns its standard output.
+    /// Runs `memprof-fleet fleet` and returns its standard output. Fails if the command fails.
     fn run_fleet(&self, args: &[&str]) -> Result<String> {
         let output = self.run(&[&["fleet"], args].concat())?;
         ensure!(output.status.success(), "fleet {args:?}: {output:?}");

@@ -75,7 +75,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     Ok(())
 }
 
-/// Returns the command `memprof test` with the budget in `directory`.
+/// Returns the command `memprof test` for `command`, with the budget in `directory` and further `options`.
 fn gate_command(directory: &Path, options: &[&str], command: &[&str]) -> Command {
     let mut gate_command = Command::new(dist().join("bin/memprof"));
     gate_command
@@ -86,6 +86,7 @@ fn gate_command(directory: &Path, options: &[&str], command: &[&str]) -> Command
     gate_command
 }
 
+/// Path of the budget in the directory of the measurement.
 fn budget_file(directory: &Path) -> PathBuf {
     directory.join("budget.toml")
 }
@@ -152,6 +153,7 @@ fn time_run(command: &mut Command) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64())
 }
 
+/// Median of run times. Panics if there are none.
 fn median(seconds: &[f64]) -> f64 {
     Ratios::new(seconds).median()
 }

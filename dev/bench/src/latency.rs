@@ -265,6 +265,7 @@ impl Redis {
         Ok(Self { child, directory })
     }
 
+    /// Connects to the server's Unix socket.
     fn connect(&self) -> Result<RedisClient> {
         let stream = UnixStream::connect(self.directory.path().join("socket"))?;
         Ok(RedisClient(BufReader::new(stream)))

@@ -63,7 +63,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the parts that `[PART…] [--check]` names, and with `--check` fails if a limit is broken.
+/// Runs the parts that `args` name, `[PART…] [--check]`, or [`DEFAULT_PARTS`] if they name none. With `--check`, fails
+/// if a limit is broken. `as ROLE …` runs a role of `peers` in place of the parts.
 fn bench(args: &[&str]) -> Result<()> {
     #[cfg(feature = "peers")]
     if let ["as", role @ ..] = args {

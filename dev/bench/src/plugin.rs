@@ -120,7 +120,7 @@ fn measure_memory(measurements: &mut Measurements) -> Result<()> {
         (anonymous_kib()? - before) as f64,
         format_args!(
             "loaded, after one status; and {} KiB of its file's pages, which all processes share",
-            file_kib("/memory_profile.so")?
+            shared_file_kib("/memory_profile.so")?
         ),
     )
 }
@@ -136,8 +136,9 @@ fn anonymous_kib() -> Result<i64> {
     Ok(value.context("Anonymous is missing")?.parse()?)
 }
 
-/// Resident KiB of a file's mappings that are shared with the page cache (`proc_pid_smaps(5)`).
-fn file_kib(name: &str) -> Result<i64> {
+/// Resident memory in KiB of the mappings of the files whose paths end with `name` (`proc_pid_smaps(5)`). Pages that
+/// this process has changed are left out: all processes share the others.
+fn shared_file_kib(name: &str) -> Result<i64> {
     let smaps = fs::read_to_string("/proc/self/smaps")?;
     let mut inside = false;
     let mut total = 0;

@@ -18,6 +18,7 @@ impl Ratios {
         Self(sorted)
     }
 
+    /// Median; the larger of the two middle ratios if their number is even.
     pub(crate) fn median(&self) -> f64 {
         self.0[self.0.len() / 2]
     }

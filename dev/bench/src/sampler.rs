@@ -107,7 +107,8 @@ fn measure_peers() -> Result<()> {
     Ok(())
 }
 
-/// Times of all rounds in nanoseconds, by kind of block, under another profiler or none.
+/// Times of all rounds in nanoseconds, by kind of block. `command` starts the program under another profiler, empty for
+/// none; `env` are variables for it.
 fn round_times(command: &[&str], env: &[(&str, &str)]) -> Result<BTreeMap<String, Vec<f64>>> {
     let pairs = dist().join("bench/pairs");
     let pairs = pairs.to_str().context("the path is not UTF-8")?;
@@ -129,7 +130,8 @@ fn round_times(command: &[&str], env: &[(&str, &str)]) -> Result<BTreeMap<String
 }
 
 /// Ratios of each round to the same round without a profiler, by state and kind of block; for the state `marked` the
-/// nanoseconds that age and label add to a sample.
+/// nanoseconds that age and label add to a sample. `sampler` is the argument of `activate` that selects memprof's
+/// sampler or the allocator's; `env` are variables of the program.
 fn ratios_to_bare(
     sampler: &str,
     env: &[(&str, &str)],

@@ -33,7 +33,7 @@ impl Growth {
         self.0.push((work as f64, milliseconds));
     }
 
-    /// Slope of the least-squares line through the logarithms; `None` unless there are two amounts of work.
+    /// Slope of the least-squares line through the logarithms. `None` unless there are two different amounts of work.
     fn exponent(&self) -> Option<f64> {
         let logs: Vec<(f64, f64)> = self.0.iter().map(|(x, y)| (x.ln(), y.ln())).collect();
         let count = logs.len() as f64;
@@ -44,7 +44,7 @@ impl Growth {
         (variance > 0.0).then_some(covariance / variance)
     }
 
-    /// Records the exponent as a figure.
+    /// Records the exponent as a figure. Fails if only one amount of work was measured.
     fn record_exponent(&self, figure: &str, measurements: &mut Measurements) -> Result<()> {
         let exponent = self.exponent().context("one amount of work")?;
         measurements.record(figure, exponent, self)

@@ -31,8 +31,9 @@ pub struct Script {
 }
 
 impl Script {
-    /// Starts `sh` with an option and a script in the directory `place`. `memprof` is in the path, its sockets and dumps are
-    /// in `place`, and `$PLUGIN` is the plugin's file. `timeout` is in whole seconds.
+    /// Starts `sh` with an option and a script in the directory `place`. `memprof` is in the path, its sockets and
+    /// dumps are in `place`, and `$PLUGIN` is the plugin's file; `variables` are set, too. `timeout` is in whole
+    /// seconds.
     ///
     /// # Errors
     /// timeout(1) or a temporary file is missing.
@@ -69,7 +70,7 @@ impl Script {
     }
 
     /// Waits for the script's end. Leaves its process as a zombie, so that the ID of its group is not reused before the
-    /// group is killed.
+    /// group is killed. A script that fails is no error.
     ///
     /// # Errors
     /// The text cannot be read.

@@ -108,8 +108,8 @@ fn measure_list(http: &Path, measurements: &mut Measurements) -> Result<()> {
     measurements.record("32 kept dumps listed over HTTP", time, "")
 }
 
-/// Reads a response to its end and returns its length. All pieces go into one buffer, because a buffer for the whole
-/// response would add cost to the reader.
+/// Reads a response to its end and returns its length in bytes, with its head. All pieces go into one buffer, because a
+/// buffer for the whole response would add cost to the reader. Fails if its status is not 200.
 fn read_to_end(mut response: UnixStream) -> Result<usize> {
     let mut piece = vec![0; 1 << 20];
     let mut bytes = response.read(&mut piece)?;
@@ -122,7 +122,8 @@ fn read_to_end(mut response: UnixStream) -> Result<usize> {
     }
 }
 
-/// Requests a path and returns the response with its head; the server closes the connection after it.
+/// Requests a path and returns the response with its head; the server closes the connection after it. Fails if its
+/// status is not 200.
 fn get(http: &Path, path: &str) -> Result<Vec<u8>> {
     let mut stream = send_request(http, path)?;
     let mut response = Vec::new();

@@ -56,7 +56,8 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     Ok(())
 }
 
-/// Measures the cost of a sample after twenty calls: (memprof − no sampling) / (jemalloc − no sampling).
+/// Measures the cost of a sample after twenty calls: (memprof − no sampling) / (jemalloc − no sampling). The sample
+/// interval is 2 to the power of `lg_sample` bytes.
 fn measure_micro(lg_sample: u32, measurements: &mut Measurements) -> Result<()> {
     let program = dist().join("bench/micro");
     let directory = tempfile::tempdir()?;

@@ -112,7 +112,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     Ok(())
 }
 
-/// Milliseconds of [`ROUNDS`] rounds, sorted.
+/// Milliseconds of [`ROUNDS`] rounds, sorted. A round that returns no number counts as NaN.
 fn sorted_times(round: impl Fn() -> serde_json::Value) -> Vec<f64> {
     let rounds = (0..ROUNDS).map(|_| round().as_f64().unwrap_or(f64::NAN));
     let mut times: Vec<f64> = rounds.collect();

@@ -96,7 +96,8 @@ pub(super) struct Totals {
 }
 
 impl Processes {
-    /// Generates the services and processes from the stacks of programs, `ROOT;…;LEAF`.
+    /// Generates the services and processes from the stacks of programs, `ROOT;…;LEAF`. The profiles will be of `hours`
+    /// hours from `start` on, which is in milliseconds since 1970.
     pub(super) fn new(programs: &[Vec<String>], start: i64, hours: i64) -> Self {
         let mut all = Self {
             random: Random::new(),
@@ -119,7 +120,7 @@ impl Processes {
         all
     }
 
-    /// Next pseudo-random number from 0 to 1.
+    /// Next pseudo-random number, at least 0 and below 1.
     fn random_fraction(&mut self) -> f64 {
         self.random.below(1 << 30) as f64 / f64::from(1 << 30)
     }
@@ -161,7 +162,7 @@ impl Processes {
         }
     }
 
-    /// Adds a stack, `ROOT;…;LEAF`, and returns its index.
+    /// Adds a stack, `ROOT;…;LEAF`, and returns its index in [`Processes::stacks`].
     fn add_stack(&mut self, text: &str) -> usize {
         // The hash is FNV-1a; any id does that differs between stacks.
         let id = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -206,7 +207,8 @@ impl Processes {
         }
     }
 
-    /// Writes the profiles of a machine's processes in an hour to a directory of the agent's spool.
+    /// Writes the profiles of a machine's processes in an hour to `spool`, a directory of the agent's spool. `hour`
+    /// counts from 0.
     pub(super) fn write_hour(&mut self, machine: usize, hour: i64, spool: &Path) -> Result<()> {
         for number in (machine..PROCESSES).step_by(MACHINES) {
             let service = &self.services[self.processes[number].service];
@@ -227,7 +229,7 @@ impl Processes {
         Ok(())
     }
 
-    /// Changes the memory of a process until its next profile.
+    /// Changes the memory of the process with that number until its next profile.
     fn advance(&mut self, number: usize) {
         let mut levels = std::mem::take(&mut self.processes[number].levels);
         let (service, build) = (self.processes[number].service, self.processes[number].build);
@@ -258,8 +260,9 @@ impl Processes {
         self.processes[number].levels = levels;
     }
 
-    /// Returns a profile of a process in the format of the spool. Only the first profile of an hour names the functions
-    /// of the stacks, because the store keeps them once.
+    /// Returns a profile of a process in the format of the spool, and adds it to the totals. `time` is in milliseconds
+    /// since 1970. Only the first profile of an hour (`is_first`) names the functions of the stacks, because the store
+    /// keeps them once.
     fn profile_json(
         &mut self,
         number: usize,
@@ -312,7 +315,7 @@ impl Processes {
         ))
     }
 
-    /// Name of a service and the ids of its old and new build.
+    /// Name of the service with this index, and the ids of its old and new build.
     pub(super) fn builds(&self, service: usize) -> (&str, [&str; 2]) {
         let Service { name, builds, .. } = &self.services[service];
         (name, [&builds[0], &builds[1]])

@@ -55,6 +55,7 @@ pub(crate) struct Peer {
     pub(crate) ratio: f64,
 }
 
+/// Limit of a case that sets none: cost in proportion to the size, with some room for chance.
 fn default_exponent() -> f64 {
     1.15
 }
@@ -66,7 +67,7 @@ struct File {
 }
 
 impl GrowthCase {
-    /// Reads the cases of a file.
+    /// Reads the cases of a TOML file. Fails if it is malformed or has none.
     pub(crate) fn read_all(path: &Path) -> Result<Vec<Self>> {
         let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
         let file: File = toml::from_str(&text).with_context(|| path.display().to_string())?;
@@ -74,7 +75,7 @@ impl GrowthCase {
         Ok(file.case)
     }
 
-    /// The three sizes, of the short form or of the long one.
+    /// The three sizes: [`FACTORS`] times the smallest one, which the short form has of its own.
     pub(crate) fn sizes(&self, is_short: bool) -> [u64; 3] {
         let smallest = if is_short { self.short_size } else { self.size };
         FACTORS.map(|factor| factor * smallest)

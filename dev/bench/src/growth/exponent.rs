@@ -4,8 +4,8 @@
 /// cost does not depend on the size: other processes and the machine change counts that much.
 const FLAT: f64 = 0.25;
 
-/// Exponent of three counts at the sizes ×1, ×4 and ×16. What every size costs alike, such as the start of the
-/// program, does not count: the exponent is that of the differences.
+/// Exponent of three counts at the sizes ×1, ×4 and ×16. What every size costs alike, such as the start of the program,
+/// does not count: the exponent is that of the differences. 0 if the counts hardly differ.
 pub(crate) fn count_exponent(counts: [u64; 3]) -> f64 {
     let [first, second, third] = counts;
     let (less, more) = (second.saturating_sub(first), third.saturating_sub(second));
@@ -15,7 +15,7 @@ pub(crate) fn count_exponent(counts: [u64; 3]) -> f64 {
     (more as f64 / less.max(1) as f64).log(4.0)
 }
 
-/// Exponent of three times at the sizes ×1, ×4 and ×16, by the two largest: the smallest is mostly the start of the
+/// Exponent of three times at the sizes ×1, ×4 and ×16, from the two largest: the smallest is mostly the start of the
 /// program. Differences of times, unlike those of counts, vary too much.
 pub(crate) fn time_exponent([_, second, third]: [f64; 3]) -> f64 {
     (third.max(f64::MIN_POSITIVE) / second.max(f64::MIN_POSITIVE)).log(4.0)

@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes a generated dump to stdout.
+/// Writes a generated dump to stdout. Both arguments are numbers: of the stacks, and the seed.
 fn print_dump(stacks: &str, seed: &str) -> Result<()> {
     let mut out = BufWriter::with_capacity(1 << 20, stdout().lock());
     dump::write_dump(stacks.parse()?, seed.parse()?, &mut out)?;

@@ -35,7 +35,8 @@ pub(crate) struct Measurement<'c> {
     is_short: bool,
 }
 
-/// Measures a case in a directory of its own.
+/// Measures a case at its three sizes, each in a directory of its own; with `is_short`, at smaller ones. Memory and the
+/// peer are measured at the largest size, and not in the short form.
 pub(crate) fn measure_case(case: &GrowthCase, is_short: bool) -> Result<Measurement<'_>> {
     let sizes = case.sizes(is_short);
     let mut usages = [CommandUsage::default(); 3];
@@ -72,7 +73,8 @@ pub(crate) fn measure_case(case: &GrowthCase, is_short: bool) -> Result<Measurem
     })
 }
 
-/// Compiles `target`, and `target-lsan` with the search of `LeakSanitizer` in place of its rest.
+/// Compiles the program that cases look at, as `target` and as `target-lsan`. The second one searches itself for leaks
+/// by `LeakSanitizer`, and ends.
 fn build_targets(place: &Path) -> Result<()> {
     let source = directory().join("target.c");
     for (program, flags) in [
@@ -88,7 +90,7 @@ fn build_targets(place: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Measures the case's command several times, and undoes it each time.
+/// Measures the case's command [`RUNS`] times, and undoes it each time. Returns the least of each number.
 fn measure_command(case: &GrowthCase, place: &Path, size: u64) -> Result<CommandUsage> {
     let measure = format!("\"$GROWTH\" {MEASURE} sh -c \"$MEASURED\"");
     let mut least: Option<CommandUsage> = None;
@@ -102,7 +104,8 @@ fn measure_command(case: &GrowthCase, place: &Path, size: u64) -> Result<Command
     least.context("no run")
 }
 
-/// Runs a script to its end. What it left running is killed when the returned script is dropped.
+/// Runs a script to its end in the directory `place`, with `size` as `$N` and `measured` as `$MEASURED`. Fails if the
+/// script does. What it left running is killed when the returned script is dropped.
 fn run_script(
     script: &str,
     place: &Path,
@@ -128,7 +131,8 @@ fn run_script(
 }
 
 impl Measurement<'_> {
-    /// Exponents of what was measured, with their names. Times vary too much where they are short.
+    /// Exponents of what was measured, with their names. Without that of the time in the short form, where times vary
+    /// too much.
     fn exponents(&self) -> Vec<(&'static str, f64)> {
         let counts = |count: fn(&CommandUsage) -> u64| {
             count_exponent(self.usages.map(|usage| count(&usage)))
@@ -144,7 +148,7 @@ impl Measurement<'_> {
         all
     }
 
-    /// Lines about the limits that are broken.
+    /// Lines about the limits that are broken; empty if all hold.
     pub(crate) fn broken_limits(&self) -> Vec<String> {
         let case = self.case;
         let mut broken = Vec::new();
@@ -178,7 +182,7 @@ impl Measurement<'_> {
         broken
     }
 
-    /// Seconds of memprof for each of the peer's, at the largest size.
+    /// Seconds of memprof for each of the peer's, at the largest size. `None` if no peer was measured.
     fn peer_ratio(&self) -> Option<f64> {
         Some(self.usages[2].seconds / self.peer_seconds?)
     }

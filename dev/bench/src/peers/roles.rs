@@ -31,7 +31,7 @@ fn parse_file(file: &str) -> Result<()> {
     Ok(())
 }
 
-/// Converts a dump to pprof with the crate `pprof_util`.
+/// Converts a dump to pprof with the crate `pprof_util`, and writes it to stdout.
 fn convert_by_pprof_util(file: &str) -> Result<()> {
     let profile = pprof_util::parse_jeheap(BufReader::new(File::open(file)?), None)?;
     let pprof = profile.to_pprof(("inuse_space", "bytes"), ("space", "bytes"), None);

@@ -17,15 +17,17 @@ const ROUNDS: usize = 7;
 /// Time that a host may take to open its socket.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Path of the built plugin in `target/dist`.
 pub(super) fn plugin_path() -> PathBuf {
     dist().join("plugins/memory_profile.so")
 }
 
+/// Directory of the hosts' control sockets in the measurement's directory.
 pub(super) fn socket_dir(dir: &Path) -> PathBuf {
     dir.join("run")
 }
 
-/// Returns the command of a program with the plugin preloaded.
+/// Returns the command of a program with the plugin preloaded, without output. Its socket and its dumps are in `dir`.
 pub(super) fn preload_command(dir: &Path, program: &Path) -> Command {
     let mut command = Command::new(program);
     command
@@ -67,7 +69,7 @@ pub(super) fn connect(socket: &Path) -> Result<Client> {
 pub(super) struct Host(pub(super) Child);
 
 impl Host {
-    /// Starts a host by this command, after it has made the directory `dumps` in `dir`.
+    /// Creates the directory `dumps` in `dir`, and starts a host by this command.
     pub(super) fn start(command: &mut Command, dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir.join("dumps"))?;
         Ok(Self(
@@ -80,7 +82,7 @@ impl Host {
         connect(&socket_dir(dir).join(format!("{}.sock", self.0.id())))
     }
 
-    /// Number in a line of the process's /proc/PID/status: KiB for memory.
+    /// Number in the line `field` of the process's /proc/PID/status: KiB for memory.
     pub(super) fn status_field(&self, field: &str) -> Result<u64> {
         status_number(self.0.id(), field)
     }

@@ -65,7 +65,7 @@ pub(super) fn time_queries(dir: &Path, measurements: &mut Measurements) -> Resul
     listed.record_exponent("exponent of /api/v1/hosts, by hosts", measurements)
 }
 
-/// Median milliseconds of a list of all hosts over HTTP.
+/// Median milliseconds of a list of all hosts over HTTP. Fails if it has fewer than `count` hosts.
 fn time_http_list(dir: &Path, count: usize) -> Result<f64> {
     let http = dir.join("scale.sock");
     let mut serve = Command::new(dist().join("bin/memprof"));

@@ -75,7 +75,7 @@ impl Area {
     }
 }
 
-/// Names of the areas in a directory, sorted.
+/// Names of the areas in a directory, those of its TOML files, sorted.
 pub(crate) fn list_areas(directory: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(directory).with_context(|| directory.display().to_string())?;
     let mut names = Vec::new();

@@ -22,6 +22,7 @@ struct Row {
 }
 
 impl Row {
+    /// Creates the row of a kind of which no case was judged yet.
     fn new(kind: &str) -> Self {
         Self {
             kind: kind.to_owned(),
@@ -31,7 +32,7 @@ impl Row {
         }
     }
 
-    /// Counts a verdict.
+    /// Counts a verdict as right, noted or wrong.
     fn add(&mut self, verdict: &Verdict) {
         let count = match verdict {
             Verdict::Right => &mut self.right,
@@ -43,7 +44,7 @@ impl Row {
 }
 
 impl Table {
-    /// Counts the verdict in the row of the case's kind.
+    /// Counts the verdict in the row of the case's kind. Keeps the reasons of a wrong one.
     pub(crate) fn add(&mut self, area: &str, case: &Case, verdict: &Verdict) {
         let row = match self.rows.iter_mut().find(|row| row.kind == case.kind) {
             Some(row) => row,
