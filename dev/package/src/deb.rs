@@ -15,7 +15,7 @@ use crate::toolchain::MIN_GLIBC;
 use xtask::run::{output, run};
 
 /// Value of the field `Maintainer`: the person who builds the package, from the variables of Debian's tools (dch(1)),
-/// because the project has no address.
+/// because the project has no address. For a variable that is not set (`None`), a placeholder.
 fn maintainer_address(name: Option<String>, email: Option<String>) -> String {
     let name = name.unwrap_or_else(|| "memprof developers".to_owned());
     let email = email.unwrap_or_else(|| "memprof@localhost".to_owned());

@@ -31,7 +31,7 @@ const NEWEST_SUITE: &str = "trixie";
 const UNITS_SCRIPT: &str = include_str!("fresh_root/units.sh");
 const RPM_SCRIPT: &str = include_str!("fresh_root/rpm.sh");
 
-/// Checks the packages of a directory in every suite.
+/// Installs, uses, upgrades and removes the packages of a directory, in a new system of each suite.
 pub(crate) fn check_in_all_suites(packages: &Path) -> Result<()> {
     for suite in SUITES {
         check_suite(suite, packages)?;

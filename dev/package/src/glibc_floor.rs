@@ -72,7 +72,7 @@ fn dynamic_entries(file: &Path, kind: &str) -> Result<Vec<String>> {
     Ok(names.map(|(name, _)| name.to_owned()).collect())
 }
 
-/// Newest version of glibc that the symbols of `objdump -T` need.
+/// Newest version of glibc that the symbols of `objdump -T` need, as its two numbers. Fails if they need none.
 fn newest_glibc(symbols: &str) -> Result<(u32, u32)> {
     let named = symbols.split("GLIBC_").skip(1);
     let versions = named.filter_map(|rest| parse_version(rest.split([')', ' ']).next()?).ok());
@@ -86,7 +86,7 @@ fn lines_with_version(symbols: &str, version: (u32, u32)) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Parses the first two numbers of a version: `2.2.5` counts as `2.2`.
+/// Parses the first two numbers of a version: `2.2.5` counts as `2.2`. Fails if there are fewer.
 fn parse_version(text: &str) -> Result<(u32, u32)> {
     let mut numbers = text.split('.').map(str::parse);
     let mut next = || {

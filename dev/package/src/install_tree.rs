@@ -172,23 +172,27 @@ fn page_with_includes(page: &Path) -> Result<String> {
     Ok(whole)
 }
 
+/// Copies a file, readable for all, and creates the directories above it.
 fn copy_file(from: &Path, to: &Path) -> Result<()> {
     create_parent_dir(to)?;
     fs::copy(from, to).with_context(|| from.display().to_string())?;
     set_mode(to, 0o644)
 }
 
+/// Writes a file, readable for all, and creates the directories above it.
 fn write_file(to: &Path, text: &str) -> Result<()> {
     create_parent_dir(to)?;
     fs::write(to, text).with_context(|| to.display().to_string())?;
     set_mode(to, 0o644)
 }
 
+/// Creates the directory of a file, and those above it.
 fn create_parent_dir(file: &Path) -> Result<()> {
     let directory = file.parent().context("a file has no directory")?;
     fs::create_dir_all(directory).with_context(|| directory.display().to_string())
 }
 
+/// Sets the permissions of a file or directory to `mode`, whatever the umask is.
 fn set_mode(path: &Path, mode: u32) -> Result<()> {
     let permissions = fs::Permissions::from_mode(mode);
     fs::set_permissions(path, permissions).with_context(|| path.display().to_string())

@@ -98,7 +98,8 @@ fn build_packages(target: &Path, to: &Path) -> Result<()> {
     write_checksums(to)
 }
 
-/// Checks the libraries that the programs and libraries of a package need.
+/// Checks the glibc and the libraries that the programs and libraries of a package need. Fails if others are needed
+/// than allowed.
 fn check_dependencies(trees: &InstallTrees, package: &Package) -> Result<()> {
     for file in package.files {
         let installed = trees.tree_dir(package).join(file.to);
@@ -117,7 +118,8 @@ fn check_dependencies(trees: &InstallTrees, package: &Package) -> Result<()> {
     Ok(())
 }
 
-/// Copies the bill of materials beside the package, so that users can read it without unpacking.
+/// Copies the bill of materials beside the package, so that users can read it without unpacking. Does nothing for a
+/// package without code.
 fn copy_sbom(package: &Package, tree: &Path, to: &Path) -> Result<()> {
     if package.built_from.is_none() {
         return Ok(());

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use xtask::run::{cargo, output, root};
 
-/// File name of a package's bill.
+/// File name of a package's bill of materials.
 pub(crate) fn bill_file_name(package: &str) -> String {
     format!("{package}.spdx")
 }

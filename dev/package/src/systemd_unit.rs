@@ -7,7 +7,7 @@ use std::path::PathBuf;
 pub(crate) const RELOAD_SCRIPT: &str =
     "[ ! -d /run/systemd/system ] || systemctl daemon-reload || :\n";
 
-/// File name of the package's service; `None` if it has none.
+/// File name of the service among the installed files of a package. `None` if it has none.
 pub(crate) fn unit_name(installed: &[PathBuf]) -> Option<String> {
     let is_unit = |file: &&PathBuf| file.extension().is_some_and(|end| end == "service");
     let unit = installed.iter().find(is_unit)?;

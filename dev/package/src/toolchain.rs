@@ -25,7 +25,8 @@ const PACKAGES: [&str; 5] = [
     "memprof-fleet",
 ];
 
-/// Installs the tools if they are missing, and builds all [`PACKAGES`] in the cargo target directory `target`.
+/// Installs the tools if they are missing, and builds all [`PACKAGES`] in the cargo target directory `target`. `epoch`
+/// is the time of the commit in seconds since 1970, which takes the place of the build's time.
 ///
 /// Returns the directory with the built files.
 pub(crate) fn build_programs(target: &Path, epoch: u64) -> Result<PathBuf> {
@@ -81,7 +82,7 @@ fn path_with(directory: &Path) -> Result<OsString> {
     std::env::join_paths(directories).context("PATH cannot hold the tools' directory")
 }
 
-/// Flags for rustc that make the build independent of the machine's paths.
+/// Flags for rustc that make the build independent of the machine's paths, and give each file a build id.
 fn rustc_flags(target: &Path) -> Result<Vec<String>> {
     let path_renames = path_renames(target)?.into_iter();
     let flags = path_renames.map(|(from, to)| format!("--remap-path-prefix={from}={to}"));
@@ -98,7 +99,8 @@ fn cc_flags(target: &Path) -> Result<Vec<String>> {
         .collect())
 }
 
-/// Prefixes of this machine's paths and their replacements in the built files. The last one that matches counts.
+/// Prefixes of this machine's paths and their replacements in the built files: those of cargo's home (`CARGO_HOME`,
+/// else `~/.cargo`), of the sources and of `target`. The last one that matches counts.
 fn path_renames(target: &Path) -> Result<[(String, String); 3]> {
     let source = format!("/usr/src/memprof-{}", env!("CARGO_PKG_VERSION"));
     let cargo_home = match std::env::var_os("CARGO_HOME") {
