@@ -147,6 +147,7 @@ fn build_docs() -> Result<()> {
 struct Steps(Vec<(&'static str, Duration)>);
 
 impl Steps {
+    /// Runs a step, prints the time that it took, and keeps it. An error gets the step's name.
     fn run_step<T>(&mut self, name: &'static str, step: impl FnOnce() -> Result<T>) -> Result<T> {
         let begun = Instant::now();
         let result = step().context(name)?;
@@ -166,6 +167,7 @@ impl fmt::Display for Steps {
     }
 }
 
+/// Formats a step's time, in whole seconds, and its name.
 fn step_line(name: &str, time: Duration) -> String {
     format!("{:6.0} s  {name}", time.as_secs_f64())
 }

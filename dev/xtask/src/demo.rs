@@ -162,14 +162,17 @@ fn run_step(args: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// Runs `memprof` of `target/dist`, and returns what it writes to stdout. Fails if the command fails.
 fn run_memprof(args: &[&str]) -> Result<String> {
     output(Command::new(dist().join("bin/memprof")).args(args))
 }
 
+/// The first `count` lines of a text, without the last newline.
 fn first_lines(text: &str, count: usize) -> String {
     text.lines().take(count).collect::<Vec<_>>().join("\n")
 }
 
+/// Indents each line by two blanks.
 fn indent(text: &str) -> String {
     text.lines()
         .map(|line| format!("  {line}"))

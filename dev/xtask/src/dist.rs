@@ -60,7 +60,7 @@ const PROGRAMS: &[BuiltArtifact] = &[
     ("tokio-labels", "tokio_labels", "examples/tokio_labels"),
 ];
 
-/// Builds everything, also `memprof-fleet`, whose libraries take minutes.
+/// Builds everything, also `memprof-fleet`, whose libraries take minutes, and installs its systemd unit.
 pub fn build_all(profile: Profile) -> Result<()> {
     let fleet: BuiltArtifact = ("memprof-fleet", "memprof-fleet", "bin/memprof-fleet");
     build_with(&[PROGRAMS, &[fleet]].concat(), profile)?;
@@ -231,7 +231,7 @@ fn install_artifact((_, built, place): &BuiltArtifact, profile: Profile) -> Resu
     install(&built_dir(profile).join(built), &dist().join(place))
 }
 
-/// Builds packages, with no other features than they request themselves.
+/// Builds cargo packages, with no other features than they request themselves.
 pub fn build_packages(packages: &[&str], profile: Profile) -> Result<()> {
     let mut command = cargo(&["build", "--quiet"]);
     for package in packages {
@@ -243,7 +243,7 @@ pub fn build_packages(packages: &[&str], profile: Profile) -> Result<()> {
     run(&mut command)
 }
 
-/// Cargo's directory of a profile.
+/// Directory in which cargo puts the programs and libraries of a profile.
 pub fn built_dir(profile: Profile) -> PathBuf {
     root().join(match profile {
         Profile::Dev => "target/debug",
@@ -260,7 +260,7 @@ pub fn host_library() -> Result<String> {
         .to_owned())
 }
 
-/// Linker arguments of a program with that library.
+/// Linker arguments of a program with the static library `host_library`.
 pub fn host_link_args(host_library: &str) -> [&str; 4] {
     [host_library, "-lpthread", "-ldl", "-lm"]
 }
@@ -314,6 +314,7 @@ fn build_c() -> Result<()> {
     )
 }
 
+/// Compiles the example `unprepared`, a program that knows nothing of memprof.
 fn build_unprepared() -> Result<()> {
     let source = "hosts-examples/unprepared/unprepared.c";
     compile("cc", source, "examples/unprepared", &[])
@@ -369,6 +370,7 @@ fn fresh_name(target: &Path) -> PathBuf {
     target.with_added_extension("new")
 }
 
+/// Creates the directory of a file below [`dist`].
 fn create_parent(target: &Path) -> Result<()> {
     let directory = target.parent().expect("a place in target/dist");
     fs::create_dir_all(directory).with_context(|| directory.display().to_string())

@@ -39,6 +39,7 @@ fn features_to_check(manifest: &str) -> Vec<&str> {
     none.into_iter().chain(names.iter().copied()).collect()
 }
 
+/// Name of the package in the text of a Cargo.toml. `None` if it has none.
 fn package_name(manifest: &str) -> Option<&str> {
     let mut lines = manifest.lines();
     lines.find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'))

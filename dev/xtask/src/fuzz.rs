@@ -26,7 +26,7 @@ pub(crate) fn replay_seeds() -> Result<()> {
     Ok(())
 }
 
-/// Folder and name of each target.
+/// Each target, as the crate's folder `fuzz` and the target's name.
 fn find_targets() -> Result<Vec<(PathBuf, String)>> {
     let mut all = Vec::new();
     for name in CRATES {

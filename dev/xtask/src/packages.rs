@@ -108,6 +108,7 @@ pub fn ensure_installed(packages: &[&str]) -> Result<()> {
     .concat())
 }
 
+/// Returns whether a Debian package is installed; false in a system without dpkg.
 fn is_installed(package: &str) -> bool {
     let query = Command::new("dpkg-query")
         .args(["-W", "-f", "${db:Status-Status}", package])
@@ -116,6 +117,7 @@ fn is_installed(package: &str) -> bool {
     query.is_ok_and(|query| query.stdout == b"installed")
 }
 
+/// Returns whether this process runs as root, by the owner of its /proc/self.
 fn is_root() -> Result<bool> {
     Ok(fs::metadata("/proc/self")
         .context("failed to read /proc/self")?

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// The project's root.
+/// The project's root directory, in which this program was built.
 pub fn root() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
     root.expect("xtask lies in dev").to_owned()
@@ -28,7 +28,7 @@ pub fn members() -> Result<Vec<String>> {
     Ok(members)
 }
 
-/// Returns a command of the cargo that runs this program, in the project's root.
+/// Returns a command of the cargo that runs this program, or else of the one in `PATH`, in the project's root.
 pub fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());

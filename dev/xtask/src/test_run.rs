@@ -89,6 +89,7 @@ fn build_binaries() -> Result<Vec<TestBinary>> {
 }
 
 impl TestBinary {
+    /// Whether the binary is of a package's folder `tests`, not of its library or programs.
     fn is_integration(&self) -> bool {
         self.target.kind == ["test"]
     }
@@ -154,7 +155,7 @@ impl TestBinary {
     }
 }
 
-/// Prints what a run wrote, and returns it.
+/// Prints what a run wrote, stdout before stderr, and returns it.
 fn print_output(run: &Output) -> String {
     let mut written = String::from_utf8_lossy(&run.stdout).into_owned();
     written.push_str(&String::from_utf8_lossy(&run.stderr));
@@ -162,7 +163,7 @@ fn print_output(run: &Output) -> String {
     written
 }
 
-/// Prints which tests were left out: they write a line each past libtest.
+/// Prints which tests were left out: each of them writes a line to stderr, past the output that libtest captures.
 fn print_skipped(run: &Output) {
     let written = String::from_utf8_lossy(&run.stderr);
     for line in written.lines().filter(|line| line.starts_with("SKIPPED")) {

@@ -101,7 +101,7 @@ fn source_file_names(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// A path relative to `folder`, without `..`.
+/// Path to which a link in a document of `folder` leads, without `..`.
 fn join_normalized(folder: &Path, link: &str) -> PathBuf {
     let mut path = folder.to_owned();
     for part in Path::new(link).components() {

@@ -63,7 +63,7 @@ pub(super) fn find_faults() -> Result<Vec<String>> {
     Ok(faults)
 }
 
-/// Each crate's name and its root file.
+/// Folder of each crate with its root file, `src/lib.rs` or `src/main.rs`. A crate with both is there twice.
 fn crate_roots() -> Result<Vec<(String, PathBuf)>> {
     let roots = members()?.into_iter().flat_map(|member| {
         let files = ["src/lib.rs", "src/main.rs"].map(|file| root().join(&member).join(file));
@@ -154,7 +154,7 @@ fn has_cfg_test(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// Value of `#[path]`, or of the first one that a `cfg_attr` sets.
+/// Value of `#[path]`, or of the first one that a `cfg_attr` sets. `None` without such an attribute.
 fn path_attribute(attributes: &[syn::Attribute]) -> Option<String> {
     attributes.iter().find_map(|attribute| {
         let tokens = match &attribute.meta {
@@ -237,8 +237,8 @@ impl<'ast> Visit<'ast> for ImportVisitor<'_> {
     }
 }
 
-/// Returns the module of the item that the module `at` calls `path`; `None` outside of the crate. `depth` is the number
-/// of imports followed so far, which is limited because imports may form a cycle.
+/// Returns the module of the item that the module `at` calls `path`. `None` if it is outside of the crate. `depth` is
+/// the number of imports followed so far, which is limited because imports may form a cycle.
 fn resolve(
     modules: &Modules,
     at: &ModuleName,
@@ -338,7 +338,7 @@ fn shortest_path(
     None
 }
 
-/// Dependencies of a module on one that the crate declares after it.
+/// Lines about modules of the crate's root that use one which it declares after them.
 fn upward_dependencies(modules: &Modules) -> Vec<String> {
     let order = &modules[&ModuleName::new()].children;
     let position = |name: &String| order.iter().position(|each| each == name);

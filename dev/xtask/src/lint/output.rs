@@ -69,7 +69,8 @@ pub(super) fn find_faults(files: &[SourceFile]) -> Vec<String> {
     faults.collect()
 }
 
-/// Calls of a file that print or create files, without those of its tests.
+/// Calls of a file that print or create files, without those of its tests. None in a file that is not Rust, which the
+/// compiler reports.
 fn calls_in(text: &str) -> Vec<String> {
     let mut calls = OutputCalls(Vec::new());
     if let Ok(file) = syn::parse_file(text) {

@@ -15,7 +15,7 @@ pub(super) struct SourceFile {
     pub(super) text: String,
 }
 
-/// Reads the files of all crates.
+/// Reads the Rust files below `src` of each crate in the workspace.
 pub(super) fn read_all() -> Result<Vec<SourceFile>> {
     let mut files = Vec::new();
     for member in members()? {
@@ -27,7 +27,7 @@ pub(super) fn read_all() -> Result<Vec<SourceFile>> {
     Ok(files)
 }
 
-/// Adds the Rust files of a folder and of those in it.
+/// Adds the Rust files of a folder, and of the folders in it, to `files`. `member` is the crate's folder.
 fn read_folder(member: &str, folder: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     for entry in entries {

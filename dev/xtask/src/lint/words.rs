@@ -46,7 +46,7 @@ fn comment_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     numbered.filter_map(|(line, number)| Some((number, line.trim_start().strip_prefix("//")?)))
 }
 
-/// Faults in the comments of a file, with their lines.
+/// Forbidden words and beginnings in the comments of a file, with their line numbers.
 fn comment_faults(text: &str) -> Vec<(usize, String)> {
     let mut faults = Vec::new();
     for (number, comment) in comment_lines(text) {
@@ -78,7 +78,8 @@ fn comment_faults(text: &str) -> Vec<(usize, String)> {
     faults
 }
 
-/// Faults in the names of a file, with their lines. None in a file that is not Rust, which the compiler reports.
+/// Forbidden words in the names of a file, with their line numbers. None in a file that is not Rust, which the compiler
+/// reports.
 fn name_faults(text: &str) -> Vec<(usize, String)> {
     let mut faults = Vec::new();
     if let Ok(tokens) = text.parse::<TokenStream>() {
