@@ -68,7 +68,8 @@ impl CallShape {
     }
 }
 
-/// Number of different functions that code calls. An indirect call counts by the address of the pointer.
+/// Number of different functions that `code` calls, which starts at address `start`. An indirect call counts by the
+/// address of the pointer.
 fn count_called_functions(code: &[u8], start: u64) -> usize {
     let instructions = Decoder::with_ip(64, code, start, DecoderOptions::NONE).into_iter();
     let called = instructions.filter_map(|instruction| match instruction.flow_control() {

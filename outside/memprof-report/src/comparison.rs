@@ -31,7 +31,8 @@ impl Comparison {
         (self.new, self.base) == (0, 0)
     }
 
-    /// Kind of change: `New` if the base is 0, `Gone` if the new value is 0, else by which one is larger.
+    /// Kind of change: `Same` if both are equal, `New` if only the base is 0, `Gone` if only the new value is 0, else
+    /// by which one is larger.
     pub(crate) fn change(self) -> Change {
         match (self.base, self.new) {
             (base, new) if base == new => Change::Same,

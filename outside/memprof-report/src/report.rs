@@ -35,8 +35,8 @@ impl std::fmt::Debug for Input<'_> {
     }
 }
 
-/// Reads a profile, and its base for a comparison, and writes the report. Without `sources`, functions are shown as
-/// offsets.
+/// Reads a profile, and its base for a comparison, and writes the report to `out`. Without `sources`, functions are
+/// shown as offsets.
 ///
 /// Returns warnings and notes for the reader of the report, one line each.
 ///

@@ -7,7 +7,7 @@ use crate::render::format_amount;
 /// Remedy for calls that memprof's sampler does not see.
 const REMEDY: &str = "`memprof attach PID --entries` lets it see every call";
 
-/// Returns a note on frees that the sampler did not see, and one on allocations, the worse one first.
+/// Returns a note on frees that the sampler did not see, and then one on allocations; neither if it saw them all.
 pub(crate) fn unseen_calls_notes(profile: &Profile) -> impl Iterator<Item = String> + use<> {
     let frees = profile.origin.unseen_frees.and_then(frees_note);
     let bytes = profile

@@ -141,7 +141,8 @@ impl<T: Serialize> Serialize for NodeColumn<'_, T> {
 }
 
 impl<'f> ViewerTree<'f> {
-    /// Leaves the columns of the base empty without one, and those of the estimate if nothing was sampled.
+    /// Returns the columns of the nodes in `folded`. Those of the base are empty without a base, and those of the
+    /// estimate if nothing was sampled.
     fn new(folded: &'f Folded, has_base: bool) -> Self {
         let is_estimated = folded
             .stacks

@@ -16,7 +16,8 @@ use super::supplementary_link::has_id;
 /// Directory of debug files in distributions, relative to a root.
 pub(super) const DEBUG_DIR: &str = "usr/lib/debug";
 
-/// Path of a file below `.build-id`, such as `.build-id/5b/3c….debug`. `None` if the id is malformed.
+/// Path of a file below `.build-id`, such as `.build-id/5b/3c….debug`, where `.debug` is the suffix. `None` if the id
+/// is malformed.
 pub(super) fn build_id_path(id: &str, suffix: &str) -> Option<PathBuf> {
     let (first, rest) = id.split_at_checked(2)?;
     let is_safe = id.bytes().all(|byte| byte.is_ascii_hexdigit()) && !rest.is_empty();
@@ -121,7 +122,8 @@ impl Companions {
         found.or_else(|| Some(self.find_by_id(id)?.0))
     }
 
-    /// Opens the files that may hold the split unit with that path, compiled in `directory`.
+    /// Opens the files that may hold the split unit with that path, compiled in `directory`. Leaves out those that
+    /// cannot be opened.
     pub(super) fn open_split_files(&self, directory: &Path, path: &Path) -> Vec<File> {
         let name = path.file_name().map(Path::new).unwrap_or(path);
         let compiled = self.roots.iter().map(|root| SearchPath {

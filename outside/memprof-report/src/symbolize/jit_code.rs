@@ -79,8 +79,9 @@ fn mapped_jitdumps(profile: &Profile) -> Vec<(&str, u32)> {
     found
 }
 
-/// Opens a jitdump. While the process runs, only a file of its user counts. Later any file at that path does, as for a
-/// binary without a build id. `None` if there is no such file, or the profile is of another machine.
+/// Opens a jitdump. While the process runs, only a file of its user counts. Later, when `process` is `None`, any file
+/// at that path does, as for a binary without a build id. `None` if there is no such file, or the process has ended and
+/// the profile is of another machine.
 fn open_jitdump(
     path: &str,
     profile: &Profile,

@@ -125,8 +125,8 @@ pub(super) fn group_by_file<'a>(
     files
 }
 
-/// Returns a note that `sources.binary` is not read, because the profile has no address in the file that it replaces.
-/// `None` if it is.
+/// Returns a note that `sources.binary` is not read, because the profile has no address without a name in the file that
+/// it replaces. `None` if it is read or not set, or if the profile has no addresses at all.
 pub(super) fn unused_binary_note(
     files: &[ObjectFile<'_>],
     profile: &Profile,
