@@ -68,8 +68,8 @@ impl Listener {
     }
 }
 
-/// Serves until `end`; then open connections are dropped. If a connection cannot be accepted, the slowest one is
-/// evicted.
+/// Serves until `end`. Connections that are open then last until their runtime is shut down. If a connection cannot be
+/// accepted, the slowest one is evicted.
 pub async fn serve(listener: Listener, router: Router, end: impl Future<Output = ()>) {
     let clients = Arc::default();
     let accept = async {
