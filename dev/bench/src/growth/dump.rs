@@ -13,7 +13,7 @@ const FUNCTIONS: u64 = 20_000;
 const CODE: (u64, u64) = (0x40_0000, 0xc00);
 
 /// Writes a `heap_v2` dump with a number of stacks, which share their callers as those of a real program do. A tenth of
-/// them are of this seed alone.
+/// them depend on `seed`; the others are in every dump.
 pub(crate) fn write_dump(stacks: u64, seed: u64, out: &mut dyn Write) -> io::Result<()> {
     let objects = 3 * stacks;
     let totals = format!("{objects}: {} [0: 0]", objects * 4096);

@@ -131,8 +131,8 @@ fn run_script(
 }
 
 impl Measurement<'_> {
-    /// Exponents of what was measured, with their names. Without that of the time in the short form, where times vary
-    /// too much.
+    /// Exponents of what was measured, with their names. In the short form, where times vary too much, that of the time
+    /// is left out.
     fn exponents(&self) -> Vec<(&'static str, f64)> {
         let counts = |count: fn(&CommandUsage) -> u64| {
             count_exponent(self.usages.map(|usage| count(&usage)))
