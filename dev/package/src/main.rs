@@ -47,7 +47,8 @@ fn build_and_print_path() -> Result<()> {
     Ok(())
 }
 
-/// Builds the packages twice and compares them, and installs, uses, upgrades and removes them in new systems.
+/// Builds the packages, and installs, uses, upgrades and removes them in new systems. Then builds them again and
+/// compares the checksums.
 fn check_packages() -> Result<()> {
     build_and_print_path()?;
     let first = root().join("target/package");
