@@ -131,8 +131,9 @@ impl AnalysisReport {
         self.budget.limit()
     }
 
-    /// Takes a snapshot, calls `work` with its analysis, and releases the snapshot. Returns the result of `work`.
-    /// Repeats it up to [`MAX_ATTEMPTS`] times while the heap is inconsistent.
+    /// Takes a snapshot, analyzes it, calls `work` with the analysis, and releases the snapshot. Returns the result of
+    /// `work`. While the heap is inconsistent, it does not call `work`, but takes a new snapshot, up to
+    /// [`MAX_ATTEMPTS`] in all. Fails with `SilentMemory` if a page of the memory does not arrive in time.
     pub(crate) fn with_snapshot<T>(
         &mut self,
         target: &CopyTarget,
@@ -185,7 +186,7 @@ impl AnalysisReport {
         warn(&mut self.warnings, message);
     }
 
-    /// Notes each inconsistent part of the heap.
+    /// Lists each inconsistent part of the heap as memory in which no leak is reported.
     pub(crate) fn note_unproven(&mut self, analyzed: &AnalyzedSnapshot<'_>) {
         for part in &analyzed.unproven {
             let why = "memory of unknown form, in which no leak is reported";
@@ -219,8 +220,8 @@ impl AnalysisReport {
     }
 
     /// Walks the heap of a snapshot and finds its roots. Records counts, allocators and what is not searched in this
-    /// report. Fails with `NoHeap` if the process has no heap that memprof can read, with `Memory` if the search needs
-    /// more than `--max-memory`, and if the snapshot cannot be read.
+    /// report. Fails with `NoHeap` if the process has no heap that memprof can read. Fails with `Memory` if the search
+    /// needs more than `--max-memory`. Also fails if the snapshot cannot be read.
     pub(crate) fn analyze<'a>(
         &mut self,
         snapshot: &'a Snapshot,

@@ -18,8 +18,8 @@ pub(crate) struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// Returns the budget for the analysis of a process. Both numbers are bytes: without a `limit`, it is a share
-    /// of the process's `resident` memory.
+    /// Returns the budget for the analysis of a process. Both numbers are bytes. If `limit` is `None`, the limit is a
+    /// share of the process's `resident` memory.
     pub(crate) fn new(resident: u64, limit: Option<u64>) -> Self {
         Self {
             limit: limit.unwrap_or((resident / 100 * RSS_PERCENT).max(MIN_DEFAULT_BYTES)),
@@ -27,12 +27,12 @@ impl MemoryBudget {
         }
     }
 
-    /// Limit, in bytes.
+    /// Most memory that the analysis may use, in bytes: what is reserved and what remains.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Bytes that can still be reserved.
+    /// Bytes that can still be reserved; 0 if the limit is reached.
     pub(crate) fn remaining(&self) -> u64 {
         self.limit.saturating_sub(self.reserved)
     }

@@ -183,8 +183,8 @@ fn unreachable_total(objects: &Objects) -> HeldObjects {
     total
 }
 
-/// Queues the start of an object that was marked, if there is one. Beyond [`MAX_QUEUED`], objects are found later by
-/// their marks.
+/// Queues the start of an object that was marked. `start` is `None` if none was. Beyond [`MAX_QUEUED`], objects are
+/// found later by their marks.
 fn queue(found: &mut Vec<u64>, start: Option<u64>) {
     if found.len() < MAX_QUEUED {
         found.extend(start);
@@ -200,6 +200,7 @@ struct RangeReader<'a> {
 }
 
 impl<'a> RangeReader<'a> {
+    /// Reader of a snapshot, without pending objects.
     fn new(view: &'a SnapshotMemory) -> Self {
         Self {
             view,
@@ -208,8 +209,8 @@ impl<'a> RangeReader<'a> {
         }
     }
 
-    /// Adds an object, behind the last one. Calls `visit` with each word of those before,
-    /// unless they are near. Of a large object, only resident pages are read.
+    /// Adds an object that lies behind those added before. If it is not near the pending ones, these are read first,
+    /// and `visit` gets their words. A large object is read at once, but only its resident pages.
     fn add_object(&mut self, object: Range<u64>, visit: &mut impl FnMut(u64)) {
         let is_near = self.pending.last().is_some_and(|last| {
             object.start.saturating_sub(last.end) <= MAX_GAP

@@ -56,9 +56,9 @@ impl UnsymbolizedGroups {
         }
     }
 
-    /// Symbolizes the stacks by the files of the process, and merges groups whose stacks differ only by addresses
-    /// within functions. Groups with most bytes come first. Stacks that cannot be symbolized are dropped with a
-    /// warning.
+    /// Symbolizes the stacks by the files of the process. Then merges groups whose stacks differ only by addresses
+    /// within functions. If the sampling interval is known, names the probable origins of groups without a stack.
+    /// Groups with most bytes come first. Stacks that cannot be symbolized are dropped with a warning.
     pub(crate) fn symbolize(self, pid: u32, report: &mut AnalysisReport) -> Vec<LeakGroup> {
         let stacks = self.groups.keys().map(|(.., stack)| stack.as_ref());
         let named = symbolize(stacks.flatten(), self.mappings, pid);

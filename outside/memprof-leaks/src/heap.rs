@@ -62,8 +62,8 @@ const MIN_HEAP_SIZE: u64 = 12 << 10;
 /// (`struct malloc_chunk` without the header).
 pub(crate) const PAGE_TRIM_GAP: u64 = 32;
 
-/// Finds and walks the heaps of all allocators in a process. Returns the allocators' names and the merged
-/// result. `pool_size` is that of Python's pools, if these are to be walked, too.
+/// Finds and walks the heaps of all allocators in a process. Returns the allocators' names and the merged result.
+/// `pool_size` are the bytes of a pool of Python's; `None` if pools are not to be walked.
 ///
 /// # Errors
 /// `NoHeap`: the process has a heap, but none that memprof can read; `Memory`: the search needs more memory than

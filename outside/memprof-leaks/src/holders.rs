@@ -152,7 +152,8 @@ struct FoundHolders {
     samples: Option<samples::UnsymbolizedSamples>,
 }
 
-/// Finds the holders in a snapshot: by dominators if the memory budget allows, else by shortest paths.
+/// Finds the holders in a snapshot: by dominators if the memory budget allows, else by shortest paths. If even that
+/// takes too much memory, and no detail is requested, finds the groups only.
 fn find_holders(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,

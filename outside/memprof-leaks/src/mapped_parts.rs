@@ -92,8 +92,9 @@ const FINDERS: [fn(&AddressSpace) -> Vec<MemoryClaim>; 5] = [
     aligned_blocks::find_blocks,
 ];
 
-/// Divides the private memory of a process outside of the walked heaps, without stopping it. The parts are sorted by their
-/// resident bytes, the largest first; those that RSS contains sum to its private memory without the heaps.
+/// Divides the private memory of a process outside of the walked heaps, without stopping it. The parts are sorted by
+/// their resident bytes, the largest first; those that RSS contains sum to its private memory without the heaps. If
+/// `walked` is `None`, no heap was walked: then the memory of the heaps is in the parts, too.
 ///
 /// # Errors
 /// `Io`: /proc/PID/smaps or the memory cannot be read.
@@ -231,7 +232,7 @@ impl MappedPartKind {
 }
 
 impl AddressSpace {
-    /// Resident private pages of a range.
+    /// Pages of a range that count as resident anonymous memory; none if the pagemap cannot be read.
     fn resident_runs(&self, range: &Range<u64>) -> ResidentRuns {
         ResidentRuns::new(resident_anonymous(&self.pagemap, range).into_iter())
     }
@@ -276,7 +277,7 @@ impl MemoryClaim {
     }
 }
 
-/// Common part of two ranges.
+/// Common part of two ranges; empty if they do not overlap.
 fn intersection(one: &Range<u64>, other: &Range<u64>) -> Range<u64> {
     let start = one.start.max(other.start);
     start..one.end.min(other.end).max(start)

@@ -246,7 +246,7 @@ impl Marker<'_> {
     }
 }
 
-/// Threads of a search.
+/// Number of threads that scan memory: one for each processor, but at most [`MAX_THREADS`].
 fn thread_count() -> usize {
     thread::available_parallelism().map_or(1, |count| usize::from(count).min(MAX_THREADS))
 }

@@ -27,7 +27,8 @@ pub(crate) struct NameResolver<'a> {
 }
 
 impl<'a> NameResolver<'a> {
-    /// Prepares the caches. `interpreters` are those of the process, if their layout is known.
+    /// Prepares the caches. `interpreters` are those of the process. `None` if none runs or their layout is not known:
+    /// types of Python are then recognized without it.
     pub(crate) fn new(view: &'a SnapshotMemory, interpreters: Option<&Interpreters>) -> Self {
         Self {
             view,

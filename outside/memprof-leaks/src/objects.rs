@@ -58,8 +58,8 @@ impl Objects {
         self.units.may_contain(address)
     }
 
-    /// Finds the used object that contains an address, or that ends there if the next object has a header. Returns the
-    /// index of the object's span and its bit. `None` if there is none.
+    /// Finds the used object that contains an address. A pointer to an object's end also counts, if the next object has
+    /// a header. Returns the index of the object's span and its bit. `None` if there is none.
     fn locate(&self, address: u64) -> Option<(usize, u64)> {
         let at = self.span_index(address)?;
         let span = &self.spans[at];
@@ -129,8 +129,8 @@ impl Objects {
     }
 
     /// Marks unreachable arrays without elements, `new T[0]` in C++. The only pointer to them is to their end, behind
-    /// the element count. If objects have no headers, it is the start of the next object. Other pointers to an end hold
-    /// nothing, because most are to the next object's start. `LeakSanitizer` treats them alike.
+    /// the element count. If objects have no headers, this end is the start of the next object. Pointers to the ends of
+    /// other objects hold nothing, because most are to the next object's start. `LeakSanitizer` treats both alike.
     pub(crate) fn mark_empty_arrays(&self, memory: &mut CachedReader<'_>) {
         let is_empty_array = |object: &Object| {
             object.size() <= MAX_COOKIE_SIZE

@@ -98,6 +98,7 @@ impl ProcessMemory {
         })
     }
 
+    /// Pid of the process whose memory is read: of the copy, if it is one.
     pub(crate) fn pid(&self) -> i32 {
         self.pid.as_raw()
     }

@@ -144,7 +144,7 @@ impl ResidentRuns {
         self.runs.iter()
     }
 
-    /// Resident bytes below an address.
+    /// Resident bytes below an address, in all runs.
     fn bytes_below(&self, address: u64) -> u64 {
         let index = self.runs.partition_point(|run| run.start < address);
         let Some(last) = index.checked_sub(1) else {
@@ -154,7 +154,7 @@ impl ResidentRuns {
         self.before[last] + address.min(run.end) - run.start
     }
 
-    /// Resident bytes of a range.
+    /// Resident bytes of a range; 0 if it is empty.
     pub(crate) fn bytes_in(&self, range: &Range<u64>) -> u64 {
         match range.is_empty() {
             true => 0,

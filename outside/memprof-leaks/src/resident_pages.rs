@@ -58,7 +58,7 @@ struct PageRun {
 nix::ioctl_readwrite!(pagemap_scan, b'f', 16, PagemapScan);
 
 /// Finds the pages of a mapping that are in memory or swapped out; in a private mapping, only those without a file.
-/// Returns the whole mapping if the pagemap cannot be read.
+/// Returns runs of them by address; the whole mapping if the pagemap cannot be read.
 pub(crate) fn resident_or_swapped(
     pagemap: &File,
     range: &Range<u64>,
@@ -72,8 +72,8 @@ pub(crate) fn resident_or_swapped(
     found.unwrap_or_else(|| vec![range.clone()])
 }
 
-/// Finds the private pages of a mapping that the kernel counts as resident anonymous memory. Returns none if the
-/// pagemap cannot be read.
+/// Finds the private pages of a mapping that the kernel counts as resident anonymous memory. Returns runs of them by
+/// address; none if the pagemap cannot be read.
 pub(crate) fn resident_anonymous(pagemap: &File, range: &Range<u64>) -> Vec<Range<u64>> {
     find_pages(pagemap, range, Pages::RESIDENT_ANONYMOUS).unwrap_or_default()
 }

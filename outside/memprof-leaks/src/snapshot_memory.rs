@@ -135,7 +135,7 @@ impl SnapshotMemory {
         self.copy.pid()
     }
 
-    /// Memory of the copy.
+    /// Memory of the copy; of the process itself if there is no copy.
     pub(crate) fn copy_memory(&self) -> Arc<Memory> {
         self.copy.memory()
     }
@@ -172,7 +172,7 @@ impl SnapshotMemory {
         done
     }
 
-    /// Like [`Self::read`], within a mapping.
+    /// Like [`Self::read`], within a mapping. Chooses the copy, the saved content or the running process as source.
     fn read_region(&self, region: &Region, address: u64, buffer: &mut [u8]) -> usize {
         if region.is_shared {
             return self.read_shared(region, address, buffer);
@@ -265,6 +265,7 @@ pub(crate) struct CachedReader<'a> {
 }
 
 impl<'a> CachedReader<'a> {
+    /// Reader of a snapshot, without a block yet.
     pub(crate) fn new(view: &'a SnapshotMemory) -> Self {
         Self {
             view,

@@ -54,7 +54,8 @@ impl Unsearched {
         }
     }
 
-    /// A heap, or a part of one, whose objects are not reported.
+    /// Describes a heap, or a part of one, whose objects are not reported. `amount` is `None` if the size is unknown,
+    /// or part of `what`.
     pub(crate) fn for_objects(
         amount: Option<UnsearchedAmount>,
         what: impl Into<String>,

@@ -39,8 +39,8 @@ struct ListWalk<'a, 'b> {
 }
 
 impl ListWalk<'_, '_> {
-    /// Unreachable nodes from an end on, up to two reachable neighbours. Empty if it is no end of such a list. Takes one
-    /// of `steps` for each node.
+    /// Unreachable nodes from an end on, up to two reachable neighbours, as addresses of objects. Empty if it is no end
+    /// of such a list. Takes one of `steps` for each node.
     fn nodes_from_end(&mut self, end: &Object, steps: &mut u64) -> Vec<u64> {
         let mut nodes = Vec::new();
         let mut last = end.range.start;

@@ -97,6 +97,7 @@ struct HeapWalk<'a> {
 }
 
 impl<'a> HeapWalk<'a> {
+    /// Walk of a snapshot, with an empty heap. What it finds is reserved in `budget`.
     fn new(view: &'a SnapshotMemory, budget: &'a mut MemoryBudget) -> Self {
         Self {
             view,
@@ -121,8 +122,8 @@ impl<'a> HeapWalk<'a> {
         Ok(())
     }
 
-    /// Walks the memory of the main arena. Its first chunk is in `parameters`, if these were found. Fails with `Memory`
-    /// if that needs more than `--max-memory`.
+    /// Walks the memory of the main arena. `parameters` have its first chunk; `None` if they were not found, so that it
+    /// is searched. Fails with `Memory` if that needs more than `--max-memory`.
     fn add_main_arena(
         &mut self,
         arena: &Arena,
@@ -173,7 +174,7 @@ impl<'a> HeapWalk<'a> {
         Ok(Some(walked.end))
     }
 
-    /// Adds the top chunk of an arena, which is free.
+    /// Adds the top chunk of an arena, which is free. Only that of the main arena (`is_main`) is purgeable.
     fn add_top(&mut self, chunk: Range<u64>, is_main: bool) {
         self.heap.unused.push(UnusedMemory {
             range: (chunk.start + HEADER_SIZE).min(chunk.end)..chunk.end,
@@ -181,7 +182,7 @@ impl<'a> HeapWalk<'a> {
         });
     }
 
-    /// Records memory that an arena got from the kernel and that is in none of its segments.
+    /// Records memory that an arena got from the kernel and that is in none of its segments. Ignores less than a page.
     fn record_missing(&mut self, bytes: u64) {
         if bytes >= PAGE_SIZE {
             let size = bytes >> 10;

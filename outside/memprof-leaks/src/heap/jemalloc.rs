@@ -145,7 +145,7 @@ fn span_of_run(run: &[Extent]) -> Span {
 }
 
 /// Appends to `found` the extents whose records are in a mapping. Some may come from words that only resemble a record.
-/// Searches only private anonymous memory.
+/// Searches only private anonymous memory. Fails with `Memory` if the extents need more than `--max-memory`.
 fn add_extents(
     view: &SnapshotMemory,
     region: &Region,

@@ -43,7 +43,8 @@ pub(crate) struct PoolHeader {
 }
 
 impl PoolHeader {
-    /// Parses the header at an address; `None` unless its fields are consistent.
+    /// Parses the header of a pool at `address` from the pool's first six words. `None` unless its fields are
+    /// consistent.
     pub(crate) fn parse(address: u64, words: [u64; 6]) -> Option<Self> {
         let [used, free, _, _, arena_and_class, offsets] = words;
         let high = |word: u64| word >> 32;
@@ -89,7 +90,8 @@ struct Pool {
 }
 
 impl Pool {
-    /// Reads the pool of that size at `start` in its bytes. `None` if its fields are inconsistent.
+    /// Parses the pool at `start` from its bytes, as many as a pool has. `None` if its header or its list of free
+    /// blocks is inconsistent.
     fn parse(start: u64, bytes: &[u8]) -> Option<Self> {
         let header = PoolHeader::parse_bytes(start, bytes)?;
         let carved = header.next - HEADER_SIZE;
@@ -128,7 +130,7 @@ impl Pool {
         self.free[index / 64] >> (index % 64) & 1 != 0
     }
 
-    /// Address behind the pool.
+    /// Address behind the pool's last byte.
     fn end(&self) -> u64 {
         self.start + self.size
     }

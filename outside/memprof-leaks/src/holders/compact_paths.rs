@@ -19,7 +19,7 @@ const MAX_GROUPS: u64 = u16::MAX as u64;
 /// Group number of an object that was not found yet. It is the number of the process's group, which has no objects.
 const NO_GROUP: u16 = 0;
 
-/// Bytes that the search takes for a number of objects, without its groups.
+/// Bytes that [`find_groups`] takes for a number of objects, without the groups that it returns.
 pub(super) fn memory_size(objects: u64) -> u64 {
     let bitmaps = 2 * (objects / 8 + 8);
     objects * size_of::<u16>() as u64 + bitmaps + LIST_BYTES
@@ -98,6 +98,7 @@ impl Frontier {
         }
     }
 
+    /// Whether it has no object: the bitmap has some only while the list is full.
     fn is_empty(&self) -> bool {
         self.listed.is_empty()
     }

@@ -83,7 +83,8 @@ impl GroupBuilder {
         }
     }
 
-    /// Adds an object, held by one in the group `above`. Returns the number of its group.
+    /// Adds an object of `size` bytes, held by one in the group `above`. Its kind comes with the kind's number.
+    /// `is_shared`: other holders reach it, too. Returns the number of its group.
     pub(super) fn add(
         &mut self,
         above: u32,
@@ -149,7 +150,7 @@ impl GroupBuilder {
     }
 }
 
-/// Group without objects.
+/// Group without objects. `is_shared` is that of [`HolderGroup`].
 fn new_group(kind: GroupKind, parent: usize, is_shared: bool) -> HolderGroup {
     HolderGroup {
         kind,

@@ -44,7 +44,7 @@ impl KindNumbers {
         })
     }
 
-    /// Kind with a number.
+    /// Kind with a number of [`Self::find_or_add`]. Panics if there is none.
     pub(super) fn kind(&self, number: u32) -> &HeapObjectKind {
         &self.all[number as usize]
     }

@@ -95,7 +95,8 @@ impl PythonPointers {
         values.is_some_and(|values| values.binary_search(&target).is_ok())
     }
 
-    /// Records where the pointers in an object end.
+    /// Records the address `end`, behind the last pointer of an object. Records nothing if less than a word follows it,
+    /// or if it lies in front of the object.
     fn set_end(&mut self, number: usize, object: &Object, end: u64) {
         let Range { start, end: last } = object.range;
         let bit = 1 << (number % BITS);

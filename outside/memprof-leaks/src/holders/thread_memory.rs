@@ -66,7 +66,7 @@ impl ThreadMemory {
         Self { parts }
     }
 
-    /// Thread to which an address belongs. `None` if it belongs to no thread.
+    /// Id of the thread to which an address belongs. `None` if it belongs to no thread.
     pub(super) fn owner(&self, address: u64) -> Option<u32> {
         let mut parts = self.parts.iter();
         let found = parts.find(|(range, _)| range.contains(&address));
@@ -99,7 +99,8 @@ fn thread_variables_size(view: &SnapshotMemory) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
 
-/// Bytes of the thread-local variables of a file, by its first page. `None` if it has none.
+/// Bytes of the thread-local variables of a file, with their alignment. `bytes` is its first page. `None` if it has no
+/// such variables.
 fn file_variables_size(bytes: &[u8]) -> Option<u64> {
     let header = FileHeader64::<Endianness>::parse(bytes).ok()?;
     let endian = header.endian().ok()?;

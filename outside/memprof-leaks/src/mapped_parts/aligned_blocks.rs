@@ -56,7 +56,7 @@ pub(super) fn find_blocks(space: &AddressSpace) -> Vec<MemoryClaim> {
     claims
 }
 
-/// Finds the blocks of a form in a mapping.
+/// Adds the blocks of a form in a mapping to `claims`. Reads only resident pages.
 fn find_in_mapping(
     space: &AddressSpace,
     form: &BlockForm,
@@ -120,8 +120,8 @@ fn read_pool_header(space: &AddressSpace, address: u64) -> Option<PoolHeader> {
     PoolHeader::parse(address, space.words(address)?)
 }
 
-/// Size in bytes of the adjacent pools from an address on. Those between two pools of the same arena belong to it, too.
-/// `None` if there is no pool.
+/// Size in bytes of an arena's pools, from the pool at an address to the last one that is found. Memory between two
+/// pools of an arena belongs to it, too. `None` if there is no pool at the address.
 fn python_pools_size(space: &AddressSpace, address: u64) -> Option<u64> {
     let first = read_pool_header(space, address)?;
     let is_same = |distance: &u64| {

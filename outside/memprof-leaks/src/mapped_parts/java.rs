@@ -111,7 +111,7 @@ fn heap_range(space: &AddressSpace, fields: &FieldPlaces) -> Option<Range<u64>> 
     (start > 0 && start < end).then_some(start..end)
 }
 
-/// Addresses of compiled code; `None` if the JVM does not have them.
+/// Addresses of compiled code; `None` if the JVM's table lacks their bounds.
 fn code_range(space: &AddressSpace, fields: &FieldPlaces) -> Option<Range<u64>> {
     let [start, end] =
         ["_low_bound", "_high_bound"].map(|name| space.word(*fields.get(&["CodeCache", name])?));

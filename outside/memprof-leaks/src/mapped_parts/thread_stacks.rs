@@ -61,7 +61,8 @@ fn guard_ends(space: &AddressSpace) -> HashSet<u64> {
         .collect()
 }
 
-/// Stack pointers of the threads that wait in a system call (/proc/PID/task/TID/syscall), without the main one.
+/// Stack pointers of the threads that wait in a system call (/proc/PID/task/TID/syscall). The file of a running thread
+/// has none.
 fn read_stack_pointers(pid: u32) -> BTreeSet<u64> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let tasks = tasks.into_iter().flatten().flatten();

@@ -14,8 +14,9 @@ const MAX_GROUP: usize = 64;
 const MAX_FOLLOWED: usize = 1 << 16;
 
 impl Marker<'_> {
-    /// Marks the objects that the objects at `starts` reach, by their pointers in the table. Objects that are not in
-    /// it are read. Appends those that are left after some time to the worker's `found`.
+    /// Marks the objects that the objects at `starts` reach, by their pointers in the table. Reads the objects that are
+    /// not in it; if `table` is `None`, reads all. After [`MAX_FOLLOWED`] objects, it appends those that are left to
+    /// the worker's `found`.
     pub(super) fn follow(
         &self,
         table: Option<&PointerTable>,
@@ -66,7 +67,8 @@ struct FollowedGroup<'t> {
 }
 
 impl<'t> FollowedGroup<'t> {
-    /// Replaces the objects by those at `starts` that are not scanned yet, and loads what is needed of each.
+    /// Replaces the objects by those at `starts` that are not scanned yet. Reads the position and the first number of
+    /// each beforehand, so that the processor waits for all of them at once.
     fn load(
         &mut self,
         objects: &Objects,
@@ -135,7 +137,8 @@ impl<'t> FollowedGroup<'t> {
     }
 }
 
-/// Number of objects that a thread follows at a time: each of a few may reach many, if their pointers are known.
+/// Number of objects that a thread follows at a time, if `found` wait. With a table, it is smaller for few objects:
+/// each may reach many. `table` is `None` if each object is read.
 pub(super) fn objects_per_batch(found: usize, table: Option<&PointerTable>) -> usize {
     match table {
         Some(_) => (found / 16).clamp(1, OBJECTS_PER_BATCH),

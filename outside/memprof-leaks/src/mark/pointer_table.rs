@@ -124,8 +124,8 @@ impl PointerTable {
         encoder.clear();
     }
 
-    /// Numbers of the objects that begin in the same word of the bitmaps as an object, and of those behind. `None` if
-    /// they are not in the table.
+    /// Encoded pointers, from the first object on that begins in the same word of the bitmaps as the one at `position`.
+    /// `None` if they are not in the table.
     #[inline]
     pub(super) fn numbers(&self, position: ObjectPosition) -> Option<&[u8]> {
         let word = position.word();
@@ -134,8 +134,8 @@ impl PointerTable {
         Some(&part.numbers[part.offsets[word % WORDS_PER_PART] as usize..])
     }
 
-    /// Words that the object at `start` has for the objects to which it points, from the [`numbers`](Self::numbers)
-    /// for its position. `None` if they are not in the table.
+    /// Pointers of the object at `start`, decoded from the [`numbers`](Self::numbers) for its position. They are
+    /// rounded down to the table's unit. `None` if they are not in the table.
     pub(super) fn links<'n>(
         &self,
         start: u64,
@@ -175,14 +175,14 @@ impl PartEncoder {
         self.shift
     }
 
-    /// Begins the objects that begin in a word of the part, by its index.
+    /// Records that the objects added next begin in this word of the part. `index` is the word's index in the part.
     pub(super) fn begin_word(&mut self, index: usize) {
         while self.offsets.len() <= index {
             self.offsets.push(self.numbers.len() as u32);
         }
     }
 
-    /// Adds an object without pointers.
+    /// Adds an object without pointers: following it leads nowhere.
     pub(super) fn add_empty(&mut self) {
         append_varint(NONE, &mut self.numbers);
     }
@@ -193,7 +193,8 @@ impl PartEncoder {
         append_varint(NONE, &mut self.numbers);
     }
 
-    /// Adds a word of the object at `start`, unless it equals the one before.
+    /// Adds a pointer of the object at `start`. Omits one whose distance from [`base`] is 0, and one that equals the
+    /// pointer before.
     #[inline]
     pub(super) fn add_link(&mut self, start: u64, link: u64) {
         let distance = link.wrapping_sub(base(start, self.shift)).cast_signed() >> self.shift;

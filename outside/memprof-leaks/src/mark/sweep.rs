@@ -29,8 +29,8 @@ pub(super) enum LinkTargets {
 }
 
 impl Marker<'_> {
-    /// Reads the pointers of all objects into a table of at most `max_bytes`. `None` if there are so few that reading
-    /// each when it is reached is faster.
+    /// Reads the pointers of all objects into a table of at most `max_bytes`; `links` says which are kept. `None` if
+    /// there are too few objects for a table, so that reading each when it is reached is faster.
     pub(super) fn sweep(
         &self,
         max_bytes: u64,
@@ -65,9 +65,9 @@ impl Marker<'_> {
         Some(table)
     }
 
-    /// Sweeps again, as [`sweep`](Self::sweep) does, if the table lacked many objects that were reached: most of the
-    /// others are scanned, so there is room for more. Else, or if this is the last chance, returns the table, and those
-    /// that it lacks are read one by one.
+    /// Sweeps again, as [`sweep`](Self::sweep) does, if many reached objects are not in the table. By then most others
+    /// are scanned, so there is room for more. If few are missing, or if `is_last`, returns the table as it is: then
+    /// objects that it lacks are read one by one.
     pub(super) fn sweep_again(
         &self,
         mut table: PointerTable,
@@ -82,7 +82,8 @@ impl Marker<'_> {
         self.sweep(max_bytes, LinkTargets::Unmarked, &|_| {})
     }
 
-    /// Reads the objects of a part. Marks the targets of those that are marked already.
+    /// Reads the objects of a part. Marks the targets of objects that are marked already, and encodes the pointers of
+    /// the others.
     fn sweep_part(
         &self,
         part: &SpanPart,

@@ -21,6 +21,7 @@ pub(super) struct MarkWorker<'a> {
 }
 
 impl<'a> MarkWorker<'a> {
+    /// Worker of one thread, with a buffer of its own and no queued objects.
     pub(super) fn new(marker: &'a Marker<'a>) -> Self {
         Self {
             marker,

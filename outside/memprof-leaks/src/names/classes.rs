@@ -43,7 +43,7 @@ pub(super) fn class_of_vtable(
     class_of_symbol(&format!("_ZTV{name}"))
 }
 
-/// Class of the symbol of a virtual table. `None` if it is another symbol.
+/// Name of the class whose virtual table a mangled symbol names. `None` if it is another symbol.
 fn class_of_symbol(symbol: &str) -> Option<String> {
     let name = demangle(symbol.starts_with("_ZTV").then_some(symbol)?);
     let class = name.strip_prefix("{vtable(")?.strip_suffix(")}")?;

@@ -79,6 +79,7 @@ struct VariableEntry {
 }
 
 impl<'a> Symbols<'a> {
+    /// Variables of a snapshot's files. A file is read when a variable of it is first requested.
     pub(super) fn new(view: &'a SnapshotMemory) -> Self {
         Self {
             view,

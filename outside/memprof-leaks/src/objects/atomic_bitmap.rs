@@ -31,12 +31,12 @@ impl AtomicBitmap {
         part.map_or(0, |part| part[index % PART_WORDS].load(Ordering::Relaxed))
     }
 
-    /// Whether a bit is set.
+    /// Whether a bit is set; false for a bit whose part has no memory yet.
     pub(super) fn has(&self, bit: u64) -> bool {
         self.word((bit / 64) as usize) >> (bit % 64) & 1 != 0
     }
 
-    /// Clears a bit.
+    /// Clears a bit. Allocates nothing.
     pub(super) fn clear(&self, bit: u64) {
         let (word, mask) = ((bit / 64) as usize, 1 << (bit % 64));
         if let Some(part) = self.0.get(word / PART_WORDS).and_then(OnceLock::get) {

@@ -52,8 +52,9 @@ impl Objects {
         }
     }
 
-    /// Like [`link`](Self::link), without a look at the bitmaps, of which each look may wait for memory: the word, rounded
-    /// down to an address where an object can begin. What it points to is found when the link is followed. `shift` is not 0.
+    /// Like [`link`](Self::link), but looks at no bitmap, because each look may wait for memory. Returns the word,
+    /// rounded down to an address where an object can begin; its object is found when the link is followed. `None` if
+    /// the word points into no span. `shift` is not 0.
     #[inline]
     pub(crate) fn unresolved_link(&self, word: u64, shift: u32) -> Option<u64> {
         let span = &self.spans[self.span_index(word)?];

@@ -10,7 +10,7 @@ pub(crate) struct Object {
 }
 
 impl Object {
-    /// Usable bytes.
+    /// Bytes that its user may use, without headers.
     pub(crate) fn size(&self) -> u64 {
         self.range.end - self.range.start
     }

@@ -62,7 +62,7 @@ impl<'a> ObjectIndex<'a> {
         (!is_gc_head).then(|| self.number_at(span, bit))
     }
 
-    /// Number of the object that begins at bit `bit` of a span: used objects before its word of the bitmap, and in it.
+    /// Number of the object that begins at a bit of a span: the number of used objects before it.
     fn number_at(&self, span_index: usize, bit: u64) -> u32 {
         let span = &self.objects.spans[span_index];
         self.before[span_index][(bit / 64) as usize] + span.used_before(bit)

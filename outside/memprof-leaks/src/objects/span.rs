@@ -122,14 +122,14 @@ impl Span {
         self.select(|index| self.words[index].used)
     }
 
-    /// Objects whose bits are set in the words that `word` returns by index, by address.
+    /// Objects whose bits are set in the bitmap, by address. `word` returns the bitmap's word with a given index.
     pub(super) fn select(&self, word: impl Fn(usize) -> u64) -> impl Iterator<Item = Object> {
         (0..self.words.len()).flat_map(move |index| {
             ones(word(index)).map(move |bit| self.object(index as u64 * 64 + bit))
         })
     }
 
-    /// Adds an object that begins at an address.
+    /// Adds an object that begins at an address. It is free unless `is_used`.
     pub(crate) fn add_object(&mut self, address: u64, is_used: bool) {
         let (word, mask) = self.word_and_mask(address);
         self.words[word].starts |= mask;
@@ -306,7 +306,7 @@ impl Span {
         }
     }
 
-    /// Object that begins at a bit.
+    /// Object that begins at a bit, up to the next object's header or the span's end.
     pub(super) fn object(&self, bit: u64) -> Object {
         Object {
             range: self.address(bit)..self.end(bit),

@@ -87,8 +87,8 @@ impl KeyTable {
 }
 
 impl Dict {
-    /// Reads a dict, and takes the number of its entries from `budget`. `None` if it is none, shares its keys, or is larger
-    /// than a dict of variables or the budget may be.
+    /// Reads a dict, and takes the number of its entries from `budget`. `None` if it is no dict, shares its keys, or
+    /// cannot be read. Also `None` if it has more than [`MAX_ENTRIES`] or more than the budget has left.
     pub(super) fn read(
         view: &SnapshotMemory,
         layout: &Layout,

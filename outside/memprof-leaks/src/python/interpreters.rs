@@ -83,12 +83,13 @@ impl Interpreters {
         self.layout.minor
     }
 
-    /// Bytes of a pool of pymalloc.
+    /// Bytes of a pool of pymalloc in this version.
     pub(crate) fn pool_size(&self) -> u64 {
         self.layout.pool_size()
     }
 
-    /// Adds an interpreter, if its `sys.modules` contains the module `sys`.
+    /// Adds an interpreter and the local variables of its threads, if its `sys.modules` contains the module `sys`.
+    /// `state` is the address of its `PyInterpreterState`.
     fn add_interpreter(&mut self, view: &SnapshotMemory, state: u64, types: &mut PythonTypes<'_>) {
         let layout = self.layout;
         let modules = view.field(state, layout.modules).filter(|modules| {
@@ -121,7 +122,8 @@ impl Interpreters {
         }
     }
 
-    /// Adds the local variables of a thread's functions.
+    /// Adds the local variables of a thread's functions. `own_id` and `chunk` are the offsets in
+    /// [`Layout::thread_frames`].
     fn add_frames(&mut self, view: &SnapshotMemory, thread: u64, own_id: u64, chunk: u64) {
         let id = view.field(thread, own_id).unwrap_or_default();
         let mut chunk = view.field(thread, chunk).unwrap_or_default();

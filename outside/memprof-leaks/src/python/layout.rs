@@ -81,8 +81,9 @@ const V3_12: Layout = Layout {
 const BY_RUNTIME_SIZE: [(u64, Layout); 3] = [(1464, V3_8), (656, V3_9), (672, V3_10)];
 
 impl Layout {
-    /// Finds the layout by `_PyRuntime` and the address of `Py_Version`, which 3.11 introduced. The error is the reason
-    /// why it is unknown.
+    /// Finds the layout by the addresses of `_PyRuntime` and `Py_Version`. `version` is `None` before 3.11, which
+    /// introduced `Py_Version`: then the size of `_PyRuntime` decides. The error is the reason why the layout is
+    /// unknown.
     pub(super) fn find(
         view: &SnapshotMemory,
         runtime: &Range<u64>,

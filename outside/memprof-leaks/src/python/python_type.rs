@@ -45,12 +45,13 @@ pub(crate) struct PythonType {
 }
 
 impl PythonType {
+    /// Whether the type has a bit of `tp_flags`.
     pub(crate) fn has(&self, flag: TypeFlag) -> bool {
         self.flags >> flag as u32 & 1 != 0
     }
 
-    /// Bytes in front of an object: see [`PREFIX_SIZES`](super::types::PREFIX_SIZES). Without a known version, what precedes the `PyGC_Head` does
-    /// not count.
+    /// Bytes in front of an object: one of [`PREFIX_SIZES`](super::types::PREFIX_SIZES). If `minor` is `None`, the
+    /// version is not known, and what precedes the `PyGC_Head` does not count.
     pub(crate) fn prefix(&self, minor: Option<u32>) -> u64 {
         let has_pointers = match minor {
             Some(12..) => {

@@ -80,7 +80,8 @@ pub(crate) struct PythonTypes<'a> {
 }
 
 impl<'a> PythonTypes<'a> {
-    /// Types of the objects of a `CPython` with that layout, if it is known, and with these pools.
+    /// Types of the objects of a `CPython`. `layout` is `None` if that of its version is not known; `pools` are the
+    /// addresses of its pools.
     pub(super) fn new(
         view: &'a SnapshotMemory,
         layout: Option<Layout>,
@@ -172,10 +173,10 @@ impl<'a> PythonTypes<'a> {
         Some(object_type.name)
     }
 
-    /// End of the pointers in an object: its start if it is a weak reference, or of a type without pointers (numbers,
-    /// bytes, strings of ASCII), or one that the interpreter has freed, but keeps for the next of its type. Behind the
-    /// object, its block may have pointers of one that was there before. `None` if it is no Python object, or its
-    /// pointers may be anywhere.
+    /// Address where the pointers in an object end. Behind it, the object's block may have pointers of one that was
+    /// there before. It is the object's start for a weak reference, and for a type without pointers: numbers, bytes,
+    /// strings of ASCII. Also for an object that the interpreter has freed, but keeps for the next of its type. `None`
+    /// if it is no Python object, or its pointers may be anywhere.
     pub(crate) fn end_of_pointers(
         &mut self,
         memory: &mut CachedReader<'_>,
@@ -317,8 +318,8 @@ impl<'a> PythonTypes<'a> {
     }
 }
 
-/// Whether a word may be a reference count. In the versions whose layouts are known it has 32 bits, so that few pointers
-/// are taken for one; later ones have flags above.
+/// Whether a word may be a reference count. In the versions whose layouts are known it has 32 bits, so that few
+/// pointers are taken for one. If `minor` is `None`, the version is unknown, and flags may be above the count.
 fn may_be_reference_count(word: u64, minor: Option<u32>) -> bool {
     let bits = if minor.is_some() { 32 } else { 48 };
     word as u32 != 0 && word >> bits == 0

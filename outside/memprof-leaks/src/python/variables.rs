@@ -187,7 +187,8 @@ impl VariableSearch<'_, '_> {
         found.as_deref() == Some(module)
     }
 
-    /// Adds the attributes of a class that are data, and those of classes in it.
+    /// Adds the attributes of a class that are data, and those of classes in it, down to `depth` levels. Does nothing
+    /// for a class that was added before.
     fn add_class(&mut self, name: &str, class: u64, depth: usize) {
         if depth == 0 || self.seen.len() >= MAX_CLASSES || !self.seen.insert(class) {
             return;

@@ -19,8 +19,8 @@ const MAX_DESCRIPTOR_SIZE: usize = 4096;
 const MIN_STACK_SIZE: u64 = 16 << 10;
 
 /// Finds the part of each thread's stack below its stack pointer, by address: old frames, which hold no pointers of the
-/// program. A program may have its own data, or suspended coroutines, below a stack in the same mapping; so a part
-/// counts only down to the end that is known of this stack.
+/// program. `main` is the id of the main thread. A program may have its own data, or suspended coroutines, below a
+/// stack in the same mapping; so a part counts only down to the end that is known of this stack.
 pub(super) fn unused_parts(
     view: &SnapshotMemory,
     threads: &[Registers],
@@ -50,8 +50,8 @@ pub(super) fn unused_parts(
     parts
 }
 
-/// Lowest stack pointer in the signal frames of the used part of a stack; `u64::MAX` without one. A handler may run on
-/// an alternate stack above the frames that it has interrupted: in a variable of a function that called them.
+/// Lowest stack pointer in the signal frames of the used part of a stack; `u64::MAX` without one. A handler's alternate
+/// stack may be a variable in this stack: the frames that it has interrupted lie below, and are used, too.
 fn lowest_interrupted(view: &SnapshotMemory, used: Range<u64>) -> u64 {
     let mut bytes = vec![0; (used.end - used.start).min(MAX_SEARCHED_STACK) as usize];
     let read = view.read(used.start, &mut bytes);
@@ -64,10 +64,10 @@ fn lowest_interrupted(view: &SnapshotMemory, used: Range<u64>) -> u64 {
     frames.map(|words| words[0]).min().unwrap_or(u64::MAX)
 }
 
-/// Lowest address of the block that `pthread_create(3)` allocated for a thread's stack, or that the program passed by
-/// `pthread_attr_setstack(3)`. `descriptor` is the thread's `struct pthread`, which lies in that block behind the
-/// stack and holds its address and size (`stackblock` and `stackblock_size` in `nptl/descr.h`) in adjacent words, at an
-/// offset that differs between versions. `None` if it has no such words.
+/// Lowest address of a thread's stack, above its guard area. The stack lies in a block that `pthread_create(3)`
+/// allocated, or that the program passed by `pthread_attr_setstack(3)`. `descriptor` is the thread's `struct pthread`,
+/// behind the stack in that block. It holds the block's address and size in adjacent words (`stackblock` and
+/// `stackblock_size` in `nptl/descr.h`), at an offset that differs between versions. `None` if it has no such words.
 fn stack_block_start(descriptor: &[u8], thread: &Registers, mapping: &Range<u64>) -> Option<u64> {
     let words: Vec<u64> = descriptor
         .chunks_exact(8)

@@ -98,12 +98,12 @@ fn parse_kib(value: &str) -> u64 {
     number.unwrap_or(0) << 10
 }
 
-/// Mappings of devices.
+/// Addresses of the mappings of devices, which cannot be read from outside the process.
 pub(super) fn device_ranges(mappings: &[MappingUsage]) -> Vec<Range<u64>> {
     selected_ranges(mappings, |each| each.is_device)
 }
 
-/// Shared mappings to which the process cannot have written.
+/// Addresses of the shared mappings to which the process cannot have written.
 pub(super) fn unwritable_ranges(mappings: &[MappingUsage]) -> Vec<Range<u64>> {
     selected_ranges(mappings, |each| each.is_unwritable)
 }

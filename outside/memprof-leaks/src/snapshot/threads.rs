@@ -177,8 +177,8 @@ fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> Snapshot
     SnapshotThreads { threads }
 }
 
-/// Reads the signals that are queued for a stopped thread, and those for its process if `of_process`. Empty if the
-/// thread was killed.
+/// Reads the words of the signals that are queued for a stopped thread, and those for its process if `of_process`.
+/// Empty if the thread was killed.
 fn read_queued_signals(stopped: &StoppedThread, of_process: bool) -> Vec<u64> {
     let mut words = stopped.queued_signals(false).unwrap_or_default();
     if of_process {
@@ -188,8 +188,8 @@ fn read_queued_signals(stopped: &StoppedThread, of_process: bool) -> Vec<u64> {
 }
 
 impl SnapshotThreads {
-    /// Picks a thread for a remote call, and removes its guard: the first that waits in a system call which
-    /// it can repeat, or else one that runs.
+    /// Picks a thread for a remote call, and removes its guard: the first that waits in a system call which it can
+    /// repeat, or else one that runs. `has_room` says whether a thread has memory for the call's frames.
     ///
     /// # Errors
     /// `NoThread`: no thread can make the call; `Refused`: a thread's seccomp filter forbids it.

@@ -39,7 +39,7 @@ impl UncopiedKind {
         }
     }
 
-    /// Name in notes.
+    /// Name of the kind in notes, for users.
     fn name(self) -> &'static str {
         match self {
             Self::Excluded => "memory that a copy lacks (MADV_DONTFORK)",
@@ -142,7 +142,8 @@ impl SavePlan {
 
 impl UncopiedMemory {
     /// Reads the uncopied memory of a process whose threads are all stopped. Reads it as planned, until the deadline at
-    /// the latest. Fails if the process or its copy was killed.
+    /// the latest. `copy_maps` is the copy's /proc/PID/maps; `usage` are the mappings of the process. Fails if the
+    /// process or its copy was killed.
     pub(super) fn save(
         pid: u32,
         copy_maps: &[u8],

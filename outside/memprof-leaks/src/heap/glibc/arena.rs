@@ -138,12 +138,12 @@ fn has_bins(memory: &mut CachedReader<'_>, view: &SnapshotMemory, first: u64) ->
 }
 
 impl Arena {
-    /// Address of the first bin's head, addressed like a chunk: that of the field `top`.
+    /// Address of the field `top`. The first bin's head, which is addressed like a chunk, has the same address.
     fn first_bin(&self) -> u64 {
         self.address + self.layout.top_offset
     }
 
-    /// Next arena in the ring. `None` if it cannot be read.
+    /// Address of the next arena in the ring. `None` if it cannot be read.
     fn next(&self, view: &SnapshotMemory) -> Option<u64> {
         view.word(self.first_bin().checked_add(NEXT_OFFSET)?)
     }
@@ -153,7 +153,8 @@ impl Arena {
         self.address..self.first_bin() + END_OFFSET
     }
 
-    /// First chunk of each fast bin, a list of small free chunks whose headers say that they are used.
+    /// Address of the first chunk of each fast bin that is not empty. A fast bin is a list of small free chunks whose
+    /// headers say that they are used.
     pub(super) fn fast_bins(&self, view: &SnapshotMemory) -> impl Iterator<Item = u64> {
         let bins = self.layout.fast_bins_offset.into_iter();
         let bins = bins.flat_map(|offset| (0..FAST_BIN_COUNT).map(move |bin| offset + 8 * bin));
@@ -161,21 +162,21 @@ impl Arena {
         first.filter(|chunk| *chunk != 0)
     }
 
-    /// Header of the top chunk; inner `None` if the arena has no memory yet. `None` if it cannot be read.
+    /// Address of the top chunk's header; inner `None` if the arena has no memory yet. `None` if it cannot be read.
     pub(super) fn top(&self, view: &SnapshotMemory) -> Option<Option<u64>> {
         // A new arena's first bin serves as its top chunk.
         let top = view.word(self.first_bin())?;
         Some((top != self.first_bin()).then_some(top))
     }
 
-    /// Bytes that the arena has got from the kernel. For the main arena, also those between them that the program
-    /// itself got by sbrk(2), as long as it is contiguous.
+    /// Bytes that the arena has got from the kernel; 0 if their number cannot be read. The main arena counts also
+    /// memory between its parts that the program itself got by sbrk(2), as long as the arena is contiguous.
     pub(super) fn system_bytes(&self, view: &SnapshotMemory) -> u64 {
         let bytes = view.word(self.first_bin() + SYSTEM_BYTES_OFFSET);
         bytes.unwrap_or_default()
     }
 
-    /// Whether all its memory is that of brk(2).
+    /// Whether all its memory is that of brk(2). Also true if its flags cannot be read.
     pub(super) fn is_contiguous(&self, view: &SnapshotMemory) -> bool {
         let flags = view.word(self.address).unwrap_or_default() >> (8 * FLAGS_OFFSET);
         flags & NONCONTIGUOUS_FLAG == 0

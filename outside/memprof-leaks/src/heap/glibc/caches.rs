@@ -45,7 +45,8 @@ impl ListPointers {
         }
     }
 
-    /// Recognizes the form by the end of a list: a plain list ends with 0, a xored one never does.
+    /// Recognizes the form by the end of a list: a plain list ends with 0, a xored one never does. `lists` are the
+    /// first entry of each list and the list's index. Without a plain list, the form counts as xored.
     fn recognize(view: &SnapshotMemory, mut lists: impl Iterator<Item = (u64, u64)>) -> Self {
         let is_plain = |(first, index): (u64, u64)| {
             let mut entry = first;
@@ -150,7 +151,8 @@ pub(super) fn add_detached_fast_bin(
     }
 }
 
-/// Appends the entries of a free list to `found`. Its pointers point `back` bytes in front of an entry.
+/// Appends the entries of the free list that begins with `first` to `found`. Its pointers point `back` bytes in front
+/// of an entry. Ends at a pointer that is 0, misaligned or unreadable.
 fn walk_free_list(
     view: &SnapshotMemory,
     pointers: ListPointers,
@@ -184,8 +186,8 @@ fn read_cache(view: &SnapshotMemory, address: u64) -> Option<Cache> {
 }
 
 impl CacheLayout {
-    /// Parses a cache. `has_size` says whether an address is that of an entry for the list of that index. `None` if
-    /// lists are inconsistent.
+    /// Parses the bytes of a cache. `has_size` gets an address and a list's index, and says whether a chunk there has
+    /// the size for that list. `None` if too many lists are inconsistent.
     fn parse(&self, bytes: &[u8], has_size: impl Fn(u64, u64) -> bool) -> Option<Cache> {
         let (counts, entries) = bytes.split_at((self.lists * self.count_width) as usize);
         let counts = counts.chunks_exact(self.count_width as usize);
@@ -215,7 +217,7 @@ impl CacheLayout {
     }
 }
 
-/// Whether a chunk with this object belongs to the list of a cache with that index, by its size.
+/// Whether the chunk of an object has a size for the list with this index of a cache.
 fn has_list_size(view: &SnapshotMemory, object: u64, index: u64) -> bool {
     // A chunk's size is in the word before its object.
     let size = view.word(object.wrapping_sub(8));

@@ -28,8 +28,9 @@ pub(super) struct UnwalkedBytes {
     pub(super) surplus: u64,
 }
 
-/// Finds the segments of the main arena, and walks them. `first_chunk` is its first chunk in the break, if known;
-/// `others` are the ranges of the other arenas. Returns the bytes of the arena that were not walked. Fails as `walk` does.
+/// Finds the segments of the main arena, and walks them. `first_chunk` is its first chunk in the memory of brk(2); if
+/// it is `None`, that chunk is searched. `others` are the ranges of the other arenas. Returns the bytes of the arena
+/// that were not walked. Fails as `walk` does.
 pub(super) fn walk_segments(
     view: &SnapshotMemory,
     arena: &Arena,
@@ -92,8 +93,8 @@ struct SegmentSearch<'a> {
 }
 
 impl SegmentSearch<'_> {
-    /// Finds and walks the segments in the memory of brk(2). The first one is known to begin at `first`. Returns the
-    /// bytes from the first to the last one.
+    /// Finds and walks the segments in the memory of brk(2). The first one begins at `first`; if that is `None`, it is
+    /// searched, too. Returns the bytes from the start of the first to the end of the last one.
     fn walk_break(
         &mut self,
         range: Range<u64>,

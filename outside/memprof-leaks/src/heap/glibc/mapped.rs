@@ -23,9 +23,12 @@ struct MappedChunk {
     mapping: Range<u64>,
 }
 
-/// Adds the chunks with a mapping of their own to `heap`. If more are found than glibc counts, none of them is certain:
-/// none is added. Both that and missing chunks are recorded as unproven. `tail` are the bytes of a mapping that the
-/// chunk's size does not count; `others` the memory of other allocators. Returns the objects that fill no more than a page.
+/// Adds the chunks with a mapping of their own to `heap`, and returns the objects whose mapping is one page.
+///
+/// `counted` has the number of them that glibc counts. If it is `None`, or if more are found, none of those found is
+/// certain: none is added, and they are recorded as unproven. If fewer are found, the missing ones are recorded as
+/// unproven. `tail` are the bytes at a mapping's end that the chunk's size does not count. `others` is the memory of
+/// other allocators.
 pub(super) fn add_mapped_chunks(
     view: &SnapshotMemory,
     counted: Option<&Parameters>,
