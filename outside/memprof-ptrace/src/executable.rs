@@ -54,8 +54,8 @@ pub fn loader_name<'data>(
     }
 }
 
-/// Fails if a process with that loader and those mappings has a C library that the plugin cannot use. `loaded` are
-/// the load addresses in the loader's list; `read` reads up to a number of bytes of a mapping.
+/// Fails if a process with that loader and those mappings has a C library that the plugin cannot use. `libraries` are
+/// the load addresses in the loader's list. `read` reads the start of a mapping, up to a number of bytes.
 ///
 /// # Errors
 /// `Musl`: the C library is musl; `NoGlibc`: no glibc is loaded; `OldGlibc`: glibc is older than 2.34.

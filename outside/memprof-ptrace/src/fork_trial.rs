@@ -17,8 +17,8 @@ const PAGE_SIZE: usize = 4096;
 /// Forks with and without the memory, of which the fastest count.
 const ATTEMPTS: usize = 3;
 
-/// Measures the time in which the kernel copies the entry of a page of 4 KiB, by forks of this process with and without
-/// memory of a known size. Takes some tens of milliseconds.
+/// Measures the time in which the kernel copies the entry of a page of 4 KiB. It compares forks of this process with
+/// and without memory of a known size. Takes some tens of milliseconds.
 ///
 /// # Errors
 /// The kernel refuses the memory or the forks, or other processes disturbed them.

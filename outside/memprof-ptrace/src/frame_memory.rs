@@ -32,8 +32,9 @@ pub struct StackOwner {
     pub control_block: u64,
 }
 
-/// Returns the end of `length` free bytes: on the thread's own stack if it certainly has room, else behind the
-/// variables of the program or of a library that is never unloaded, in their last page. `None` if there are none.
+/// Returns the end of `length` free bytes: on the thread's own stack if it certainly has room. Else they lie behind the
+/// variables of the program, or of a library that is never unloaded, in the last page of these. `None` if there are no
+/// such bytes.
 ///
 /// A stack that the program allocated itself is not certain: below a coroutine's stack of 4 KiB lies the heap.
 pub fn find_frame_memory(
@@ -57,8 +58,8 @@ fn mapping_at(maps: &[u8], address: u64) -> Option<Mapping<'_>> {
     mappings(maps).find(|mapping| mapping.range.contains(&address))
 }
 
-/// Returns whether libc allocated a thread's stack: it has a guard page below, and the thread's control block on
-/// top. `end` is the end of the frames to read.
+/// Returns whether libc allocated a thread's stack: it has a guard page below, and the thread's control block on top.
+/// `end` is the highest address that the thread does not use.
 fn is_libc_stack(maps: &[u8], stack: &Mapping<'_>, end: u64, control_block: u64) -> bool {
     let guard = stack.range.start.checked_sub(1);
     let guard = guard.and_then(|below| mapping_at(maps, below));
@@ -151,8 +152,8 @@ fn read_loader_list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Optio
     Ok((bases, Some(loader)))
 }
 
-/// Returns start and end of the free addresses between a library's variables and the end of their page. `None` if
-/// the file at `base` is not position independent, or has no writable segment.
+/// Returns start and end of the free addresses between a library's variables and the end of their page. `None` if the
+/// file at `base` is not position independent, or has no writable segment. Fails if its headers cannot be read.
 fn bss_slack(memory: &Memory, base: u64) -> io::Result<Option<(u64, u64)>> {
     let header: [u8; 64] = memory.read_array(base)?;
     let read_u64 = |bytes: &[u8], offset: usize| {

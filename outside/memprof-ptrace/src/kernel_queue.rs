@@ -117,8 +117,8 @@ fn queued_bytes(descriptor: &File) -> io::Result<u64> {
     Ok(u64::try_from(queued).unwrap_or(0))
 }
 
-/// Copies the first bytes of a pipe by tee(2), which leaves them there. Empty if they were consumed meanwhile. Fails if
-/// `source` is the end for writing.
+/// Copies the first bytes of a pipe by tee(2), which leaves them there: at most `queued`, and at most 16 MiB. Empty if
+/// they were consumed meanwhile. Fails if `source` is the end for writing.
 fn copy_pipe(source: &File, queued: u64) -> io::Result<Vec<u8>> {
     let (mut reader, writer) = io::pipe()?;
     let size = queued.min(MAX_QUEUE_BYTES);

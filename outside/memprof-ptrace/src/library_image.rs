@@ -97,7 +97,8 @@ impl LibraryImage {
         Some(self.bias.wrapping_add(read_u64(symbol, 8)))
     }
 
-    /// Addresses of a variable that the library defines, by its size; `None` if it does not.
+    /// Addresses of a symbol that the library defines, from its start on for as many bytes as it has; `None` if the
+    /// library does not define it.
     pub fn symbol_range(&self, name: &str) -> Option<Range<u64>> {
         let symbol = self.symbols_named(name).find(|symbol| is_defined(symbol))?;
         let start = self.bias.wrapping_add(read_u64(symbol, 8));

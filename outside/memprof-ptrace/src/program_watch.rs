@@ -103,8 +103,8 @@ impl ProgramWatch {
         end.map_or(error, |end| Refusal::from(end).into())
     }
 
-    /// Like [`end`](Self::end), but waits up to 250 ms, because the threads of a process take a moment to end.
-    /// Returns at once if nothing could be opened.
+    /// Like [`end`](Self::end), but waits up to 250 ms, because the threads of a process take a moment to end. `None`
+    /// if the program has not ended by then. Returns at once if nothing could be opened.
     pub fn wait_for_end(&self) -> Option<ProgramEnd> {
         let is_watched = self.process.is_some() || self.maps.is_some();
         let timeout = if is_watched {

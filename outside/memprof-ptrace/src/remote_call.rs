@@ -160,8 +160,9 @@ pub fn build_frames(
 /// clone(2).
 pub const COPY_EXIT_STATUS: u64 = 109;
 
-/// Builds the frames with which a thread calls clone(2) with `flags` and then restores its context. If the child
-/// ever runs, it ends at once: it has a stack of its own, whose only frame calls `exit_group(2)`.
+/// Builds the frames with which a thread calls clone(2) with `flags` and then restores its context. If the child ever
+/// runs, it ends at once: it has a stack of its own, whose only frame calls `exit_group(2)`. During the call, the
+/// thread has the signal mask `blocked`.
 ///
 /// `end` is the end of [`clone_frames_size`] free bytes.
 pub fn build_clone_frames(
@@ -212,7 +213,8 @@ pub fn is_signal_frame(words: &[u64], restorer: u64) -> bool {
 }
 
 /// Returns the bytes of `struct rt_sigframe`, as far as `rt_sigreturn(2)` reads it (asm/sigframe.h, asm/sigcontext.h).
-/// `vectors` is the address of the vector registers, or 0.
+/// `blocked` is the signal mask that it restores. `vectors` is the address of the vector registers, or 0 for their
+/// initial state.
 fn signal_frame(
     registers: &user_regs_struct,
     blocked: u64,

@@ -67,8 +67,8 @@ pub fn allows_own_descriptors(thread: u32) -> bool {
     missing.is_ok()
 }
 
-/// Fails if the thread has user dispatch or strict mode, or if `forbidden` names a call that its filters forbid.
-/// Succeeds for a thread without filters.
+/// Fails if the thread has user dispatch or strict mode, or if its filters forbid a call. `forbidden` gets the filters,
+/// and returns the name of such a call, or `None`. Succeeds for a thread without filters.
 fn require_allowed(
     thread: u32,
     forbidden: impl FnOnce(&[Vec<BpfInstruction>]) -> Result<Option<&'static str>, UndecidedFilter>,

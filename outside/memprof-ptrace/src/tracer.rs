@@ -56,7 +56,8 @@ impl TracerCredentials {
         Self { yama: 0, ..self }
     }
 
-    /// Returns the reason for which the kernel denies tracing. `owner` is the owner of the process's files in /proc.
+    /// Returns the reason for which the kernel denies tracing. `owner` is the owner of the process's files in /proc;
+    /// `None` if it is not known.
     pub(crate) fn denial_reason(&self, target: &ProcStatus, owner: Option<u32>) -> Denial {
         let [real, effective, ..] = self.status.uids;
         let may_trace = self.has_capability(CAP_SYS_PTRACE);

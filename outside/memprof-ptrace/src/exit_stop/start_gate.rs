@@ -43,7 +43,7 @@ impl StartGate {
         Ok(Self { pids, opened })
     }
 
-    /// Reports a pid to [`Self::wait_for_pid`].
+    /// Reports a pid to [`Self::wait_for_pid`]; 0 means that no child has started.
     pub(super) fn report_pid(&self, pid: pid_t) {
         // The reader is this value's, and the pipe has room for two pids.
         let _ = (&self.pids.1).write(&pid.to_ne_bytes());
