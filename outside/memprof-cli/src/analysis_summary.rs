@@ -58,6 +58,7 @@ struct UnsearchedPart<'a> {
 }
 
 impl<'a> UnsearchedPart<'a> {
+    /// Describes a part. Its amount is either bytes or a count; it has neither if the amount is not known.
     fn new(part: &'a Unsearched) -> Self {
         let (bytes, count) = match part.amount {
             Some(UnsearchedAmount::Bytes(bytes)) => (Some(bytes), None),
@@ -232,8 +233,8 @@ impl<'a> AnalysisSummary<'a> {
         unsearched.map(|part| format!("not searched: {}", part.text))
     }
 
-    /// Builds the page of `command`. `head` are the first lines of the text: the heading, then facts. Panics
-    /// without a heading.
+    /// Builds the page of `command`. `head` are the first lines of the text: the heading, then facts. `limits` are
+    /// sentences on the limits of the analysis. Panics without a heading.
     pub(crate) fn build_page(
         &self,
         command: &str,

@@ -179,8 +179,9 @@ fn attach(args: &AttachArgs) -> anyhow::Result<AttachOutcome> {
     attached.map_err(|error| refusal_error(pid, &error))
 }
 
-/// Connects to a process in which the plugin was started. It is found by the name of the thread that accepts connections,
-/// which on a busy machine has it only some time after the socket was opened.
+/// Connects to a process in which the plugin was started. It is found by the name of the thread that accepts
+/// connections, which on a busy machine has it only some time after the socket was opened. Fails if the program ends,
+/// or does not answer within [`ACCEPTOR_TIMEOUT`].
 fn connect_started(args: &AttachArgs, program: &ProgramWatch) -> anyhow::Result<Client> {
     let pid = args.pid;
     let begun = Instant::now();
@@ -202,6 +203,7 @@ fn connect_started(args: &AttachArgs, program: &ProgramWatch) -> anyhow::Result<
 }
 
 impl AttachArgs {
+    /// Returns the options for patching malloc: those of this command, and the sampler in the plugin's arguments.
     fn patch_options(&self) -> PatchOptions {
         PatchOptions {
             sampler: self.sampler(),
@@ -237,7 +239,8 @@ impl AttachArgs {
     }
 }
 
-/// Builds the output, its text included. Requests the name and the status of the host.
+/// Builds the output, its text included. Requests the name and the status of the host. `attached` is `None` if the
+/// process was a host already.
 fn build_output(
     args: &AttachArgs,
     client: &mut Client,
@@ -321,8 +324,8 @@ fn unused_patches_note(status: &ParsedReply, entries: &PatchOutcome, pid: u32) -
     )
 }
 
-/// Returns the note on signal handlers that must not fork any more, because the program had a single thread; `None` if
-/// there are none.
+/// Returns the note on signal handlers that must not fork any more, because the program had a single thread. `handled`
+/// are the names of their signals. `None` if there are none.
 pub(crate) fn handlers_note(handled: &[String]) -> Option<String> {
     let line = format!(
         "it had one thread until now: if its handler of {} forks, that may wait for ever, also after `memprof detach` \

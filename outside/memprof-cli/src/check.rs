@@ -36,7 +36,8 @@ pub(crate) struct CheckArgs {
     in_child: bool,
 }
 
-/// Runs `memprof check` and `memprof plugin check`.
+/// Runs `memprof check` and `memprof plugin check`: loads the plugin in a child process, or in this one if it is that
+/// child.
 pub(crate) fn run(args: &CheckArgs) -> Outcome {
     match args.in_child {
         true => run_in_child(&args.plugin),

@@ -32,7 +32,8 @@ impl CommandGroup {
         Ok(group)
     }
 
-    /// Decides by the contents of this program's /proc/PID/stat.
+    /// Chooses `Shared` if this program's group is in the foreground of its terminal, by the text of its
+    /// /proc/PID/stat. `Own` otherwise, also for a text without these fields.
     fn for_stat(stat: &str) -> Self {
         // proc(5) counts the fields from 1; the first one after the name is the state, field 3.
         let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);

@@ -28,7 +28,7 @@ impl Container {
         Self::parse(&cgroups)
     }
 
-    /// Container by the text of /proc/PID/cgroup: the innermost one.
+    /// Returns the innermost container that the text of /proc/PID/cgroup names. `None` if it names none.
     pub(crate) fn parse(cgroups: &str) -> Option<Self> {
         let paths = cgroups
             .lines()
@@ -91,7 +91,7 @@ impl Container {
 const MAX_HOST_NAME: u64 = 65;
 
 /// Reads /etc/hostname in the root directory of a process. The process may have chosen the file, so no link leads out
-/// of its root, and only a regular file is read.
+/// of its root, and only a regular file is read. `None` if there is none, or if it cannot be read.
 fn host_name(root: &Path) -> Option<String> {
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = openat(CWD, root, directory, Mode::empty()).ok()?;

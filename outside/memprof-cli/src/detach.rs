@@ -56,7 +56,8 @@ pub(crate) struct DetachArgs {
     json: bool,
 }
 
-/// Runs `memprof detach`.
+/// Runs `memprof detach`: unloads the plugin from a process, with `--tree` also from its descendants. Fails if there is
+/// nothing to detach.
 pub(crate) fn run(args: &DetachArgs) -> Outcome {
     let pids = match args.tree {
         false => vec![args.pid],
@@ -89,7 +90,8 @@ pub(crate) fn run(args: &DetachArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Detaches the plugin, restores patched functions, and waits until the plugin's threads have ended.
+/// Detaches the plugin, restores patched functions, and waits until the plugin's threads have ended. Fails if the
+/// process is halted, or if a thread still runs after [`THREADS_EXIT_TIMEOUT`].
 pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
     let _step = SlowStep::begin(format!("detaching from {pid}"));
     let mut client = match target::connect(Some(&pid.to_string())) {

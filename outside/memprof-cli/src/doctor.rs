@@ -38,7 +38,7 @@ struct OutsideDiagnosis {
     next: String,
 }
 
-/// Runs `memprof doctor`.
+/// Runs `memprof doctor`: requests the diagnosis of a host, or examines a process without the plugin from outside.
 pub(crate) fn run(args: &MessageArgs) -> Outcome {
     let mut client = match find_subject(Some(&args.to), args.target())? {
         Subject::Host(client) => client,
@@ -49,7 +49,8 @@ pub(crate) fn run(args: &MessageArgs) -> Outcome {
     message::print_reply(&reply, args.to.json)
 }
 
-/// Diagnoses a process without the plugin. The exit code is 4 if it cannot be profiled.
+/// Diagnoses a process without the plugin, and prints the findings, as JSON if `json`. The exit code is 4 if it cannot
+/// be profiled.
 fn diagnose_outside(pid: u32, json: bool) -> Outcome {
     let examined = examine(pid);
     let mut findings = Vec::new();
@@ -113,7 +114,8 @@ fn diagnose_outside(pid: u32, json: bool) -> Outcome {
     Ok(if is_refused { UNAVAILABLE } else { 0 }.into())
 }
 
-/// Returns the command to type next about a process without the plugin.
+/// Returns the command to type next about a process without the plugin: which one works depends on whether it can be
+/// attached to (`can_attach`), and on whether it can be read.
 pub(crate) fn next_command(pid: u32, can_attach: bool) -> String {
     match (can_attach, examine_for(Purpose::Read, pid).is_ok()) {
         (true, _) => format!("memprof record {pid}"),
@@ -171,7 +173,8 @@ pub(crate) fn stripped_remedy(pid: u32, allocator: &str) -> String {
     )
 }
 
-/// Returns the notice of what attaching will check, if it may still refuse.
+/// Returns the notice that attaching will read the process's seccomp filter, and may refuse then. `None` if it has no
+/// filter.
 fn process_notice(process: &ExaminedProcess) -> Option<Finding> {
     process.has_filter().then(|| Finding {
         kind: "seccomp_filter".into(),

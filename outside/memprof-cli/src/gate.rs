@@ -119,7 +119,7 @@ impl TestArgs {
         is_document && self.report_file().is_none()
     }
 
-    /// Returns the file of the report; `None` if standard output is.
+    /// Returns the file of the report. `None` if the report goes to standard output.
     fn report_file(&self) -> Option<&Path> {
         let output = self.output.as_deref();
         output.filter(|path| *path != Path::new("-"))
@@ -197,7 +197,7 @@ fn write_verdict(
     Ok(())
 }
 
-/// Fails if nothing is limited: every run would pass.
+/// Fails if nothing is limited: every run would pass. `budget` is `None` if there is no budget file.
 fn require_limits(args: &TestArgs, budget: Option<&Budget>) -> anyhow::Result<()> {
     let path = args.budget.display();
     let message = match budget {

@@ -340,7 +340,7 @@ pub(crate) fn command() -> Command {
     command.help_template(help)
 }
 
-/// Returns the words of the command line; `memprof help --help` as `memprof help`, which clap refuses.
+/// Returns the words of the command line. Removes the option of `memprof help --help`, which clap refuses.
 pub(crate) fn normalize(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<_> = words.collect();
     if let [_, help, option] = &*words
@@ -352,7 +352,8 @@ pub(crate) fn normalize(words: impl Iterator<Item = OsString>) -> Vec<OsString> 
     words
 }
 
-/// Adds a hint to the error for a message argument that was typed as an option: how it is written.
+/// Adds a hint to the error for a message argument that was typed as an option: how it is written. `command` is the
+/// word after the program's name; `None` if there is none.
 pub(crate) fn with_hint(mut error: Error, command: Option<OsString>) -> Error {
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
         return error;

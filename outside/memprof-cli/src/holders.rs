@@ -133,7 +133,7 @@ impl ObjectFilter {
         }
     }
 
-    /// Returns the error text if no object matches.
+    /// Returns the error text if no object matches. `sampled` is `None` unless objects were selected by stack.
     fn no_match_message(&self, sampled: Option<&SampledSummary>) -> String {
         match (self, sampled) {
             (Self::Object(address), _) => {
@@ -182,7 +182,8 @@ struct SampledSummary {
     matching: u64,
 }
 
-/// Runs `memprof holders`.
+/// Runs `memprof holders`: finds the holders of the selected objects, and writes them as rows. Fails with `NO_DATA` if
+/// no object matches.
 pub(crate) fn run(args: &HoldersArgs) -> Outcome {
     let filter = ObjectFilter::from_args(args)?;
     let output = ResultOutput::new(args.format, args.json, args.output.as_deref(), args.open)?;
@@ -283,7 +284,7 @@ fn summary_lines(reply: &HoldersOutput<'_>, holding: &Holding) -> Vec<String> {
     lines
 }
 
-/// Formats the output for people.
+/// Formats the output for people. An overview (`is_overview`) has also a table of at most `top` classes.
 fn format_text(
     reply: &HoldersOutput<'_>,
     holding: &Holding,

@@ -81,7 +81,7 @@ impl Interrupts {
         self.0.lock().changes.pop();
     }
 
-    /// Removes and returns all changes.
+    /// Removes and returns all changes, the oldest first.
     pub(crate) fn take_changes(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().changes)
     }

@@ -102,7 +102,8 @@ struct Leak {
     stack: Vec<String>,
 }
 
-/// Runs `memprof leaks`.
+/// Runs `memprof leaks`: by a proof with `--prove`, by comparing dumps with `--last`. Otherwise by the ages in the
+/// newest dump, or if it has none by comparing dumps.
 pub(crate) fn run(args: &LeaksArgs) -> Outcome {
     let form = ResultOutput::new(args.format, args.to.json, args.output.as_deref(), args.open)?;
     if args.prove.prove {
@@ -215,7 +216,8 @@ struct ComparedDump {
     taken: SystemTime,
 }
 
-/// Lists the newest kept dumps of the running process, oldest first.
+/// Lists the newest kept dumps of the running process, at most `count`, oldest first. `pid` is that in the process's
+/// own namespace.
 fn newest_dumps(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<ComparedDump>> {
     let mut kept = Vec::new();
     // A profile of growth contains past allocations, not only live memory.
@@ -272,7 +274,8 @@ fn stack_bytes(folded: &Folded) -> Stacks {
         .collect()
 }
 
-/// Returns the stacks that grew from each dump to the next, the largest growth first.
+/// Returns the stacks that grew from each dump to the next, the largest growth first. `span` is the time from the first
+/// dump to the last.
 fn growing_stacks(dumps: &[Stacks], span: Duration) -> Vec<Leak> {
     let (Some(first), Some(last)) = (dumps.first(), dumps.last()) else {
         return Vec::new();
@@ -313,7 +316,7 @@ fn bytes_per_hour(bytes: i64, span: Duration) -> i64 {
     }
 }
 
-/// Formats the leaks for people.
+/// Formats at most `top` leaks for people.
 fn format_text(leaks: &Leaks, top: usize) -> String {
     let span = humantime::format_duration(Duration::from_secs(leaks.span_seconds));
     let (dumps, count) = (leaks.dumps.len(), leaks.stacks.len());

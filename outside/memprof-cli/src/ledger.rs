@@ -44,7 +44,8 @@ pub(crate) struct LedgerArgs {
     form: FormArgs,
 }
 
-/// Runs `memprof ledger`.
+/// Runs `memprof ledger`: shows the ledger of a host, made exact by a walk of its heaps, or with `--pinned` what pins
+/// its slabs. A process without the plugin is measured from outside.
 pub(crate) fn run(args: &LedgerArgs) -> Outcome {
     if args.pinned {
         return show_pinned(args);
@@ -76,7 +77,7 @@ pub(crate) fn run(args: &LedgerArgs) -> Outcome {
     }
 }
 
-/// Returns the format and destination of a ledger.
+/// Returns the format and destination of a ledger. `json` is the option `--json`.
 ///
 /// # Errors
 /// The form is that of a profile's report.
@@ -193,7 +194,8 @@ pub(crate) fn bytes_outside_malloc(client: &mut Client) -> Option<u64> {
     Some(rows.map(|row| row.bytes).sum())
 }
 
-/// Returns the warning that a recorded program grew where no heap profile looks. `None` if it did not grow notably.
+/// Returns the warning that a recorded program grew where no heap profile looks. `before` and `after` are its bytes
+/// outside of malloc. `None` if it did not grow notably.
 pub(crate) fn growth_outside_malloc_warning(pid: u32, before: u64, after: u64) -> Option<String> {
     let grown = after.saturating_sub(before);
     (grown >= LedgerFinding::MIN_BYTES).then(|| {

@@ -23,7 +23,8 @@ type Elf<'d, R> = ElfFile64<'d, Endianness, R>;
 /// jemalloc's options that make profiling possible.
 const OPTIONS: &str = "prof:true,prof_active:false";
 
-/// Runs `memprof malloc-conf`.
+/// Runs `memprof malloc-conf`: prints the line for a program's file, its name in PATH, or the pid of a process. If
+/// `program` is `None`, it is the line for the shared libjemalloc.so.2.
 pub(crate) fn run(program: Option<&str>) -> Outcome {
     let line = match program {
         None => format!("MALLOC_CONF={OPTIONS}"),

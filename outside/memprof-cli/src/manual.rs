@@ -9,7 +9,7 @@ use clap_mangen::Man;
 use crate::exit::Outcome;
 use crate::{help, output};
 
-/// Prints the page of memprof itself, or writes the pages of all commands to `directory`.
+/// Writes the pages of all commands to `directory`. If it is `None`, prints the page of memprof itself.
 pub(crate) fn print_or_write_pages(directory: Option<&Path>) -> Outcome {
     let Some(directory) = directory else {
         let mut page = Vec::new();

@@ -92,7 +92,7 @@ impl MessageArgs {
         split_target(&self.args).0
     }
 
-    /// Returns the arguments of the message.
+    /// Returns the arguments of the message, without the target.
     pub(crate) fn key_values(&self) -> &[String] {
         split_target(&self.args).1
     }
@@ -147,7 +147,8 @@ pub(crate) fn run_message(message: &str, args: &MessageArgs) -> Outcome {
     print_reply(&reply, args.to.json)
 }
 
-/// Runs `memprof dump`: takes a dump, and fetches it if `--output` or `--open` needs it.
+/// Runs `memprof dump`: takes a dump, and fetches it if `--output` (`file`) or `--open` needs it. If `file` is `None`,
+/// only a dump that the host does not keep is written to stdout.
 pub(crate) fn dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outcome {
     let mut client = args.connect()?;
     let is_wanted = open || file.is_some();
@@ -242,7 +243,8 @@ fn cannot_keep(reply: &ParsedReply, args: &[String]) -> bool {
     kind == Some(ErrorKind::Io.name()) && !args.iter().any(|arg| arg.starts_with("keep="))
 }
 
-/// Reports the size of a written file on stderr; nothing for stdout.
+/// Reports the size of a written file on stderr; nothing for stdout. `length` is `None` if the reader of stdout went
+/// away.
 fn report_written(length: Option<u64>, file: &Path) {
     if let Some(length) = length
         && file != Path::new("-")

@@ -127,7 +127,7 @@ const RESERVED: &[&str] = &[
     "yield",
 ];
 
-/// Runs `memprof plugin new`.
+/// Runs `memprof plugin new`: writes the plugin to a new folder, and prints the command that tests it.
 pub(crate) fn run(args: &NewPluginArgs) -> Outcome {
     check_name(&args.name)?;
     let folder = args
@@ -161,7 +161,8 @@ pub(crate) fn run(args: &NewPluginArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Fills the templates with the name; `end` changes the first file, which says how to build.
+/// Fills the templates with the name, and returns path and text of each. `end` changes the text of the first file,
+/// which says how to build.
 fn fill_templates(
     templates: &[Template],
     name: &str,
@@ -200,7 +201,8 @@ fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the folders in which the SDK may be: the one that was named, else those of a build and of a package.
+/// Returns the folders in which the SDK may be: the one that the user named, or if `named` is `None` those of a build
+/// and of a package.
 fn sdk_dirs(named: Option<&Path>) -> Result<Vec<PathBuf>> {
     if let Some(named) = named {
         let named = std::path::absolute(named).context("failed to find the SDK")?;
@@ -226,7 +228,8 @@ fn missing_sdk_file_error(file: &str, dirs: &[PathBuf]) -> anyhow::Error {
     with_exit_code(USAGE, message)
 }
 
-/// Returns the lines of Cargo.toml that name memprof's crates by their folders in the SDK. Fails if a crate is missing.
+/// Returns the lines of Cargo.toml that name memprof's crates by their folders in the SDK. `sdk` is the folder that the
+/// user named; if it is `None`, the usual folders are searched. Fails if a crate is missing.
 fn cargo_patches(sdk: Option<&Path>) -> Result<String> {
     let dirs = sdk_dirs(sdk)?;
     let mut lines = String::new();
@@ -244,7 +247,8 @@ fn cargo_patches(sdk: Option<&Path>) -> Result<String> {
     Ok(lines)
 }
 
-/// Returns the folder of memprof.h. Fails if no folder of the SDK has the file.
+/// Returns the folder of memprof.h. `sdk` is the folder that the user named; if it is `None`, the usual folders are
+/// searched. Fails if none has the file.
 fn include_dir(sdk: Option<&Path>) -> Result<String> {
     let dirs = sdk_dirs(sdk)?;
     let places = dirs

@@ -32,9 +32,11 @@ pub(crate) struct PatchOutcome {
     errors: Vec<anyhow::Error>,
 }
 
-/// Patches the program's own `malloc` if `status` says that nothing else intercepts it, or if memprof is to sample
-/// instead of the allocator's sampler; with `entries`, that of any owner. Patches the functions of allocators with other
-/// names too, unless one samples itself.
+/// Patches functions of the allocators in a process, so that memprof sees their calls.
+///
+/// The program's own `malloc` is patched if by `status` nothing else intercepts it, or if memprof is to sample instead
+/// of the allocator's sampler. With `entries`, `malloc` is patched whatever file it is in. Functions of allocators with
+/// other names are patched too, unless one of these samples itself.
 pub(crate) fn patch_malloc(
     pid: u32,
     status: &ProfilerStatus,
@@ -98,7 +100,7 @@ pub(crate) fn restore_functions(pid: u32) -> anyhow::Result<bool> {
 }
 
 impl PatchOutcome {
-    /// Adds the report or the error of one attempt; nothing if no patch was needed.
+    /// Adds the report or the error of one attempt. Does nothing for `None`: no patch was needed.
     fn add(&mut self, pid: u32, patched: Result<Option<PatchReport>, AttachError>) {
         match patched {
             Ok(report) => self.reports.extend(report),
@@ -106,7 +108,7 @@ impl PatchOutcome {
         }
     }
 
-    /// Returns whether any function was patched.
+    /// Returns whether any function was patched, even if others could not be.
     pub(crate) fn is_patched(&self) -> bool {
         !self.reports.is_empty()
     }
@@ -155,6 +157,7 @@ impl PatchOutcome {
     }
 }
 
+/// Returns a duration in milliseconds, cut to whole microseconds.
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1000.0
 }

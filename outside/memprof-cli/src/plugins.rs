@@ -98,7 +98,8 @@ impl PluginRow {
     }
 }
 
-/// Runs `memprof plugins`.
+/// Runs `memprof plugins`: lists the plugins that a host has loaded and refused. If `host` is `None`, it is the only
+/// running host.
 pub(crate) fn run(host: Option<&str>, json: bool) -> Outcome {
     let plugins = target::list_plugins(host)?;
     let plugins: Vec<_> = plugins.into_iter().map(PluginRow::from_info).collect();

@@ -43,7 +43,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, humantime::Duration
     }
 }
 
-/// Splits positional arguments: the first one is the target, unless it is `key=value`.
+/// Splits positional arguments: the first one is the target, unless it is `key=value`. `None` without a target.
 pub(crate) fn split_target(args: &[String]) -> (Option<&str>, &[String]) {
     match args {
         [target, rest @ ..] if !is_key_value(target) => (Some(target), rest),

@@ -52,6 +52,7 @@ pub(crate) fn host_name(pid: u32, name: String) -> String {
     }
 }
 
+/// Returns whether the last component of a path is `name`.
 fn has_file_name(file: &Path, name: &str) -> bool {
     file.file_name().is_some_and(|file| file == name)
 }

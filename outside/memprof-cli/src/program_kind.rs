@@ -90,7 +90,8 @@ pub(crate) fn stripped_allocator(pid: u32) -> Option<&'static str> {
     read_stripped_allocator(&ReadCache::new(file)).ok()?
 }
 
-/// Language of a process whose objects are in no profile of malloc, and what shows or samples them.
+/// Describes the objects of a language that no profile of malloc has: where they are, and what shows or samples them.
+/// `None` for other languages.
 pub(crate) fn unsampled_objects(language: &str) -> Option<&'static str> {
     Some(match language {
         "Java" => "Java's objects are in HotSpot's heap: `jcmd PID GC.class_histogram` counts them",

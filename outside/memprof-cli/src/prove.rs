@@ -92,7 +92,7 @@ struct LeakedGroup<'a> {
     example: String,
 }
 
-/// Runs `memprof leaks --prove`.
+/// Runs `memprof leaks --prove`: on a process, which is sampled first with `--for`, or on the command of `--at-exit`.
 pub(crate) fn run(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Outcome {
     let options = AnalysisOptions {
         max_pause: args.max_pause,
@@ -242,7 +242,7 @@ fn prove_command(
     Ok(command_exit_code(exiting.end()?, args.fail, failure))
 }
 
-/// Returns the exit code of a command as shells report it; instead of 0, `failure` if that is requested.
+/// Returns the exit code of a command as shells report it. With `--fail` (`fails`), it is `failure` instead of 0.
 fn command_exit_code(status: ExitStatus, fails: bool, failure: u8) -> ExitCode {
     let code = status.code().or_else(|| Some(128 + status.signal()?));
     match code.unwrap_or(FAILED.into()) {
@@ -342,7 +342,7 @@ fn negligible_text(leaked: u64, rss: u64) -> &'static str {
     }
 }
 
-/// Formats the output for people.
+/// Formats the output for people, with at most `top` groups.
 fn format_text(reply: &ProveOutput<'_>, top: usize) -> String {
     let leaked = &reply.leaked;
     let mut lines = vec![heading(reply)];

@@ -61,7 +61,8 @@ struct UnreachableRow {
     reason: String,
 }
 
-/// Runs `memprof ps`.
+/// Runs `memprof ps`. With `all`, also lists processes that are no hosts, and how they grow during `growth_time`. If
+/// that is `None`, [`processes::process_rows`] chooses the time.
 pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outcome {
     let found = discover(DiscoveryScope::AllProcesses, |client| {
         query_plugins(client).unwrap_or_else(|error| PluginSummary {
@@ -171,7 +172,7 @@ fn query_plugins(client: &mut Client) -> anyhow::Result<PluginSummary> {
     })
 }
 
-/// Formats the table of hosts.
+/// Formats the table of hosts, a row for each.
 fn format_table(hosts: &[PsHostRow]) -> String {
     let rows = hosts.iter().map(|host| {
         let answer = &host.answer;

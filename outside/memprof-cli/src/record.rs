@@ -42,7 +42,8 @@ pub(crate) use sampling_options::SamplingOptions;
 /// Rows of the table.
 const TABLE_ROWS: usize = 20;
 
-/// Runs `memprof record`.
+/// Runs `memprof record`: samples a process for a time, and shows the profile. A signal ends the sampling early, and
+/// determines the exit code.
 pub(crate) fn run(args: &RecordArgs) -> Outcome {
     if args.output_is_dump() && args.form.output.as_deref() == Some(Path::new("-")) {
         return Err(with_exit_code(
@@ -215,8 +216,8 @@ fn record_attached(
     })
 }
 
-/// Samples for the duration, and fetches the dump, which does not stay in `leftovers`. Sampling that was active before stays
-/// so.
+/// Samples for the duration, and fetches the dump. Sampling that was active before stays so. `leftovers` is the root of
+/// a process that memprof detaches from, where no copy of the dump stays. If it is `None`, a kept dump stays.
 fn record(
     args: &RecordArgs,
     client: &mut Client,
@@ -286,8 +287,8 @@ fn record(
     Ok(recorded)
 }
 
-/// Fetches the dump, and ends the activation. Removes the dump from `leftovers`, the root of a
-/// process that memprof detaches from. Returns the profile and the host's warnings.
+/// Fetches the dump, and ends the activation. Removes the dump from `leftovers`, the root of a process that memprof
+/// detaches from; if that is `None`, a kept dump stays. Returns the profile and the host's warnings.
 fn finish_recording(
     client: &mut Client,
     arguments: &[String],

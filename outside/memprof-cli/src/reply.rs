@@ -92,7 +92,8 @@ impl ParsedReply {
 }
 
 impl Body {
-    /// Parses bytes as JSON if they claim to be, else as text if they are UTF-8.
+    /// Parses bytes as JSON if they claim to be (`is_json`) and are, else as text if they are UTF-8. Otherwise keeps
+    /// them as bytes.
     fn from_bytes(bytes: Vec<u8>, is_json: bool) -> Self {
         let object = is_json.then(|| serde_json::from_slice(&bytes).ok());
         match object.flatten() {

@@ -137,7 +137,8 @@ impl ReportArgs {
         })
     }
 
-    /// Returns the binaries and symbols to use: those in the arguments, else those of the process.
+    /// Returns the binaries and symbols to use: those in the arguments, else those of the process. `pid` is `None` for
+    /// a file whose process is not known.
     fn sources(&self, pid: Option<u32>) -> Sources {
         let found = Sources::for_process(pid);
         Sources {

@@ -61,7 +61,8 @@ pub(crate) enum FormatArg {
 }
 
 impl FormArgs {
-    /// Returns the format of the report: HTML with `--open`, text by default.
+    /// Returns the format of the report: HTML with `--open`, text by default. Fails if `--open` comes with another
+    /// format.
     pub(crate) fn format(&self) -> Result<Format, Error> {
         match (self.format, self.open) {
             (None | Some(FormatArg::Html), true) => Ok(Format::Html),
@@ -70,7 +71,7 @@ impl FormArgs {
         }
     }
 
-    /// Returns the options of a report in this form.
+    /// Returns the options of a report in this form. Fails as [`format`](Self::format) does.
     pub(crate) fn to_options(&self) -> Result<Options, Error> {
         Ok(Options {
             format: self.format()?,
@@ -125,8 +126,8 @@ pub(crate) fn write_live_page(file: &Path, name: &str, pid: u32) -> anyhow::Resu
     Ok(page)
 }
 
-/// Writes a report of a live process's dump in the given form, and notes to standard error. `name` is that of the dump in
-/// errors; `top` is the number of rows of a text unless the form has one.
+/// Writes a report of a live process's dump in the given form, and notes to standard error. `name` is that of the dump
+/// in errors. `top` is the number of rows of a text if the form has none; `None` for all rows.
 pub(crate) fn show_live_report(
     file: &Path,
     name: &str,
@@ -144,7 +145,8 @@ pub(crate) fn show_live_report(
     form.deliver(live_report_writer(&mut *bytes, name, pid, base, &options))
 }
 
-/// Returns a function that writes a report of a live process's dump, compared with the profile in `base`.
+/// Returns a function that writes a report of a live process's dump. It is compared with the profile in `base`, unless
+/// that is `None`.
 fn live_report_writer<'a>(
     bytes: &'a mut dyn BufRead,
     name: &'a str,
@@ -182,7 +184,7 @@ fn print_notes(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens a profile; `-` is standard input.
+/// Opens a profile; `-` is standard input. Fails for a directory.
 pub(crate) fn open_input(path: &Path) -> Result<Box<dyn BufRead>, Error> {
     if path == Path::new("-") {
         return Ok(Box::new(io::stdin().lock()));

@@ -39,7 +39,8 @@ pub(crate) struct ResultOutput<'a> {
 }
 
 impl<'a> ResultOutput<'a> {
-    /// Chooses the format: text by default, JSON with `json`, HTML with `open`. `-` as output is standard output.
+    /// Chooses the format. If `format` is `None`, it is text by default, JSON with `json`, HTML with `open`. Standard
+    /// output is written to if `output` is `None` or `-`.
     ///
     /// # Errors
     /// Another format than HTML is to be opened.

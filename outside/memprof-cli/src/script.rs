@@ -36,7 +36,7 @@ pub(crate) fn find_in_path(name: &OsStr) -> anyhow::Result<PathBuf> {
     found.ok_or_else(|| with_exit_code(USAGE, format!("no program {} is in PATH", name.display())))
 }
 
-/// Returns the interpreter of a script; `None` for another file.
+/// Returns the interpreter of a script, by the first bytes of its file. `None` for another file.
 pub(crate) fn interpreter(head: &[u8]) -> Option<PathBuf> {
     Some(PathBuf::from(shebang_words(head)?.next()?))
 }

@@ -52,7 +52,8 @@ enum CompatSystem {
     None,
 }
 
-/// Runs `memprof serve`.
+/// Runs `memprof serve`: serves until a signal ends it. With `--store`, `memprof-fleet` serves in place of this
+/// program.
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
     if args.store.is_some() {
         // The options of `serve` have the same meaning there.
@@ -87,7 +88,8 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Serves until SIGINT or SIGTERM.
+/// Serves until SIGINT or SIGTERM. `token` is a new access token, to be printed with the address; `None` if there is
+/// none.
 async fn serve_until_signal(
     args: &ServeArgs,
     settings: RouterSettings,

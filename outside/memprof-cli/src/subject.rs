@@ -19,7 +19,9 @@ pub(crate) enum Subject {
     Process(u32),
 }
 
-/// Connects to the host that the arguments name, or finds the process of that name that is no host.
+/// Connects to the host that the arguments name, or finds the process of that name that is no host. `first` is a target
+/// in front of the other arguments. `args` is `None` for a command without their options. If no target is given, it is
+/// the only running host.
 ///
 /// # Errors
 /// As for [`connect_to`]; no process has the name, or several have it.

@@ -36,8 +36,8 @@ pub(crate) struct TargetArgs {
 pub(crate) const NO_HOST_REMEDY: &str = "load the plugin with `memprof attach PID` into a running process, or start one with \
     `memprof run -- PROGRAM`; for a process of another user, run memprof as that user or as root";
 
-/// Connects to the host of `memory_profile` that the arguments name, with their timeout. `first` is a target in front of
-/// the other arguments.
+/// Connects to the host of `memory_profile` that the arguments name, with their timeout. `first` is a target in front
+/// of the other arguments; `None` if there is none. Without any target, it is the only running host.
 pub(crate) fn connect_to(args: &TargetArgs, first: Option<&str>) -> anyhow::Result<Client> {
     connect_to_plugin(args, first, PLUGIN)
 }
@@ -61,7 +61,8 @@ pub(crate) fn connect_to_plugin(
     })
 }
 
-/// Returns the plugins of the host that `target` names; of a process with several sockets, those of all.
+/// Returns the plugins of the host that `target` names; `None`: of the only running host. Of a process with several
+/// sockets, returns those of all.
 pub(crate) fn list_plugins(target: Option<&str>) -> anyhow::Result<Vec<PluginInfo>> {
     if let Some(path) = target.and_then(socket_path) {
         let client = Client::connect(&path).with_context(|| path.display().to_string());
@@ -81,7 +82,8 @@ pub(crate) fn connect(target: Option<&str>) -> anyhow::Result<Client> {
     connect_with(target, PLUGIN, Client::connect)
 }
 
-/// Finds the host and connects to it. If nothing listens at its socket any more, searches once more.
+/// Finds the host that `target` names, or for `None` the only running one, and connects to it. If nothing listens at
+/// its socket any more, searches once more.
 fn connect_with(
     target: Option<&str>,
     plugin: &str,
@@ -143,8 +145,8 @@ fn parse_pid(target: &str) -> Option<u32> {
     target.parse().ok()
 }
 
-/// Finds the host by its pid, among the sockets of that process only, or by its name: first among those of the
-/// usual socket directories, then among all processes.
+/// Finds the host by its pid, among the sockets of that process only, or by its name: first among those of the usual
+/// socket directories, then among all processes. `None` as target: the only running host.
 fn find_host(target: Option<&str>, plugin: &str) -> anyhow::Result<RunningHost> {
     if let Some(container) = target.and_then(|target| target.strip_prefix("container:")) {
         let pid = container::find_process(container);
@@ -195,7 +197,8 @@ fn is_called(host: &RunningHost, name: &str) -> bool {
 }
 
 /// Finds the control socket of process `pid` at which `plugin` answers, else its first one: two plugins in a foreign
-/// program have a socket each. Also returns the sockets that could not be reached.
+/// program have a socket each. `None` if no socket could be reached. Also returns the sockets that could not be
+/// reached.
 fn host_of_plugin(pid: u32, plugin: &str) -> (Option<RunningHost>, Vec<UnreachableHost>) {
     let found = discover(DiscoveryScope::Process(pid), |_| ());
     let hosts = found.hosts.into_iter().map(|(host, ())| host);
@@ -219,7 +222,7 @@ fn common_pid<'a>(hosts: impl Iterator<Item = &'a RunningHost>) -> Option<u32> {
     is_same.then(|| pids[0])
 }
 
-/// Chooses the host that `target` names; fails unless exactly one matches.
+/// Chooses the host that `target` names; `None` fits every host. Fails unless exactly one matches.
 fn choose_host(
     mut hosts: Vec<RunningHost>,
     unreachable: &[UnreachableHost],
@@ -255,7 +258,7 @@ fn choose_host(
     }
 }
 
-/// Builds the message for a target that matches no host.
+/// Builds the message for a target that matches no host. `running` is the list of the hosts as text.
 fn no_host_message(target: &str, running: &str, unreachable: &[UnreachableHost]) -> String {
     let process = parse_pid(target).or_else(|| pids_with_name(target).first().copied());
     let Some((pid, name, owner)) = process.and_then(inspect_process) else {

@@ -70,8 +70,8 @@ impl Leftovers {
         self.unlink(path, AtFlags::empty());
     }
 
-    /// Removes the file or the empty directory at a path below the root, unless it belongs to another user: the process
-    /// chose the path. Ignores errors.
+    /// Removes the file at a path below the root, or the empty directory if `flags` are `REMOVEDIR`. Leaves what
+    /// belongs to another user, because the process chose the path. Ignores errors.
     fn unlink(&self, path: &Path, flags: AtFlags) {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return;

@@ -101,13 +101,13 @@ impl Budget {
         BudgetedTotal::ALL.into_iter().any(is_exceeded)
     }
 
-    /// Returns whether anything has a limit.
+    /// Returns whether a total or a function has a limit.
     pub(super) fn limits_anything(&self) -> bool {
         let limits = |total: BudgetedTotal| self.limit_of_total(total).is_some();
         BudgetedTotal::ALL.into_iter().any(limits) || self.limits_functions()
     }
 
-    /// Returns whether functions have limits.
+    /// Returns whether functions have limits, for either total.
     pub(super) fn limits_functions(&self) -> bool {
         let limits = |total: BudgetedTotal| !self.functions.for_total(total).is_empty();
         BudgetedTotal::ALL.into_iter().any(limits)

@@ -58,7 +58,8 @@ impl BudgetFile {
         Ok(Self(Document::parse(TEMPLATE.to_owned())?))
     }
 
-    /// Returns the line of a limit, from 1; the first if it is unknown.
+    /// Returns the line of a limit, counted from 1. `function` is `None` for the limit of a total. The first line if
+    /// the limit is not in the file.
     pub(super) fn limit_line(&self, total: BudgetedTotal, function: Option<&str>) -> usize {
         let table = self.0.as_table();
         let item = match function {
@@ -140,7 +141,7 @@ fn set_baseline(document: &mut DocumentMut, baseline: &FunctionBudgets) {
     }
 }
 
-/// Sets the bytes of all functions of a table: new ones come last, the largest first.
+/// Sets the bytes of all functions of a table, and removes the other functions. New ones come last, the largest first.
 fn set_functions(table: &mut dyn TableLike, functions: &BTreeMap<String, ByteSize>) {
     let known: Vec<_> = table.iter().map(|(name, _)| name.to_owned()).collect();
     for name in known.iter().filter(|name| !functions.contains_key(*name)) {

@@ -100,8 +100,8 @@ enum CommandEvent {
 }
 
 impl RunningCommand {
-    /// Waits until the command ends or a signal arrives, for `limit` at most. If both have happened, returns the
-    /// signal.
+    /// Waits until the command ends or a signal arrives, for `limit` at most, or without a limit if it is `None`. If
+    /// both have happened, returns the signal.
     fn wait_for_event(&mut self, limit: Option<Duration>) -> anyhow::Result<CommandEvent> {
         let limit = limit
             .map(Timespec::try_from)

@@ -149,7 +149,7 @@ fn escape_data(text: &str) -> String {
         .replace('\n', "%0A")
 }
 
-/// Escapes a property of a workflow command.
+/// Escapes a property of a workflow command, which a colon or a comma would end.
 fn escape_property(text: &str) -> String {
     escape_data(text).replace(':', "%3A").replace(',', "%2C")
 }

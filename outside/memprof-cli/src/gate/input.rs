@@ -28,7 +28,7 @@ impl Input {
         Self::new(File::from(stdin.context("standard input")?), runs)
     }
 
-    /// Like [`for_runs`](Self::for_runs), for an open file.
+    /// Like [`for_runs`](Self::for_runs), for an open file in place of standard input.
     fn new(mut file: File, runs: usize) -> anyhow::Result<Self> {
         if runs == 1 {
             return Ok(Self::Stream);

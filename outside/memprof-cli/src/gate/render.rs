@@ -82,7 +82,7 @@ pub(super) fn format_update(path: &Path, budget: &Budget, measured: &Measurement
     text
 }
 
-/// Formats a verdict for people.
+/// Formats a verdict for people, with the lines of each limit.
 pub(super) fn format_text(verdict: &BudgetVerdict) -> String {
     let checks = verdict.checks.iter();
     checks.map(|check| check_lines(check) + "\n").collect()

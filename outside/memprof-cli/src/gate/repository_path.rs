@@ -15,7 +15,7 @@ pub(super) fn repository_path(file: &Path) -> PathBuf {
 }
 
 /// Returns the path from the nearest directory above the file that is a repository (git(1), also of a submodule or a
-/// worktree) or the workspace. `None` if there is none.
+/// worktree) or the workspace. `workspace` is `None` if no CI system names one. `None` if there is no such directory.
 fn relative_to_root(file: &Path, workspace: Option<&Path>) -> Option<PathBuf> {
     let absolute = std::path::absolute(file).ok()?;
     // Links in the file's own name stay: the difference shows the link.

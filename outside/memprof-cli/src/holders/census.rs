@@ -98,7 +98,7 @@ fn summary_lines(reply: &CensusOutput<'_>) -> Vec<String> {
     lines
 }
 
-/// Formats the output for people.
+/// Formats the output for people: `head`, and a table of at most `top` types.
 fn format_text(reply: &CensusOutput<'_>, head: &[String], census: &Census, top: usize) -> String {
     let mut lines = head.to_vec();
     lines.push(format!("\n{:>12} {:>10}  type", "bytes", "objects"));

@@ -16,7 +16,8 @@ const LIMITS: [&str; 4] = [
     "What a variable reaches is not shown below a stack, other memory or a register.",
 ];
 
-/// Builds the page: an outline of holders and one of classes, or one of the selected objects.
+/// Builds the page: for an overview (`is_overview`) an outline of holders and one of classes, else one of the selected
+/// objects.
 pub(super) fn build_page(
     reply: &HoldersOutput<'_>,
     holding: &Holding,
@@ -41,8 +42,8 @@ pub(super) fn build_page(
         .build_page("holders", &head, &LIMITS, outlines)
 }
 
-/// Returns the indices of the groups that hold most. Each group's holder is among them, because it holds at least as
-/// much and has a lower index.
+/// Returns the indices of the groups that hold most, up to [`MAX_ROWS`]. Each group's holder is among them, because it
+/// holds at least as much and has a lower index.
 fn largest_groups(groups: &[HolderGroup]) -> Vec<usize> {
     let mut shown: Vec<_> = (1..groups.len())
         .filter(|index| groups[*index].held_objects > 0)
@@ -130,7 +131,7 @@ impl OutlineBuilder {
         self.names.push(name);
     }
 
-    /// Adds a row without amounts.
+    /// Adds a row without amounts, whose cells in these columns are empty.
     fn add_label(&mut self, depth: u32, name: String) {
         self.depth.push(depth);
         self.bytes.push(None);

@@ -186,7 +186,7 @@ fn row_for_group(groups: &[HolderGroup], index: usize, depth: usize) -> HolderRo
     }
 }
 
-/// Returns the rows of the objects whose kind matches, by bytes in descending order.
+/// Returns at most `top` rows of the objects whose kind matches, by bytes in descending order.
 pub(super) fn rows_by_kind(
     groups: &[HolderGroup],
     top: usize,

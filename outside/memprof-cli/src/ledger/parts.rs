@@ -27,7 +27,7 @@ pub(super) fn apply_parts(ledger: &mut Ledger, found: &[MappedPart], pid: u32) {
 }
 
 /// Returns the rows and parts of a process whose heaps were not walked: memory that is certainly no allocator's, and
-/// the rest, which may be.
+/// the rest, which may be. The rows sum to `anonymous`, the bytes of its resident anonymous memory.
 pub(super) fn rows_without_walk(
     anonymous: u64,
     found: &[MappedPart],

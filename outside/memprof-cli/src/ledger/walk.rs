@@ -173,7 +173,7 @@ fn missed_bytes(ledger: &Ledger, walked: &HeapResidency) -> u64 {
     }
 }
 
-/// Builds a finding if the walk missed live memory; `missed` is its bytes.
+/// Builds a finding if the walk missed live memory; `missed` is its bytes. `None` if it missed none.
 fn missed_finding(missed: u64) -> Option<LedgerFinding> {
     (missed > 0).then(|| LedgerFinding {
         kind: LedgerFindingKind::Uncertain.into(),
@@ -206,8 +206,8 @@ fn resident_upper_bound(heap: &AllocatorHeap) -> u64 {
     }
 }
 
-/// Builds a finding if free pages are a notable share of RSS. All parameters are in bytes; `lazily_free` is that of the
-/// whole process.
+/// Builds a finding if free pages are a notable share of RSS, else `None`. All parameters are in bytes; `lazily_free`
+/// is that of the whole process.
 fn free_pages_finding(
     free: u64,
     purgeable: u64,
@@ -242,7 +242,8 @@ fn free_pages_finding(
     })
 }
 
-/// Builds a finding if free memory in pages with live objects is a notable share of RSS.
+/// Builds a finding if free memory in pages with live objects is a notable share of RSS, else `None`. `bytes` is this
+/// memory.
 fn fragments_finding(bytes: u64, walked: &HeapResidency, rss: u64) -> Option<LedgerFinding> {
     LedgerFinding::is_notable(bytes, rss).then(|| {
         let pinned = match walked.allocators.contains(&"jemalloc") {
@@ -259,7 +260,8 @@ fn fragments_finding(bytes: u64, walked: &HeapResidency, rss: u64) -> Option<Led
     })
 }
 
-/// Builds a finding if freed objects in the caches of threads are a notable share of RSS.
+/// Builds a finding if freed objects in the caches of threads are a notable share of RSS, else `None`. `bytes` are
+/// those of these objects.
 fn thread_caches_finding(bytes: u64, walked: &HeapResidency, rss: u64) -> Option<LedgerFinding> {
     LedgerFinding::is_notable(bytes, rss).then(|| {
         let setting = match walked.allocators.contains(&"jemalloc") {
@@ -277,7 +279,8 @@ fn thread_caches_finding(bytes: u64, walked: &HeapResidency, rss: u64) -> Option
     })
 }
 
-/// Builds a finding if memory outside of every allocator is a notable share of RSS.
+/// Builds a finding if memory outside of every allocator is a notable share of RSS, else `None`. All parameters are in
+/// bytes; `lazily_free` are those of `bytes` that the process marked as free.
 pub(super) fn outside_malloc_finding(
     bytes: u64,
     lazily_free: u64,

@@ -59,6 +59,7 @@ impl SignalForwarder {
     }
 }
 
+/// Locks the recipient, even if a thread panicked while it held the lock.
 fn lock(recipient: &Mutex<Recipient>) -> MutexGuard<'_, Recipient> {
     recipient.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -91,8 +91,8 @@ const PLUGIN_NOTE: &str =
 /// Note on a process whose seccomp filter can be read only while a thread is stopped.
 const FILTER_NOTE: &str = "its seccomp filter is read at attach";
 
-/// Lists the processes of /proc, the largest first, and measures how they grow during `growth_time`, by default
-/// [`MIN_GROWTH_TIME`]. `hosts` are the pids of the hosts.
+/// Lists the processes of /proc, the largest first, and measures how they grow during `growth_time`. If that is `None`,
+/// it is [`MIN_GROWTH_TIME`]. `hosts` are the pids of the hosts.
 ///
 /// # Errors
 /// /proc is not mounted.
@@ -151,7 +151,8 @@ fn resident_bytes(pid: u32) -> Option<u64> {
     Some(pages * rustix::param::page_size() as u64)
 }
 
-/// Returns the row of a process: its state, and the reason if attaching is refused.
+/// Returns the row of a process: its state, and the reason if attaching is refused. `kinds` and `users` remember what
+/// was found for processes before.
 fn process_row(
     process: ListedProcess,
     hosts: &HashSet<u32>,
@@ -247,7 +248,7 @@ impl ProcessRow {
         }
     }
 
-    /// Returns the allocators, joined by commas.
+    /// Returns the allocators, joined by commas; `-` if none is known.
     fn allocator_text(&self) -> String {
         match &*self.allocators {
             [] => "-".to_owned(),
@@ -349,7 +350,7 @@ pub(super) fn format_table(rows: &[ProcessRow], width: Option<usize>) -> String 
     }
 }
 
-/// Formats a table, without the column of containers if no process is in one.
+/// Formats a table, without the column of containers if no process is in one. `width` is as for [`format_table`].
 fn table_of(
     rows: &[ProcessRow],
     width: Option<usize>,

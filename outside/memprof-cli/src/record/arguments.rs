@@ -136,18 +136,18 @@ impl RecordArgs {
         }
     }
 
-    /// The arguments `KEY=VALUE`.
+    /// The arguments `KEY=VALUE`, without the target in front of them.
     fn key_values(&self) -> &[String] {
         process_arg::split_target(&self.args).1
     }
 
-    /// The last argument with that prefix.
+    /// The last argument with that prefix. `None` if there is none.
     fn key_value(&self, prefix: &str) -> Option<&String> {
         let mut args = self.key_values().iter().rev();
         args.find(|arg| arg.starts_with(prefix))
     }
 
-    /// Sampling that the arguments request.
+    /// Sampling that the arguments request, with the ages and labels that the report needs.
     pub(super) fn sampling(&self) -> SamplingOptions {
         let sampler = self.key_value(SAMPLER);
         let sampler = sampler.and_then(|arg| arg.strip_prefix(SAMPLER)?.parse().ok());
@@ -161,7 +161,7 @@ impl RecordArgs {
         }
     }
 
-    /// Argument of `activate` for ages, if the report needs them.
+    /// Argument `ages=` of `activate`: that of the user, else one for a report that needs ages. `None` without either.
     fn ages_argument(&self) -> Option<String> {
         let is_needed = self.view.ages || self.view.older.is_some();
         let bucket = (self.duration / AGE_BUCKETS).as_secs().max(1);
@@ -169,7 +169,8 @@ impl RecordArgs {
         self.key_value(AGES).cloned().or(by_view)
     }
 
-    /// Argument of `activate` for labels, if the report needs them.
+    /// Argument `labels=` of `activate`: that of the user, else one for a report that needs labels. `None` without
+    /// either.
     fn labels_argument(&self) -> Option<String> {
         let keys = [
             self.view.by.as_deref(),

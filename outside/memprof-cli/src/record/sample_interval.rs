@@ -70,8 +70,8 @@ impl FoundInterval {
 }
 
 impl SampleInterval {
-    /// Decides whether the interval is to be found: only that of memprof's sampler, which holds no samples yet. `status`
-    /// is that before the activation.
+    /// Decides whether the interval is to be found: only that of memprof's sampler, which holds no samples yet.
+    /// `status` is that before the activation; `was_active`: the host samples already, and keeps its interval.
     pub(super) fn new(
         status: &ProfilerStatus,
         options: &SamplingOptions,
@@ -237,6 +237,7 @@ fn choose_coarser(bytes: u64, rate: f64, max_rate: f64) -> Option<u64> {
     (excess > 2.0 && coarser > bytes).then_some(coarser)
 }
 
+/// Formats a number of bytes with its unit.
 fn format_size(bytes: u64) -> String {
     format_amount(bytes.cast_signed(), SampleType::InuseSpace)
 }

@@ -44,8 +44,8 @@ pub(crate) struct HostProcess {
     descriptor: Option<PidFd>,
 }
 
-/// Waits for the duration, with a progress bar on a terminal. Calls `poll` again and again while the host replies; an error
-/// of it says that the host does not.
+/// Waits for the duration, with a progress bar on a terminal, and returns why the wait ended. Calls `poll` again and
+/// again while the host replies. An error of `poll` means that the host did not reply.
 pub(crate) fn wait_for_end(
     duration: Duration,
     client: &mut Client,
@@ -132,7 +132,7 @@ impl HostProcess {
     }
 
     /// Returns the reason why a host does not reply; `None` if it still runs with the plugin. If the host has closed
-    /// its connection, waits until it ends.
+    /// its connection (not `is_connected`), waits until it ends.
     pub(super) fn end_reason(
         &self,
         is_connected: bool,

@@ -8,6 +8,9 @@ use crate::exit::{USAGE, with_exit_code};
 
 /// Returns a value for jemalloc's options with profiling possible, and the user's options that conflict with the
 /// requested ones. Options that the user has set are never changed.
+///
+/// `before` is the value that the user has set; `None` if there is none. `active`: sampling is on from the start. If
+/// `lg_sample` is `None`, no sample interval is requested.
 pub(crate) fn malloc_conf(
     before: Option<&str>,
     active: bool,
@@ -39,7 +42,8 @@ pub(crate) fn malloc_conf(
     (options.join(","), conflicting)
 }
 
-/// Returns the value of `LD_PRELOAD` with `libraries` after those that the user preloads.
+/// Returns the value of `LD_PRELOAD` with `libraries` after those that the user preloads. `before` is the user's value;
+/// `None` if there is none.
 ///
 /// # Errors
 /// A path has a separator of `LD_PRELOAD` in it.

@@ -174,8 +174,8 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// Finds the plugin's file: the given one, or the one that is installed with this program. Returns its path with
-/// links resolved; fails if there is none.
+/// Finds the plugin's file: the given one, or if that is `None` the one that is installed with this program. Returns
+/// its path with links resolved; fails if there is none.
 pub(crate) fn find_plugin(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let path = match given {
         Some(path) => absolute_path(path)?,
@@ -254,8 +254,8 @@ fn require_slots(program: &Program) -> anyhow::Result<()> {
     }
 }
 
-/// Prints notes on the program's own jemalloc, if it has one: whether it is profiled, and which `malloc` the
-/// program uses.
+/// Prints notes on the program's own jemalloc, if it has one: whether it is profiled, and which `malloc` the program
+/// uses. `library` is the allocator to preload; `None` if the program keeps its own.
 fn print_notes(program: &Program, library: Option<&PreloadLibrary>) {
     let name = program.path.display();
     let own_jemalloc = program.own_jemalloc();
