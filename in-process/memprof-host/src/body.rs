@@ -32,7 +32,7 @@ impl Default for Body {
 }
 
 impl Body {
-    /// Appends bytes to the body.
+    /// Appends bytes to a body in memory.
     ///
     /// # Errors
     /// The body would exceed [`COPY_LIMIT`], there is no memory, or the body is a file.
@@ -108,7 +108,7 @@ impl Body {
         }
     }
 
-    /// Returns a reader of the bytes.
+    /// Returns a reader that ends after the body's bytes, even if its file is longer.
     pub fn into_reader(self) -> Box<dyn Read + Send> {
         match self {
             Self::Bytes(bytes) => Box::new(io::Cursor::new(bytes)),
@@ -116,7 +116,7 @@ impl Body {
         }
     }
 
-    /// Reads all bytes into memory.
+    /// Returns all bytes; reads those of a file into memory.
     ///
     /// # Errors
     /// The body is a file larger than [`COPY_LIMIT`], whose path the error contains; or the file cannot be read.
@@ -166,7 +166,7 @@ fn path_name(file: &File) -> String {
     path.display().to_string()
 }
 
-/// Creates an error of kind `InvalidInput`.
+/// Creates an error of kind `InvalidInput`, for a file that cannot be a body.
 fn invalid_input_error(message: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, message)
 }

@@ -74,7 +74,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Returns whether the host did not respond in time.
+    /// Returns whether the host did not respond in time. False for a host that refused, or closed the connection.
     pub(crate) fn is_timeout(&self) -> bool {
         matches!(self, Self::Unreachable(error) if error.kind() == io::ErrorKind::TimedOut)
     }
@@ -90,7 +90,7 @@ pub struct ReceivedBody {
 }
 
 impl ReceivedBody {
-    /// Returns a reader of the body.
+    /// Returns a reader of the body, whether it came inline or as a file.
     ///
     /// # Errors
     /// At present none: an inline body is in memory, and the reader of a file returns its own errors.
@@ -158,7 +158,7 @@ struct Response {
 }
 
 impl Client {
-    /// Connects to a host's control socket.
+    /// Connects to the control socket of a host, given by its path.
     ///
     /// # Errors
     /// No host listens there, this user may not connect, or the host does not accept within 5 seconds.
@@ -195,7 +195,7 @@ impl Client {
         self.timeouts = Timeouts::PerReply(timeout);
     }
 
-    /// Sets one deadline for all requests.
+    /// Sets one deadline at which all later requests fail, in place of a timeout for each.
     pub(crate) fn set_deadline(&mut self, deadline: Deadline) {
         self.timeouts = Timeouts::Overall(deadline);
     }
@@ -219,7 +219,7 @@ impl Client {
             .map(|(info, _)| info)
     }
 
-    /// Requests the list of plugins.
+    /// Requests the list of the host's plugins, which includes those that could not be created.
     ///
     /// # Errors
     /// Those of [`host`](Self::host).
@@ -228,7 +228,8 @@ impl Client {
         plugins.map(|(plugins, _)| plugins)
     }
 
-    /// Sends a message to a plugin. If the plugin refuses it, returns a reply with a negative `status_code`.
+    /// Sends a message to a plugin. If the plugin refuses it, returns a reply with a negative `status_code`. `deliver`
+    /// requests how the body is passed; `None` lets the host pass a large body as a file, and a small one inline.
     ///
     /// # Errors
     /// The host has closed the connection, has no such plugin, or passed no file of the size that it announced.
@@ -265,7 +266,7 @@ impl Client {
     }
 
     /// Sends a request and waits for its response, at most for `timeout` unless another one was set. Also returns the
-    /// file that was passed with it.
+    /// file that was passed with it. `None` if none was passed.
     ///
     /// # Errors
     /// [`ClientError::Unreachable`] if no response comes in time; [`ClientError::Refused`] for an error in the

@@ -97,7 +97,7 @@ pub struct ConfigError {
 }
 
 impl Config {
-    /// Reads a config file.
+    /// Reads and parses a config file. The error names the file.
     ///
     /// # Errors
     /// The file cannot be read, is not TOML, or has an unknown key or a value of the wrong type.
@@ -121,7 +121,7 @@ impl Config {
         Self::parse(&plugin_table::blank_tables(text, own))
     }
 
-    /// Parses the text of a config file.
+    /// Parses the text of a config file, which must have no tables or keys but those of memprof.
     ///
     /// # Errors
     /// The text is invalid; the message contains line and column.

@@ -183,8 +183,8 @@ pub fn discover_within<T: Send>(
 }
 
 impl<T: Send> Discovery<T> {
-    /// Queries all candidates, and adds each to the hosts or, unless its socket is abandoned, to the unreachable ones.
-    /// Returns whether one of them is an abandoned socket.
+    /// Queries all candidates. Adds each one that responds to the hosts, and each other one to the unreachable ones,
+    /// unless its socket is abandoned. Returns whether one of the sockets is abandoned.
     fn query_candidates(
         &mut self,
         candidates: &[SocketCandidate],
@@ -273,8 +273,8 @@ fn own_socket_dirs() -> Vec<SocketDir> {
     socket_dir::socket_dirs(uid, |name| std::env::var_os(name))
 }
 
-/// Returns the distinct sockets in all default directories, and those directories that belong to this user, from which
-/// abandoned sockets may be removed.
+/// Returns two lists: the distinct sockets in all default directories, and those of the directories that belong to this
+/// user, from which abandoned sockets may be removed. Adds directories that cannot be read to `unreached`.
 fn socket_candidates(unreached: &mut Vec<UnreachableHost>) -> (Vec<SocketCandidate>, Vec<PathBuf>) {
     let own = rustix::process::geteuid().as_raw();
     let mut ranked = Vec::new();
@@ -316,7 +316,7 @@ fn socket_candidates(unreached: &mut Vec<UnreachableHost>) -> (Vec<SocketCandida
 }
 
 /// Connects to a candidate and requests its identity. Fails with `PermissionDenied` if another user opened the socket.
-/// An error comes with the id of the process at the other end, if it is known.
+/// An error comes with the id of the process at the other end, `None` if it is unknown.
 fn connect_candidate(
     candidate: &SocketCandidate,
     timeout: Duration,
@@ -344,8 +344,9 @@ fn connect_candidate(
 }
 
 impl SocketCandidate {
-    /// Returns whether the peer is the user who must have opened the socket. A link or a path in a process may lead to
-    /// a socket of any user, and to a service that trusts root.
+    /// Returns whether the peer is the user who must have opened the socket, or root, if the process at the other end
+    /// is the expected one and has dropped its privileges. A link or a path in a process may lead to a socket of any
+    /// user, and to a service that trusts root.
     fn may_be_opened_by(&self, peer: Peer) -> bool {
         // A process that has dropped its privileges may have opened its socket before.
         let was_privileged = peer.uid == 0 && self.process.is_some() && self.process == peer.pid;

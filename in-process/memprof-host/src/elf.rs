@@ -69,9 +69,9 @@ pub(crate) fn stays_loaded(bytes: &[u8]) -> bool {
     has_flag(bytes, DT_FLAGS_1, DF_1_NODELETE.0)
 }
 
-/// Returns the first function or variable of the library that a relocation refers to by its name, so that one of the
-/// same name in the program would replace it. `None` if there is none, the library was linked with `-Bsymbolic`, or its
-/// sections are missing.
+/// Returns the name of the first function or variable of the library that a symbol of that name in the program would
+/// replace: a relocation refers to it by its name. `None` if there is none, the library was linked with `-Bsymbolic`,
+/// or its sections are missing.
 pub(crate) fn find_interposable_symbol(bytes: &[u8]) -> Option<String> {
     if has_flag(bytes, DT_FLAGS, DF_SYMBOLIC.0) {
         return None;

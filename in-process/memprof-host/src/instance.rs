@@ -158,6 +158,7 @@ impl Instance {
             reason = "memprof's threads serve the control socket or an adapter"
         )
     )]
+    /// Reports to the plugin that the calling thread is memprof's. Does nothing if the plugin has no function for that.
     pub(crate) fn enter_thread(&self) {
         if let Some(enter) = self.enter_thread {
             // SAFETY: memprof.h, `memprof_threads_t`: any thread, until `destroy`.

@@ -58,7 +58,8 @@ pub(crate) fn load_with_check(
 }
 
 /// Makes all checks of [`load`] without creating the plugin. The library's constructors run, and it stays loaded. Also
-/// returns warnings for the plugin's author.
+/// returns warnings for the plugin's author. `sha256` is the digest that the file must have, in hex; `None` accepts
+/// any.
 ///
 /// # Errors
 /// The check that failed.
@@ -96,8 +97,8 @@ const RTLD_NOLOAD: i32 = 4;
 /// Device, inode, and time of the last change (write, rename or link) in seconds and nanoseconds.
 type FileIdentity = (u64, u64, i64, i64);
 
-/// Returns the device, inode and change time of a file: a file that was replaced may get the inode of the old one, and
-/// one that was rewritten keeps it.
+/// Returns the device, inode and change time of a file. All are needed: a file that was replaced may get the inode of
+/// the old one, and one that was rewritten keeps it.
 fn file_identity(metadata: &Metadata) -> FileIdentity {
     let (changed, nanoseconds) = (metadata.ctime(), metadata.ctime_nsec());
     (metadata.dev(), metadata.ino(), changed, nanoseconds)
@@ -105,8 +106,8 @@ fn file_identity(metadata: &Metadata) -> FileIdentity {
 
 impl CheckedFile {
     /// Returns whether the path still refers to the checked file, and the file is unchanged. A file that was moved away
-    /// and back counts as changed, too. If it is changed, constructors of another file may have run already, which a
-    /// user with write permission put there in between.
+    /// and back counts as changed, too. If the result is false, a user with write permission may have put another file
+    /// there, whose constructors have run.
     fn is_unchanged(&self) -> bool {
         let current = self.path.metadata();
         current.is_ok_and(|current| file_identity(&current) == self.identity)
@@ -133,8 +134,8 @@ impl CheckedFile {
     }
 }
 
-/// Makes the checks before the file is loaded: that it is trusted, that it is a whole shared library, and that it has
-/// the digest `sha256`, if one is given.
+/// Makes the checks before the file is loaded: that it is trusted, and that it is a whole shared library. `sha256` is
+/// the digest that it must have; `None` accepts any.
 fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure> {
     let io_failure =
         |reason: String| Failure::new(MEMPROF_IO, format!("{}: {reason}", path.display()));
@@ -228,9 +229,9 @@ fn mapped_file(maps: &[u8], address: usize) -> Option<&[u8]> {
     })
 }
 
-/// Loads the library and returns its entry, after comparing layouts if the library describes them. Fails if the file
-/// was replaced while it was loaded, is not the one whose code would run, or has no entry for this ABI; the library
-/// stays loaded also then.
+/// Loads the library and returns its entry, with warnings for the plugin's author. Compares the layouts of structs if
+/// the library describes them. Fails if the file was replaced while it was loaded, if the loader had an older file of
+/// that name, whose code would run, or if there is no entry for this ABI. The library stays loaded also then.
 fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
     let path = file.path.as_path();
     let mismatch = |reason: String| {

@@ -64,7 +64,8 @@ impl Router {
         created.for_each(Instance::enter_thread);
     }
 
-    /// Sends a message to a plugin. For a plugin that could not be loaded, the reply is the reason.
+    /// Sends a message to a plugin. For a plugin that could not be loaded, the reply is the reason. A plugin whose file
+    /// was refused is also found by its name without the prefix `lib`.
     ///
     /// # Errors
     /// No plugin has that name.

@@ -51,8 +51,9 @@ pub struct SocketDir {
     pub named_after: Option<u32>,
 }
 
-/// Returns every directory that may contain the socket of a host to which this user may connect: the environment of a
-/// daemon differs from that of the shell. For root these are the directories of all users.
+/// Returns every directory that may contain the socket of a host to which this user may connect. There are several,
+/// because the environment of a daemon differs from that of the shell. For root these are the directories of all users.
+/// `variable` reads the environment.
 pub fn socket_dirs(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec<SocketDir> {
     let without_variable = |name: &str| variable(name).filter(|_| name != VARIABLE);
     let mut dirs: Vec<SocketDir> = user_dirs(uid).collect();
@@ -139,7 +140,7 @@ impl SocketDir {
     }
 }
 
-/// Returns the default directory of this process.
+/// Returns the default directory of this process, by its effective user and its environment.
 pub fn own_default_dir() -> PathBuf {
     default_dir(rustix::process::geteuid().as_raw(), |name| {
         std::env::var_os(name)

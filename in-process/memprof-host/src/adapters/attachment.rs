@@ -194,8 +194,8 @@ pub fn remaining_lease() -> Option<Duration> {
 }
 
 /// Attaches to this process: creates or reuses the instance, opens the socket, and starts the thread that ends it.
-/// Fails if the config is invalid, the process is attached to already or has loaded the plugin itself, or the plugin,
-/// the socket or the thread fails to start.
+/// Fails if the config is invalid, or if the process is attached to already or has loaded the plugin itself. Fails also
+/// if the plugin, the socket or the thread fails to start.
 fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Failure> {
     let invalid = |reason: String| Failure::new(MEMPROF_INVALID_ARGUMENT, reason);
     let attachment: Attachment =
@@ -244,7 +244,7 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
     started
 }
 
-/// Starts the thread that ends the attachment.
+/// Starts the thread that closes the socket when the lease expires or a detachment is requested.
 fn start_end_thread() -> Result<(), Failure> {
     let started = memprof_own::spawn_static(&END_THREAD);
     started.map(drop).map_err(|error| {
@@ -259,8 +259,8 @@ fn loaded_by_program_error() -> Failure {
     Failure::new(MEMPROF_UNSUPPORTED, message)
 }
 
-/// Opens the socket as requested. Without a request, opens it in the default directory; if that fails, as without /run
-/// after chroot(2), in /tmp; and if that fails too, under an abstract name.
+/// Opens the socket that `control` requests. If it is `None`, opens it in the default directory. If that fails, as
+/// without /run after chroot(2), opens it in /tmp; if that fails too, under an abstract name.
 fn open_control(instance: &AdapterInstance, control: Option<&Control>) -> Result<(), Failure> {
     let opened = instance.open_control(&ADAPTER, control);
     let open_in_tmp = |failure: Failure| {
@@ -302,7 +302,7 @@ fn set_loader_thread_name() {
     unsafe { libc::pthread_setname_np(this, c"memprof.loader".as_ptr()) };
 }
 
-/// Registers the fork handler, once in a process.
+/// Registers [`after_fork_in_child`] as a fork handler, once in a process.
 fn register_fork_handler() {
     static REGISTERED: ProcessOnce = ProcessOnce::new();
     REGISTERED.call(|| {
@@ -373,7 +373,7 @@ fn wait_for_change(known: u32, timeout: Duration) {
     let _ = futex::wait(&STATE, Flags::PRIVATE, known, Some(&timeout));
 }
 
-/// Returns the milliseconds of `CLOCK_BOOTTIME`.
+/// Returns the time since boot, suspension included, in milliseconds (`CLOCK_BOOTTIME`).
 fn boot_time_ms() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec.cast_unsigned() * 1000 + now.tv_nsec.cast_unsigned() / 1_000_000

@@ -67,7 +67,7 @@ pub(super) fn parse<'a>(
     )
 }
 
-/// Like [`parse`], but for a file that the caller has read: its path and its text.
+/// Like [`parse`], but for a file that the caller has read. `file` is its path and its text; `None` means no file.
 pub(super) fn parse_with_file<'a>(
     pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
     file: Option<(&str, &str)>,
@@ -150,7 +150,7 @@ fn insert_at_path(table: &mut Table, key: &str, value: Value) -> Result<(), Fail
     }
 }
 
-/// Merges `above` into `below`. Keys of `above` override those of `below`.
+/// Merges `above` into `below`, also tables within tables. Any other value of `above` replaces that of `below`.
 fn merge_tables(below: &mut Table, above: Table) {
     for (key, value) in above {
         match (below.get_mut(&key), value) {
@@ -190,7 +190,7 @@ fn parse_control(value: Value) -> Result<Control, Failure> {
     }
 }
 
-/// Parses the value of `allow`: an array of message names.
+/// Parses the value of `allow`: an array of message names. Fails for any other value.
 fn parse_allow(value: Value) -> Result<Vec<String>, Failure> {
     let message = format!("allow = {value} is not a list of messages, as [\"dump\"] is");
     value.try_into().map_err(|_| invalid_config_error(message))
@@ -201,7 +201,7 @@ fn duplicate_key_error(key: &str) -> Failure {
     invalid_config_error(format!("config key {key:?} is given twice"))
 }
 
-/// Creates an error with the status `MEMPROF_INVALID_ARGUMENT`.
+/// Creates the error of an invalid config. Its status is `MEMPROF_INVALID_ARGUMENT`.
 fn invalid_config_error(message: String) -> Failure {
     Failure::new(MEMPROF_INVALID_ARGUMENT, message)
 }

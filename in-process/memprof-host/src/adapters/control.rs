@@ -96,7 +96,8 @@ pub(super) fn close() {
     OWNER.store(0, Ordering::Release);
 }
 
-/// Returns whether the socket of this process is open.
+/// Returns whether this process has opened a socket and not closed it. False in a forked child, where the socket is its
+/// parent's.
 pub(super) fn is_open() -> bool {
     OWNER.load(Ordering::Acquire) == process::id() && socket().is_some()
 }
@@ -113,7 +114,7 @@ fn register_exit_handler() {
     });
 }
 
-/// Exit handler: removes the socket's files.
+/// Exit handler: removes the files of the process's socket, if there is one.
 extern "C" fn at_exit() {
     IS_EXITING.store(true, Ordering::SeqCst);
     catch_panic((), || socket().map_or((), ControlSocket::remove_files));

@@ -85,7 +85,8 @@ static START_SETTINGS: LockFreeOnce<StartSettings> = LockFreeOnce::new();
 /// Id of the process that last created a start thread, or tried to.
 static STARTING_PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Starts the plugin and the socket after a delay, once in a process.
+/// Starts the plugin and the socket after a delay, once in a process. An exit of the program waits for the start only
+/// if the environment names a config file.
 pub(super) fn start_delayed(entry: &'static memprof_plugin_entry_t) {
     let _settings = ensure_start_thread(
         entry,
@@ -167,7 +168,8 @@ pub(super) fn ensure_instance(entry: &'static memprof_plugin_entry_t) {
     });
 }
 
-/// Returns the instance, and creates it if there is none.
+/// Returns the instance, and creates it if there is none. One that could not be created is created again if its config
+/// has changed since.
 fn get_or_create_instance(start: &'static StartSettings) -> &'static AdapterInstance {
     let adapter = start.adapter();
     let (instance, _) = instance::get_or_create(start.entry, &adapter, || start.settings.clone());
@@ -195,7 +197,8 @@ pub(super) fn send_to_server_processes(
     with_instance(|instance| Ok(instance.send_to_server_processes(message, should_stop)))
 }
 
-/// Returns whether all users of an adapter that cannot distinguish users may send a message.
+/// Returns whether all users of an adapter that cannot distinguish users may send a message. False if the plugin is not
+/// loaded.
 #[cfg(feature = "adapter-mariadb")]
 pub(super) fn is_allowed_for_all_users(message: &str) -> bool {
     let start = START_SETTINGS.get();
@@ -213,14 +216,15 @@ fn with_instance(
     })
 }
 
-/// Logs the reason for which an entry point does nothing.
+/// Logs, as an error, the name of the program's function without which an entry point does nothing.
 pub(super) fn log_missing_symbol(missing: MissingSymbol) {
     if let Some(start) = START_SETTINGS.get() {
         start.log.write_line(Level::Error, &missing.to_string());
     }
 }
 
-/// Reads the settings at the first call, and returns them. Creates the start thread once in a process.
+/// Reads the settings at the first call, and returns them. Creates the start thread once in a process. `stderr` is the
+/// destination of its log lines.
 fn ensure_start_thread(
     entry: &'static memprof_plugin_entry_t,
     thread: &'static ThreadSpec,
@@ -259,7 +263,7 @@ fn register_fork_handler() {
     }
 }
 
-/// Fork handler: starts the plugin in the child, unless children are excluded.
+/// Fork handler: starts the plugin in the child after the usual delay, unless children are excluded.
 extern "C" fn after_fork_in_child() {
     // An exit must not wait, because the start thread exists only in the parent.
     START_FINISHED.set();
@@ -269,8 +273,8 @@ extern "C" fn after_fork_in_child() {
 }
 
 /// Gives the threads of the plugin and of the control socket a descriptor table of their own, apart from the program's.
-/// For a plugin that needs no descriptor of the program's on them and passes none of its own to the program's threads.
-/// Call it while the library is loaded.
+/// The plugin must need no descriptor of the program on these threads, and pass none of theirs to threads of the
+/// program. Call it while the library is loaded.
 #[cfg(feature = "adapter-preload")]
 #[doc(hidden)]
 pub fn use_own_descriptors() {
@@ -355,7 +359,7 @@ fn is_own_socket_served() -> bool {
 }
 
 impl StartSettings {
-    /// Returns the properties of the adapter: a control socket by default.
+    /// Returns the adapter that logs as these settings say. It opens a control socket by default.
     fn adapter(&'static self) -> Adapter {
         Adapter {
             log: &self.log,
@@ -369,7 +373,7 @@ impl StartSettings {
     }
 }
 
-/// Writes a log line to standard error, unless the program has replaced it.
+/// Writes a log line, with its level, to standard error. Drops it if the program has replaced standard error.
 fn write_log_line(level: Level, text: &str) {
     let level = match level {
         Level::Error => "error: ",
@@ -386,7 +390,8 @@ pub(super) fn print_reply(reply: &str) {
     print_line("", reply);
 }
 
-/// Writes a line to standard error, unless the program has replaced it.
+/// Writes a line to standard error, unless the program has replaced it. `level` precedes the text, and may be empty.
+/// Drops the line before the settings were read.
 fn print_line(level: &str, text: &str) {
     if let Some(start) = START_SETTINGS.get() {
         start.stderr.write_line(level, text);

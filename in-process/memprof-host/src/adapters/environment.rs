@@ -35,7 +35,7 @@ pub(super) fn reread_settings() -> Option<Result<Settings, Failure>> {
     VARIABLES.get().map(parse_variables)
 }
 
-/// Parses a config. Fails as [`config::parse`] does.
+/// Parses the config that the variables contain, as keys and values. Fails as [`config::parse`] does.
 fn parse_variables(variables: &Variables) -> Result<Settings, Failure> {
     config::parse(variables.iter().map(|(key, value)| (*key, value.as_str())))
 }

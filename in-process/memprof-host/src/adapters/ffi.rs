@@ -34,7 +34,7 @@ pub unsafe fn send(entry: &'static memprof_plugin_entry_t, message: *const c_cha
     })
 }
 
-/// Frees a reply.
+/// Frees a reply of [`send`]. Does nothing if it is null.
 ///
 /// # Safety
 /// `reply` is null, or a result of [`send`] that was not freed yet.
@@ -51,7 +51,7 @@ pub unsafe fn free(reply: *mut c_char) {
 macro_rules! __export_ffi {
     ($how:ident, $entry:path) => {
         const _: () = {
-            /// Sends a message. Returns its reply, which must be freed.
+            /// Entry point that sends a message, a NUL-terminated text. Its reply must be freed.
             #[unsafe(export_name = concat!(env!("CARGO_CRATE_NAME"), "_send"))]
             unsafe extern "C" fn send(
                 message: *const ::std::ffi::c_char,
@@ -60,7 +60,7 @@ macro_rules! __export_ffi {
                 unsafe { $crate::adapters::ffi::send(&$entry, message) }
             }
 
-            /// Frees a reply.
+            /// Entry point that frees a reply of `send`; null is allowed.
             #[unsafe(export_name = concat!(env!("CARGO_CRATE_NAME"), "_free"))]
             unsafe extern "C" fn free(reply: *mut ::std::ffi::c_char) {
                 // SAFETY: the program's argument, unchanged.

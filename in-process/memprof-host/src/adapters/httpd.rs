@@ -58,7 +58,7 @@ pub struct Module(UnsafeCell<ModuleFields>);
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Creates a module without directives.
+    /// Creates a module without directives. httpd calls `register_hooks` when it loads the module.
     pub const fn new(name: &'static CStr, register_hooks: RegisterHooks) -> Self {
         Self(UnsafeCell::new(ModuleFields {
             version: MODULE_MAGIC_NUMBER,

@@ -44,7 +44,7 @@ pub(super) struct Adapter {
 }
 
 impl Adapter {
-    /// Creates an adapter of a program that calls the plugin on its own threads and has a bus for messages: it has no
+    /// Creates an adapter of a program that calls the plugin on its own threads and has a bus for messages. It has no
     /// control socket unless the config requests one.
     pub(super) const fn without_socket(log: &'static ProgramLog) -> Self {
         Self {
@@ -292,19 +292,19 @@ impl AdapterInstance {
         self.failure.as_ref()
     }
 
-    /// Returns the config with which it was created, or the reason for which that is invalid.
+    /// Returns the config with which the instance was created, or the reason for which that is invalid.
     pub(super) fn settings(&self) -> &Result<Settings, Failure> {
         &self.settings
     }
 
-    /// Returns whether it was created with a config of the plugin.
+    /// Returns whether the instance was created for an attachment that configures the plugin.
     #[cfg(feature = "adapter-attached")]
     pub(super) fn has_keys(&self) -> bool {
         self.has_keys
     }
 
-    /// Opens the control socket, once in a process, as the config or else the adapter specifies. Fails as
-    /// [`control::open`] does, which logs the error.
+    /// Opens the control socket, once in a process, as `configured` requests; if it is `None`, as is usual for the
+    /// adapter. Fails as [`control::open`] does, which logs the error.
     pub(super) fn open_control(
         &self,
         adapter: &Adapter,
@@ -325,7 +325,8 @@ impl AdapterInstance {
         self.router.enter_thread();
     }
 
-    /// Returns the id of the plugin.
+    /// Returns the id of the plugin, such as `memory_profile`. It is in the entry, so there is one even if the plugin
+    /// could not be created.
     pub(super) fn id(&self) -> &str {
         &self.id
     }

@@ -53,7 +53,7 @@ struct Functions {
     string_region: unsafe extern "C" fn(Env, Object, c_int, c_int, *mut u16),
 }
 
-/// Returns the functions of an environment.
+/// Returns the table of JNI functions to which an environment points.
 ///
 /// # Safety
 /// The JVM passed `env` to a native function that has not returned yet.
@@ -183,7 +183,7 @@ unsafe extern "C" fn send(env: Env, _class: Object, message: Object) -> Object {
     })
 }
 
-/// Copies a Java string.
+/// Copies a Java string as UTF-8. Replaces surrogates that are not paired.
 ///
 /// # Safety
 /// `env` and `string` are arguments of a native method that has not returned yet.

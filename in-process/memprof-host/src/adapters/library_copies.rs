@@ -20,7 +20,7 @@ type LockFn = unsafe extern "C" fn() -> *const u32;
 /// This copy's lock, which all copies use if this copy was loaded first.
 static LOCK: ProcessLock = ProcessLock::new();
 
-/// Returns the address of this copy's lock.
+/// Returns the address of this copy's lock, by which other copies of the library lock it too.
 #[doc(hidden)]
 pub fn lock_address() -> *const u32 {
     (&raw const LOCK).cast()

@@ -51,7 +51,8 @@ enum ProtectedCall {
 }
 
 impl Lua {
-    /// Looks up the functions of the Lua that called.
+    /// Looks up the functions of the Lua that called, with `lua_pcall` of Lua 5.1 if there is no `lua_pcallk`. Fails
+    /// with the name of a function that is missing.
     fn find(caller: CallerAddress) -> Result<Self, MissingSymbol> {
         let host = caller.open_symbols();
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
@@ -122,8 +123,9 @@ unsafe extern "C-unwind" fn call(state: State) -> c_int {
     naked_asm!("mov rsi, [rsp]", "mov edx, 1", "jmp {}", sym handle_call)
 }
 
-/// Sends the first argument as a message. Returns the number of results on the stack: 1 for the reply, 2 for nil and
-/// the reason for a failure, 0 if a function of Lua is missing. Raises a Lua error if the argument is no string.
+/// Sends the first argument as a message, and pushes the reply: parsed JSON if `is_json`, otherwise a text. Returns the
+/// number of results on the stack: 1 for the reply, 2 for nil and the reason for a failure, 0 if a function of Lua is
+/// missing. Raises a Lua error if the argument is no string.
 unsafe extern "C-unwind" fn handle_call(
     state: State,
     caller: CallerAddress,

@@ -194,7 +194,8 @@ fn register_handler(broker: &Broker, identifier: *mut c_void, instance: &Adapter
     }
 }
 
-/// Handles a message that was published to the plugin's topic.
+/// Sends a message that was published to the plugin's topic, and publishes the reply. Always returns `SUCCESS`, so that
+/// the broker continues.
 unsafe extern "C" fn handle_control_event(_: c_int, event: *mut c_void, _: *mut c_void) -> c_int {
     catch_panic(SUCCESS, || {
         // SAFETY: mosquitto_broker.h: the data of a control event, or null.
@@ -277,7 +278,8 @@ fn write_log_line(level: Level, text: &str) {
 #[macro_export]
 macro_rules! __export_mosquitto {
     ($how:ident, $entry:path) => {
-        /// Selects the version of the plugin interface.
+        /// Entry point that returns the version of the plugin interface to use, out of the `count` versions that
+        /// Mosquitto supports.
         ///
         /// # Safety
         /// Only Mosquitto calls it, according to mosquitto_plugin.h.

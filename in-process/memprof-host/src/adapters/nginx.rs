@@ -169,7 +169,7 @@ macro_rules! __export_nginx {
             #[used]
             #[unsafe(link_section = ".init_array")]
             static LOADED: extern "C" fn() = {
-                // The loader calls it, before nginx compares the versions.
+                /// Constructor of the library, which the loader calls before nginx compares the versions.
                 extern "C" fn on_load() {
                     MODULE.adopt_nginx_version();
                 }

@@ -144,7 +144,8 @@ fn send_message(message: &[u8], is_json: bool) -> Result<String, String> {
     }
 }
 
-/// Queues a message for Node's pool. Returns the promise of its reply, or `None` if Node cannot create one.
+/// Queues a message for Node's pool. Returns the promise of its reply: parsed JSON if `is_json`, otherwise a text.
+/// `None` if Node cannot create a promise.
 fn queue_message(node: &Node, env: Env, message: Vec<u8>, is_json: bool) -> Option<Value> {
     let mut value = ptr::null_mut();
     let mut promise = ptr::null_mut();

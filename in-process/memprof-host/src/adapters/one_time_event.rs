@@ -24,12 +24,12 @@ impl OneTimeEvent {
         let _ = futex::wake(&self.0, Flags::PRIVATE, u32::MAX >> 1);
     }
 
-    /// Returns whether the event has happened.
+    /// Returns whether the event was set, without waiting.
     pub(super) fn has_happened(&self) -> bool {
         self.0.load(Ordering::Acquire) == HAPPENED
     }
 
-    /// Waits until the event has happened, at most for `timeout`.
+    /// Waits until the event has happened or `timeout` has passed.
     pub(super) fn wait(&self, timeout: Duration) {
         let start = Instant::now();
         while self.0.load(Ordering::Acquire) == PENDING {

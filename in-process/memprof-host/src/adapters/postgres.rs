@@ -193,7 +193,7 @@ macro_rules! __export_postgres {
                 unsafe { postgres::init(&$entry, SETTING) }
             }
 
-            /// `pg_memory_profile`: the SQL function for this process.
+            /// `pg_memory_profile`: the SQL function that sends a message to this process.
             #[unsafe(export_name = concat!("pg_", env!("CARGO_CRATE_NAME")))]
             unsafe extern "C-unwind" fn handle_call(call: *mut postgres::Call) -> postgres::Datum {
                 // SAFETY: the server's argument, unchanged.
@@ -215,7 +215,8 @@ macro_rules! __export_postgres {
                 &postgres::CALLING_CONVENTION
             }
 
-            /// Like `calling_convention`, for `pg_memory_profile_all`.
+            /// Like `calling_convention`, for `pg_memory_profile_all`: the server looks up one such function for each
+            /// SQL function.
             #[unsafe(export_name = concat!("pg_finfo_pg_", env!("CARGO_CRATE_NAME"), "_all"))]
             extern "C" fn calling_convention_for_all() -> *const ::std::ffi::c_int {
                 &postgres::CALLING_CONVENTION

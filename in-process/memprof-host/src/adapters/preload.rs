@@ -50,8 +50,7 @@ pub enum StartupSampling {
 }
 
 /// Returns the sampling that the environment requests from the start of the program or process. `None` if it requests
-/// none. Call it while the library is loaded, before
-/// the environment may change.
+/// none. Call it while the library is loaded, before the environment may change.
 #[doc(hidden)]
 pub fn startup_sampling() -> Option<StartupSampling> {
     match (has_value(RUN, "1"), has_value(ACTIVE, "on")) {
@@ -67,7 +66,7 @@ pub fn startup_sampling() -> Option<StartupSampling> {
     }
 }
 
-/// Parses `PID:LG_SAMPLE`. `None` if it is about another process than the child of `parent`, or malformed.
+/// Parses `PID:LG_SAMPLE`, and returns `LG_SAMPLE`. `None` if `PID` is not `parent`, or if the text is malformed.
 fn parse_sampled_child(value: &str, parent: u32) -> Option<u64> {
     let (pid, lg_sample) = value.split_once(':')?;
     let is_child = pid.parse() == Ok(parent);

@@ -56,7 +56,7 @@ impl Python {
         }
     }
 
-    /// Converts a text to a str, or to its parsed JSON. Null, with an exception, if that fails.
+    /// Converts a text to a str; if `is_json`, to its parsed JSON. Null, with an exception, if that fails.
     ///
     /// # Safety
     /// The calling thread has the GIL.
@@ -120,8 +120,8 @@ unsafe extern "C-unwind" fn call(module: Object, message: Object) -> Object {
     naked_asm!("mov rdx, [rsp]", "mov ecx, 1", "jmp {}", sym handle_call)
 }
 
-/// Sends a message without the GIL and converts its reply. Null if that fails, with an exception unless a function of
-/// Python is missing.
+/// Sends a message without the GIL. Returns the reply: parsed JSON if `is_json`, otherwise a str. Null if that fails,
+/// with an exception unless a function of Python is missing.
 unsafe extern "C-unwind" fn handle_call(
     _module: Object,
     message: Object,

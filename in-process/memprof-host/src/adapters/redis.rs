@@ -103,7 +103,7 @@ impl RedisApi {
         unsafe { (self.is_module_name_busy)(name.as_ptr()) != 0 }
     }
 
-    /// Copies the arguments of a call.
+    /// Copies the arguments of a call, and replaces bytes that are not UTF-8. Empty if `argv` is null.
     ///
     /// # Safety
     /// `argv` points to `argc` strings of Redis.
@@ -212,7 +212,8 @@ pub unsafe fn load(
     })
 }
 
-/// Parses the plugin's options, which are keys and values by turns.
+/// Parses the plugin's options, which are keys and values by turns. Fails if the last key has no value, and as
+/// [`config::parse`] does.
 fn parse_options(arguments: &[String]) -> Result<Settings, Failure> {
     let pairs = arguments.chunks(2).map(|pair| match pair {
         [key, value] => Ok((key.as_str(), value.as_str())),

@@ -29,7 +29,8 @@ pub(super) struct RenderedReply {
 }
 
 impl RenderedReply {
-    /// Renders a reply. Without a format, JSON is rendered as its `text`.
+    /// Renders a reply. `format` is the format argument of the message, `None` if it had none. JSON is rendered as its
+    /// `text`, unless the argument is `format=json`.
     fn from_reply(reply: Reply, format: Option<&'static str>) -> Self {
         let is_success = reply.status_code == MEMPROF_OK;
         let is_object = reply.content_type == JSON;
@@ -146,7 +147,7 @@ impl AdapterInstance {
     }
 
     /// Removes the format argument from a message, unless the plugin's message has such an argument. Also returns it,
-    /// `None` if there is none.
+    /// `None` if there is none. A text above [`FRAME_LIMIT`] bytes stays as it is.
     fn split_format<'a>(&self, data: &'a [u8]) -> (Cow<'a, [u8]>, Option<&'static str>) {
         let text = String::from_utf8_lossy(data);
         let (name, args) = split_message(&text);
@@ -165,7 +166,8 @@ impl AdapterInstance {
         (data, format)
     }
 
-    /// Returns the usage of a message; empty if there is no such message.
+    /// Returns the usage of a message; empty if there is no such message. It contains the message's arguments, such as
+    /// `format=`.
     fn usage(&self, name: &str) -> String {
         let mut messages = self.messages().into_iter();
         let message = messages.find(|message| message.name == name);
@@ -177,8 +179,8 @@ impl AdapterInstance {
         self.messages().iter().map(MessageUsage::line).collect()
     }
 
-    /// Returns whether all users may send a message: the config allows it, or the plugin does not have it, and only
-    /// replies with a list of its messages.
+    /// Returns whether all users may send a message. They may if the config allows it, and also if the plugin has no
+    /// such message, because it then only replies with a list of its messages.
     #[cfg(feature = "adapter-mariadb")]
     pub(super) fn is_allowed_for_all_users(&self, name: &str) -> bool {
         let settings = self.settings().as_ref();
@@ -186,7 +188,7 @@ impl AdapterInstance {
         is_listed || !self.messages().iter().any(|message| message.name == name)
     }
 
-    /// Returns the plugin's messages, also if it could not be created.
+    /// Returns the plugin's messages, also if the plugin could not be created. Empty if its entry is invalid.
     fn messages(&self) -> Vec<MessageUsage> {
         // SAFETY: the entry is of this library, which is never unloaded.
         let info = unsafe { check_entry(self.entry) };

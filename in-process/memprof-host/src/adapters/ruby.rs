@@ -63,7 +63,7 @@ struct PendingMessage {
 }
 
 impl Ruby {
-    /// Looks up the functions of the Ruby that called.
+    /// Looks up the functions of the Ruby that called. Fails with the name of the first that is missing.
     fn find(caller: CallerAddress) -> Result<Self, MissingSymbol> {
         let host = caller.open_symbols();
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
@@ -90,7 +90,8 @@ impl Ruby {
 }
 
 impl Ruby {
-    /// Parses a string as JSON.
+    /// Parses a string by `JSON.parse` of Ruby's library `json`. Raises an exception if the library is missing or the
+    /// text is invalid.
     ///
     /// # Safety
     /// `string` is a Ruby string, and `rb_protect` is calling, which catches exceptions.
@@ -106,7 +107,8 @@ impl Ruby {
     }
 }
 
-/// Defines the module, or raises `LoadError`.
+/// Defines the module, with the functions `send_message` and `call`, or raises `LoadError` if a function of Ruby is
+/// missing.
 ///
 /// # Safety
 /// Ruby calls `Init_*`.
@@ -150,19 +152,20 @@ fn raise_load_error(caller: CallerAddress, missing: MissingSymbol) {
     }
 }
 
-/// The Ruby function `send_message`.
+/// The Ruby function `send_message`, whose result is the reply as a string.
 unsafe extern "C-unwind" fn send_message(_module: Value, message: Value) -> Value {
     // SAFETY: Ruby calls it with an object.
     unsafe { handle_call(message, false) }
 }
 
-/// The Ruby function `call`.
+/// The Ruby function `call`, whose result is the reply as parsed JSON.
 unsafe extern "C-unwind" fn call(_module: Value, message: Value) -> Value {
     // SAFETY: Ruby calls it with an object.
     unsafe { handle_call(message, true) }
 }
 
-/// Sends a message and converts its reply, or raises an exception.
+/// Sends a message without Ruby's lock. Returns the reply: parsed JSON if `is_json`, otherwise a string. Raises an
+/// exception if that fails.
 ///
 /// # Safety
 /// Ruby calls, with an object; no value on the stack up to its frames needs a drop.

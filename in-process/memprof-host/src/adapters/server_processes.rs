@@ -102,7 +102,7 @@ fn parent_pid(pid: u32) -> Option<u32> {
     after_name.split(' ').nth(1)?.parse().ok()
 }
 
-/// Formats the line of a request.
+/// Formats the JSON-RPC request that sends a message to a plugin, as a line that ends with a newline.
 fn request_line(plugin: &str, message: &str, args: &str) -> String {
     let params = MessageParams {
         plugin: plugin.to_owned(),

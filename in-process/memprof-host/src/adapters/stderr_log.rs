@@ -23,7 +23,7 @@ impl LogDestination {
         Self::startup(io::stderr())
     }
 
-    /// Creates the destination of a program with this standard error.
+    /// Returns the destination of a program that starts with `stderr`, which is remembered by its device and inode.
     fn startup(stderr: impl AsFd) -> Self {
         let stat = fstat(stderr).ok();
         Self::StartupStderr(stat.map(|stat| (stat.st_dev, stat.st_ino)))

@@ -145,7 +145,8 @@ fn register(id: &str) -> Result<(), &'static CStr> {
     Ok(())
 }
 
-/// Handles a lifecycle event. Traffic Server passes every message for any plugin.
+/// Handles a lifecycle event: sends a message for this plugin, and logs the reply. Ignores other events, and messages
+/// for other plugins, which Traffic Server passes too.
 unsafe extern "C" fn handle_event(_: *mut c_void, event: c_int, data: *mut c_void) -> c_int {
     catch_panic(0, || {
         let Some(instance) = instance().filter(|_| event == MESSAGE_EVENT && !data.is_null())

@@ -118,7 +118,7 @@ impl Connection {
         })
     }
 
-    /// Returns the user and process at the other end.
+    /// Returns the user and process that opened the socket at the other end; see [`peer`].
     pub(super) fn peer(&self) -> io::Result<Peer> {
         peer(&self.socket)
     }
@@ -172,7 +172,7 @@ impl Connection {
 
     /// Reads the next line, and returns it with its newline and the last file that was passed with it. Fails with
     /// `InvalidData` if the line exceeds 1 MiB, with `UnexpectedEof` if the connection was closed, and as
-    /// [`wait_until_ready`](Self::wait_until_ready) does.
+    /// [`wait_until_ready`](Self::wait_until_ready) does. The file is `None` if none was passed.
     pub(super) fn read_line(&mut self, deadline: Deadline) -> io::Result<(Vec<u8>, Option<File>)> {
         let mut file = None;
         let mut searched = 0;
@@ -247,7 +247,8 @@ impl Connection {
     }
 }
 
-/// Returns the user and process at the other end.
+/// Returns the user and process that opened the socket at the other end. The pid is `None` if the process is outside of
+/// this PID namespace.
 fn peer(socket: &OwnedFd) -> io::Result<Peer> {
     // nix, because rustix's pid cannot be 0, which the kernel returns for a peer outside of this PID namespace.
     let peer = getsockopt(socket, PeerCredentials)?;

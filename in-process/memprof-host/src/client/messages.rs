@@ -11,7 +11,7 @@ use super::{Client, ClientError, PassedFile, ReceivedBody};
 use crate::protocol::Delivery;
 
 impl Client {
-    /// Requests the state of the profiler.
+    /// Requests the state of the profiler by the message `status`.
     ///
     /// # Errors
     /// Those of [`send_typed`](Self::send_typed).
@@ -51,7 +51,7 @@ impl Client {
         self.send_typed("list", "").map(|DumpList { dumps }| dumps)
     }
 
-    /// Requests a kept dump as a file.
+    /// Requests a kept dump, given by its id, as a file.
     ///
     /// # Errors
     /// Those of [`send_typed`](Self::send_typed); [`ClientError::Protocol`] if the host passes no file.

@@ -6,8 +6,8 @@ use toml::Table;
 /// Name of the table of a plugin's config.
 const TABLE: &str = "plugin.config";
 
-/// Restores the prefix `plugin.config.`, which [`blank_all_but`] replaces by blanks, in a text in which the plugin
-/// quotes a table header of its config.
+/// Restores the prefix `plugin.config.` of the table headers in `text`, in which the plugin quotes its config.
+/// [`blank_all_but`] has replaced the prefix by blanks.
 pub(crate) fn with_table_prefix(text: &str) -> String {
     let prefix = format!("{TABLE}.");
     let blank = " ".repeat(prefix.len());

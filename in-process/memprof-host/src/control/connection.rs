@@ -51,7 +51,7 @@ pub(super) struct ControlConnection {
 }
 
 impl ControlConnection {
-    /// Takes over an accepted stream, and makes it nonblocking.
+    /// Takes over an accepted stream, and makes it nonblocking. Fails if the program has closed the descriptor.
     pub(super) fn new(stream: GuardedFd<UnixStream>) -> io::Result<Self> {
         stream.get()?.set_nonblocking(true)?;
         Ok(Self {
@@ -216,7 +216,8 @@ impl FrameReader<'_> {
         }
     }
 
-    /// Reads into the buffer. Returns the number of bytes, 0 at the end or after a reset.
+    /// Reads more bytes into the buffer, behind those that it has. Returns their number: 0 if the peer has closed the
+    /// connection.
     fn receive(&mut self) -> io::Result<usize> {
         let room = &mut self.buffer[self.length..];
         match retry_on_intr(|| recv(self.stream.get()?, &mut *room, RecvFlags::empty())) {
@@ -256,7 +257,7 @@ fn wait_until_ready(
     }
 }
 
-/// Sends a response and its file within [`FRAME_TIMEOUT`].
+/// Sends a response, and its file if it has one. Fails if that takes longer than [`FRAME_TIMEOUT`].
 fn send_response(stream: &GuardedFd<UnixStream>, response: &Response) -> io::Result<()> {
     let deadline = Some(Instant::now() + FRAME_TIMEOUT);
     let mut unsent = response.line.as_bytes();

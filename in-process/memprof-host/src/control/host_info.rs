@@ -21,7 +21,8 @@ impl HostInfo {
     }
 }
 
-/// Reads the arguments of a program, each with a zero byte behind it, up to [`MAX_COMMAND_BYTES`].
+/// Reads the arguments of a program, each with a zero byte behind it, and joins them by blanks. Cuts them after
+/// [`MAX_COMMAND_BYTES`], with ` …` at the end.
 fn read_command(arguments: impl Read) -> String {
     let mut bytes = Vec::new();
     // A part is shown as well as the whole.

@@ -49,9 +49,9 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Opens the socket at the configured path, or at a free default path. For a configured path, also creates a link
-    /// in the default directory; a failure of that is only logged. Fails if another host has the path, or if the
-    /// directory is not safe.
+    /// Opens the socket at `configured`, a path or an abstract name; if it is `None`, at a free default path. For a
+    /// configured path, also creates a link in the default directory; a failure of that is only logged. Fails if
+    /// another host has the path, or if the directory is not safe.
     pub(super) fn bind(configured: Option<&Path>) -> Result<Self, ControlError> {
         let error_at = |path: &Path| {
             let path = path.to_owned();
@@ -106,7 +106,7 @@ impl Listener {
         })
     }
 
-    /// Returns the path of the socket.
+    /// Returns the path of the socket, or its abstract name after an `@`.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

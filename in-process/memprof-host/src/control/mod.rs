@@ -138,7 +138,7 @@ impl ControlSocket {
         })
     }
 
-    /// Returns the path of the socket.
+    /// Returns the path at which the socket was opened, or its abstract name after an `@`.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -167,7 +167,7 @@ impl ControlSocket {
         self.shut_down();
     }
 
-    /// Closes the socket and all connections, and waits until their threads have ended.
+    /// Closes the socket and all connections, and waits until their threads have ended. Does nothing in a forked child.
     fn shut_down(&self) {
         // A forked child has neither the threads nor the descriptors, and its locks may stay locked for ever.
         if self.process != std::process::id() {
@@ -218,7 +218,8 @@ impl SocketState {
         drop(self.take_listener());
     }
 
-    /// Opens the socket again, after the program closed it.
+    /// Opens the socket again, after the program closed its descriptor. Fails as [`Listener::bind`] does; there is no
+    /// listener then.
     fn reopen(&self) -> Result<Arc<Listener>, ControlError> {
         // Dropped first, because it holds the lock of the path.
         drop(self.take_listener());

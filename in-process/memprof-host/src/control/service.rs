@@ -47,7 +47,8 @@ impl Service {
         id.map(|_| response)
     }
 
-    /// Calls the method that the request names.
+    /// Calls the method that the request names. Fails with `METHOD_NOT_FOUND` if there is none of that name, or with
+    /// the error of the method.
     fn call_method(&self, request: Request) -> Result<Response, RpcError> {
         let id = request.id.unwrap_or(NO_ID);
         match request.method.as_str() {
@@ -138,13 +139,13 @@ fn parse_params<T: DeserializeOwned>(value: Value) -> Result<T, RpcError> {
     serde_json::from_value(value).map_err(|error| RpcError::new(INVALID_PARAMS, error.to_string()))
 }
 
-/// Converts a body to a file that can be passed.
+/// Converts a body to a file that can be passed. `None` if there is no body.
 fn body_file(body: Option<crate::Body>) -> std::io::Result<Option<GuardedFd<File>>> {
     body.map(|body| body.into_file().and_then(GuardedFd::new))
         .transpose()
 }
 
-/// Creates a response without a file.
+/// Creates a response that is only a line, without a file beside it.
 fn line_response(line: String) -> Response {
     Response { line, file: None }
 }

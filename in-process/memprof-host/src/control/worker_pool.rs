@@ -86,11 +86,13 @@ impl WorkerPool {
 }
 
 impl PoolShared {
+    /// Locks the state, even after a panic of a thread that held the lock.
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next connection of a thread. `None` if the thread should end.
+    /// Waits for the next connection of the thread `id`. `None` if the thread should end: the pool ends, or there was
+    /// no connection for [`IDLE_TIMEOUT`].
     fn next_connection(&self, id: u64) -> Option<u64> {
         let mut state = self.lock();
         state.idle_count += 1;

@@ -97,7 +97,7 @@ struct Dynamic<'a>(&'a [Dyn64<LittleEndian>]);
 struct Strings<'a>(&'a [u8]);
 
 impl Dynamic<'_> {
-    /// Iterates over the values of a tag.
+    /// Iterates over the values of all entries with this tag, in their order.
     fn values(&self, tag: DynamicTag) -> impl Iterator<Item = u64> + Clone {
         let entries = self.0.iter();
         entries
@@ -163,7 +163,7 @@ impl<'a> Library<'a> {
             .or_else(|()| damaged_error(table))
     }
 
-    /// Returns the dynamic section, which must end with `DT_NULL`.
+    /// Returns the entries of the dynamic section before its `DT_NULL`. Fails if there is no such section or end.
     fn dynamic(&self) -> Result<Dynamic<'a>> {
         const TABLE: &str = "dynamic section";
         let mut segments = self.segments.iter();
@@ -179,7 +179,7 @@ impl<'a> Library<'a> {
         }
     }
 
-    /// Returns the string table, which must begin and end with NUL.
+    /// Returns the table of the names of symbols and libraries. Fails unless it begins and ends with NUL.
     fn strings(&self, dynamic: &Dynamic<'_>) -> Result<Strings<'a>> {
         const TABLE: &str = "table of names";
         let range = dynamic.value(DT_STRTAB).zip(dynamic.value(DT_STRSZ));
@@ -226,7 +226,7 @@ impl<'a> Library<'a> {
     }
 
     /// Checks the type, symbol and target of each relocation. `called_ranges` contain the addresses of functions that
-    /// are called when the library is loaded or used.
+    /// are called when the library is loaded or used. `symbols` is the number of dynamic symbols.
     fn check_relocations(
         &self,
         dynamic: &Dynamic<'_>,

@@ -43,14 +43,14 @@ impl HostContext {
         }
     }
 
-    /// Ends the creation of the plugin. Returns the line that the plugin logged last, if it is an error: it is not
-    /// written yet. Later errors are written at once.
+    /// Ends the creation of the plugin: later errors are written at once. Returns the line that the plugin logged last,
+    /// which is not written yet, if it is an error; otherwise `None`.
     pub(super) fn end_creation(&self) -> Option<ErrorLine> {
         self.is_creating.store(false, Ordering::Release);
         self.hold_line(None)
     }
 
-    /// Holds a line back, and returns the one that was held before.
+    /// Holds an error line back; `None` holds none. Returns the one that was held before.
     fn hold_line(&self, line: Option<ErrorLine>) -> Option<ErrorLine> {
         let mut held = self
             .last_error
@@ -72,7 +72,7 @@ impl HostContext {
         );
     }
 
-    /// Writes an error that was held back.
+    /// Writes an error that was held back to the program's log.
     pub(super) fn write_error(&self, line: &ErrorLine) {
         self.write_line(log::Level::Error, &line.part, &line.text);
     }

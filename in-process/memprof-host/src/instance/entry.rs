@@ -120,7 +120,7 @@ pub(crate) unsafe fn copy_text(raw: memprof_str_t) -> String {
     String::from_utf8_lossy(unsafe { raw.as_bytes() }).into_owned()
 }
 
-/// Returns the entry's messages.
+/// Returns the messages of the plugin, with the usage and help of each. Leaves out null pointers.
 ///
 /// # Safety
 /// The entry's messages live as long as the process.

@@ -12,7 +12,8 @@ use std::path::PathBuf;
 /// Prefix of the names of control sockets. A program may listen at other abstract sockets.
 const PREFIX: &str = "@memprof-";
 
-/// Generates a name that was never used before. Fails as getrandom(2) does.
+/// Generates an abstract name for a control socket. It contains the pid and 64 random bits, so that it was never used
+/// before. Fails as getrandom(2) does.
 #[cfg(feature = "adapter-attached")]
 pub(crate) fn generate_name() -> std::io::Result<PathBuf> {
     let mut random = [0; 8];

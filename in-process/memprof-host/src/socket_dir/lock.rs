@@ -108,8 +108,8 @@ pub(crate) fn remove_abandoned_files(directory: &Path) {
     }
 }
 
-/// Returns whether the lock file is so old that no starting host can be about to lock it: that host would otherwise
-/// find it locked by the sweep, and use another name.
+/// Returns whether the lock file is so old that no starting host can be about to lock it. Such a host would find it
+/// locked by the sweep, and use another name. False if its age is unknown.
 fn is_older_than_startup(lock_file: &Path) -> bool {
     let modified = lock_file
         .symlink_metadata()

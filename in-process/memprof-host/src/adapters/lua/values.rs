@@ -44,7 +44,8 @@ impl LuaValueApi {
         }
     }
 
-    /// Pushes a value onto the stack.
+    /// Pushes a JSON value onto the stack: arrays and objects as tables, null as nil, and numbers that are no integers
+    /// of 64 bits as floats.
     ///
     /// # Safety
     /// `state` is a Lua of these functions, in a protected call: Lua's errors unwind through these frames, which hold
@@ -82,7 +83,7 @@ impl LuaValueApi {
         }
     }
 
-    /// Pushes a text onto the stack.
+    /// Pushes a text onto the stack, of which Lua makes a copy.
     ///
     /// # Safety
     /// Those of [`LuaValueApi::push`].

@@ -138,8 +138,8 @@ impl Node {
         error
     }
 
-    /// Converts a text to a JavaScript string, or to the result of `JSON.parse`. Fails if that function fails, because
-    /// the program has replaced `JSON`.
+    /// Converts a text to a JavaScript string; if `is_json`, to the result of `JSON.parse`. Fails if that function
+    /// fails, because the program has replaced `JSON`.
     pub(super) fn create_value(
         &self,
         env: Env,

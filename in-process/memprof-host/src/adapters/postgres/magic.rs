@@ -24,7 +24,8 @@ const FLOAT8_BY_VALUE: i32 = 1;
 /// `FMGR_ABI_EXTRA`, since version 15. Servers that are derived from PostgreSQL have another one, and refuse this.
 const ABI_EXTRA: &[u8; 32] = b"PostgreSQL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
-/// Returns the block for a server of `version`, its `server_version_num`.
+/// Returns the magic block that a server of `version`, a `server_version_num`, expects. A version beyond the known ones
+/// gets the block of the nearest known major version.
 pub(super) fn magic_block(version: i32) -> Magic {
     let major = (version / 10_000).clamp(*KNOWN_MAJORS.start(), *KNOWN_MAJORS.end());
     let length = match major {

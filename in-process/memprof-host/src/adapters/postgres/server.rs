@@ -170,7 +170,8 @@ impl Server {
         unsafe { self.interrupt_pending.read_volatile() != 0 }
     }
 
-    /// Copies a reply or an error to memory of the server.
+    /// Copies a reply or an error to memory of the server. Returns [`Outcome::NoMemory`] if the server has no memory
+    /// for it.
     pub(super) fn copy_outcome(self, reply: Result<String, String>) -> Outcome {
         match reply {
             Ok(text) => {
@@ -188,7 +189,8 @@ impl Server {
         .unwrap_or(Outcome::NoMemory)
     }
 
-    /// Replaces NULs, which no text may contain, and characters that the database's encoding may lack.
+    /// Replaces characters by `?`: NULs, which no text may contain, and those beyond ASCII if the database's encoding
+    /// is not UTF-8.
     fn replace_unencodable(self, text: String) -> String {
         // SAFETY: pg_wchar.h: returns a number of the session.
         let is_utf8 = unsafe { (self.get_database_encoding)() } == PG_UTF8;
@@ -196,7 +198,7 @@ impl Server {
         text.replace(|c| !fits(c), "?")
     }
 
-    /// Copies bytes to memory of the server. `None` if there is no memory.
+    /// Copies the parts, one after the other, to a block of the server's memory. `None` if there is no memory.
     fn copy_to_server(self, parts: &[&[u8]]) -> Option<*const c_void> {
         let bytes = parts.concat();
         // SAFETY: palloc.h: below 1 GB, which no reply reaches, it returns null if there is no memory.

@@ -28,7 +28,8 @@ pub(super) struct LaterApi {
 }
 
 impl LaterApi {
-    /// Looks up the functions with `find`, which returns null for one that this Redis does not have.
+    /// Looks up the functions with `find`, which returns null for one that this Redis does not have. A group of
+    /// functions is left out if one of them is missing.
     pub(super) fn find(find: impl Fn(&CStr) -> *mut c_void) -> Self {
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
         // SAFETY: redismodule.h declares functions of these types, since Redis 6.0.

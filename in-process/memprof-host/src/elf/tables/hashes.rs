@@ -6,7 +6,8 @@ use object::endian::{LittleEndian, U32, U64};
 use super::{Dynamic, LE, Library, Result, Strings, damaged_error};
 
 impl Library<'_> {
-    /// Checks that each hash is that of its symbol's name, and that each chain ends.
+    /// Checks that each hash is that of its symbol's name, and that each chain ends. Fails for a library without a
+    /// table of GNU hashes.
     pub(super) fn check_hashes(
         &self,
         dynamic: &Dynamic<'_>,
