@@ -33,7 +33,8 @@ impl KeyTable {
         Self([const { AtomicPtr::new(ptr::null_mut()) }; MOST_KEYS])
     }
 
-    /// Returns the number of a key. Adds the key if it is new. `None` if the table is full.
+    /// Returns the number of a key, which is the index of its slot. Adds the key if it is new. `None` if the table is
+    /// full.
     fn intern_key(&self, key: &str) -> Option<u8> {
         let mut slots = (0..).zip(&self.0);
         slots.find_map(|(number, slot)| (intern_at(slot, key) == key).then_some(number))

@@ -23,7 +23,7 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// Creates an empty set of labels.
+    /// Creates an empty set of labels, to which [`Self::with`] adds.
     pub const fn new() -> Self {
         Self {
             encoded: Vec::new(),

@@ -56,7 +56,8 @@ impl Context {
         }
     }
 
-    /// Appends both parts, or neither if they do not fit. Returns the previous length.
+    /// Appends the two parts of encoded labels, or neither if they do not fit. Returns the previous length, to which
+    /// [`Self::pop`] truncates.
     fn push(&self, parts: [&[u8]; 2]) -> Mark {
         let before = self.record.length.get();
         let (start, length) = (usize::from(before), parts[0].len() + parts[1].len());
@@ -119,7 +120,8 @@ pub(crate) fn encoded_labels() -> Vec<u8> {
     })
 }
 
-/// Returns the address of the calling thread's pointer to its record.
+/// Returns the address of the calling thread's pointer to its record. That pointer is null until the thread's first
+/// label.
 pub(crate) fn context_pointer() -> *const *const c_void {
     CONTEXT.with(|context| context.current.as_ptr().cast_const().cast())
 }
