@@ -55,7 +55,7 @@ pub(crate) fn count_down(bytes: usize) -> bool {
     !is_over
 }
 
-/// Bytes left of this thread's countdown.
+/// Bytes that this thread may still allocate before its countdown expires.
 #[inline(always)]
 pub(crate) fn remaining() -> u64 {
     current_countdown().remaining.load(Relaxed)

@@ -41,6 +41,7 @@ impl EarlyEndReason {
     ];
 
     /// Converts the end of a walk. `None` if the walk reached the outermost frame and all its frames are recorded.
+    /// `is_cut` says that the record of the stack lacks frames.
     fn new(end: WalkEnd, is_cut: bool) -> Option<Self> {
         match end {
             _ if is_cut => Some(Self::TooManyFrames),
@@ -87,7 +88,8 @@ pub(crate) fn count_if_early(end: WalkEnd, is_cut: bool, last: usize) {
     }
 }
 
-/// Slow path of [`count_if_early`], with the same parameters: finds the object in which the stack ended.
+/// Slow path of [`count_if_early`], with its parameters: finds the object in which the stack ended, and counts the
+/// sample there.
 #[cold]
 #[inline(never)]
 fn count_early_end(end: WalkEnd, is_cut: bool, last: usize) {
@@ -123,7 +125,8 @@ impl EarlyEndTable {
         )
     }
 
-    /// Counts a sample. If no cell is free for the object, the sample counts as in no object.
+    /// Counts a sample whose stack ended in the object that starts at `object`; `None` is for no object. If no cell is
+    /// free for the object, the sample counts as in no object. If none is free for that either, it is not counted.
     fn count(&self, reason: EarlyEndReason, object: Option<usize>) {
         // The index begins at 1, because the key 0 marks a free cell.
         let index = reason as usize + 1;

@@ -42,7 +42,8 @@ macro_rules! entry_hooks {
             mod $shape {
                 use super::*;
 
-                /// Target of a trampoline. Jumps to the hook with the row as the sixth argument, in r9.
+                /// Target of a trampoline. Jumps to the hook with the row as the sixth argument, in r9. `TALLIED` and
+                /// `OUTER` are those of the hook.
                 #[unsafe(naked)]
                 pub(super) unsafe extern "C-unwind" fn entry<const TALLIED: bool, const OUTER: bool>() {
                     naked_asm!(

@@ -60,7 +60,7 @@ impl EntryRow {
             .find(|shape| *shape as u8 == self.shape)
     }
 
-    /// Symbol of the function, without the padding.
+    /// Symbol of the function, without the zeros that pad it. Empty if there is no zero.
     pub(crate) fn name(&self) -> &[u8] {
         let length = self.name.iter().position(|byte| *byte == 0);
         self.name.get(..length.unwrap_or(0)).unwrap_or_default()

@@ -39,7 +39,7 @@ pub struct SamplerExclusion {
 }
 
 impl SamplerExclusion {
-    /// Excludes the calling thread until the guard is dropped.
+    /// Excludes the calling thread until the guard is dropped. Has no effect if all cells are in use.
     pub fn this_thread() -> Self {
         Self { cell: claim_cell() }
     }

@@ -45,12 +45,12 @@ impl Filter {
         counter / ONE_SAMPLE > 1 || counter == ONE_SAMPLE | tag(address)
     }
 
-    /// Counts an address as sampled.
+    /// Counts an address as sampled. A counter that reaches [`MAX_COUNT`] stays there.
     pub(crate) fn add(&self, address: usize) {
         self.change(address, |counter| counter.checked_add(ONE_SAMPLE));
     }
 
-    /// Counts an address as no longer sampled.
+    /// Counts an address as no longer sampled, unless its counter has reached [`MAX_COUNT`].
     pub(crate) fn subtract(&self, address: usize) {
         self.change(address, |counter| counter.checked_sub(ONE_SAMPLE));
     }

@@ -33,7 +33,7 @@ impl ForkSentinel {
         }
     }
 
-    /// Makes the calling process the sampling process.
+    /// Makes the calling process the sampling process, in place of its parent after a fork.
     pub(crate) fn adopt_process(&self) {
         self.id.store(current_pid(), Relaxed);
         if self.mark.load(Acquire).is_null()

@@ -160,16 +160,17 @@ impl GotSlots {
     }
 
     /// Patched entry points of the provider of `malloc`, if all are complete. Its slots must then not be patched.
+    /// `None` if they are not patched: its slots are patched then.
     pub fn patched_entries(&self) -> Option<&PatchedEntries> {
         self.entries.as_ref()
     }
 
-    /// Object that provides `malloc`.
+    /// Returns the address of the `malloc` that serves the process, and whether the executable defines it.
     pub fn provider(&self) -> MallocProvider {
         self.provider
     }
 
-    /// Number of patched slots of the process.
+    /// Number of slots of the process that hold the address of a hook.
     pub fn patched_count(&self) -> usize {
         SLOT_COUNT.load(Acquire)
     }
@@ -311,7 +312,7 @@ impl GotSlots {
         SLOT_COUNT.store(kept, Release);
     }
 
-    /// Drops the patched slots that `is_kept` rejects from the list.
+    /// Keeps only the slots in the list for which `is_kept` is true. Does not restore the others.
     fn retain_slots(&mut self, is_kept: impl Fn(&PatchedSlot) -> bool) {
         let mut kept = 0;
         for index in 0..self.patched_count() {
@@ -348,8 +349,9 @@ impl GotSlots {
     }
 }
 
-/// Finds an object's patched entry points. `None` if only some are patched, because memprof-attach was killed. In that
-/// case their hooks are disabled: the hooks of slots call these functions by their addresses, and would count twice.
+/// Finds an object's patched entry points. `None` if none is patched, or if only some are, because memprof-attach was
+/// killed. In that last case their hooks are disabled: the hooks of slots call these functions by their addresses, and
+/// would count twice.
 fn find_complete_entries(object: &ElfObject, hooks: &[Hook]) -> Option<PatchedEntries> {
     let mut definitions = hooks.iter().filter_map(|hook| object.definition(hook.name));
     let entries = definitions.find_map(PatchedEntries::find)?;
@@ -377,8 +379,8 @@ fn probe_chunk_headers(hooks: &[Hook]) {
     }
 }
 
-/// Whether a slot still holds a value from the dynamic linker: the address of the allocator's function, or of code in
-/// the object itself that looks the function up at the first call.
+/// Whether a slot still holds a value from the dynamic linker. That is the address of the allocator's function, or of
+/// code in the object itself that looks the function up at the first call.
 fn holds_allocator_function(
     object: &ElfObject,
     slot: &GotSlot<'_>,

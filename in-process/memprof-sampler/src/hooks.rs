@@ -47,7 +47,7 @@ pub(crate) struct Returned {
     _second: usize,
 }
 
-/// Returns the allocator's function at an address.
+/// Converts the address of one of the allocator's functions to a function pointer.
 ///
 /// # Safety
 /// `F` is the function's type.
@@ -137,7 +137,8 @@ macro_rules! word {
 macro_rules! hook_functions {
     ($kind:ident ($($arg:ident),*) => $($operand:expr),+; $call:expr) => {
         /// Replaces the allocator's function. Only forwards the call if it needs no sample, removal or count. Makes
-        /// tail calls and has no frame of its own, because the caller's stack may be misaligned.
+        /// tail calls and has no frame of its own, because the caller's stack may be misaligned. `TALLIED`: every call
+        /// is counted. `OUTER`: the function calls other patched functions, which count for it.
         pub(super) unsafe extern "C-unwind" fn hook<const TALLIED: bool, const OUTER: bool>(
             $($arg: word!($arg)),*
         ) -> Returned {

@@ -22,7 +22,7 @@ pub struct JemallocHooks {
     extra: usize,
 }
 
-/// Returns the hooks to pass to `experimental.hooks.install`.
+/// Returns the three hooks of the sampler, in the form that `experimental.hooks.install` of jemalloc takes.
 pub fn jemalloc_hooks() -> JemallocHooks {
     JemallocHooks {
         allocated,
@@ -44,19 +44,19 @@ mod function {
     pub(super) const RALLOCX: c_int = 9;
 }
 
-/// Hook after an allocation.
+/// Hook that jemalloc calls after an allocation. Aligns the stack for [`on_allocated`].
 #[unsafe(naked)]
 unsafe extern "C" fn allocated(_: *mut c_void, _: c_int, _: usize, _: usize, _: *const usize) {
     call_aligned!(on_allocated)
 }
 
-/// Hook before a free.
+/// Hook that jemalloc calls before a free. Aligns the stack for [`on_freed`].
 #[unsafe(naked)]
 unsafe extern "C" fn freed(_: *mut c_void, _: c_int, _: usize, _: *const usize) {
     call_aligned!(on_freed)
 }
 
-/// Hook after a change of a block's size in place.
+/// Hook that jemalloc calls after a change of a block's size in place. Aligns the stack for [`on_expanded`].
 #[unsafe(naked)]
 unsafe extern "C" fn expanded(
     _: *mut c_void,

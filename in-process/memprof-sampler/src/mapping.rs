@@ -65,7 +65,7 @@ pub(crate) unsafe fn release_pages<T>(start: *mut T, count: usize) -> bool {
     unsafe { rustix::mm::madvise(start.cast(), bytes, Advice::LinuxDontNeed) }.is_ok()
 }
 
-/// Unmaps a mapping of [`map_zeros`].
+/// Returns a mapping of [`map_zeros`], address space included, to the kernel.
 ///
 /// # Safety
 /// As for [`zero_and_release`]. The mapping must not be used afterwards.

@@ -102,7 +102,7 @@ impl PatchedEntries {
         }
     }
 
-    /// Number of functions whose hooks are enabled.
+    /// Number of functions whose trampolines jump to their hooks, and not to the relocated prologues.
     pub fn enabled_count(&self) -> usize {
         let enabled = self
             .entries()
@@ -143,7 +143,7 @@ impl PatchedEntries {
         self.table.entries.get(..count).unwrap_or_default()
     }
 
-    /// Address of a row's trampoline.
+    /// Address in this process of the trampoline of the row `index`.
     fn trampoline_address(&self, index: usize) -> usize {
         ptr::from_ref(self.table) as usize + trampoline_offset(index)
     }

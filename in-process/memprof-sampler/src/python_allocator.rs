@@ -74,7 +74,7 @@ pub enum UnwrappedPython {
 }
 
 impl PythonAllocator {
-    /// Uses the functions at these addresses.
+    /// Creates an allocator from the addresses of the interpreter's functions.
     ///
     /// # Safety
     /// They are those of one `CPython`, 3.8 to 3.13, which stays loaded.
@@ -91,9 +91,10 @@ impl PythonAllocator {
         }
     }
 
-    /// Installs the hooks, and samples objects from now on. Changes nothing if they are installed. `leaf` is the frame
-    /// that marks the stack of each object. One thread at a time calls this and [`unwrap`](Self::unwrap), and no thread
-    /// forks meanwhile: from 3.12 on the interpreter's functions take a mutex.
+    /// Installs the hooks, and samples objects from now on. Installs nothing if the hooks are there already. `leaf` is
+    /// the frame that marks the stack of each object. Only one thread at a time may call this or
+    /// [`unwrap`](Self::unwrap), and no thread may fork meanwhile: from 3.12 on the interpreter's functions take a
+    /// mutex.
     ///
     /// # Errors
     /// The reason why nothing is sampled. Hooks that are below another tool's stay.
@@ -103,6 +104,7 @@ impl PythonAllocator {
         installed
     }
 
+    /// Implements [`wrap`](Self::wrap), but does not start to record samples.
     fn install(&self, leaf: usize) -> Result<(), UnwrappedPython> {
         if self.is_ended() {
             return Err(UnwrappedPython::Ended);
@@ -123,9 +125,9 @@ impl PythonAllocator {
         is_set.then_some(()).ok_or(UnwrappedPython::OtherHook)
     }
 
-    /// Stops the sampling of objects, and removes the hooks, or only those of functions that merely allocate: the others
-    /// see which samples are freed. Returns false if another tool has wrapped them since: they stay then, and only pass
-    /// calls on, as they do once the interpreter was ended. Callers are as for [`wrap`](Self::wrap).
+    /// Stops the sampling of objects, and removes the hooks. With `keeps_frees`, the hooks that see which samples are
+    /// freed stay. Returns false if another tool has wrapped the hooks since: then all stay, and only pass calls on.
+    /// Once the interpreter was ended, they stay too, and the result is true. Callers are as for [`wrap`](Self::wrap).
     pub fn unwrap(&self, keeps_frees: bool) -> bool {
         set_recording(false);
         if originals()[0] == 0 || self.is_ended() {
@@ -146,12 +148,12 @@ impl PythonAllocator {
         self.replace(current, next) && next.iter().all(is_known)
     }
 
-    /// Stops the sampling of objects. Hooks that are installed see frees.
+    /// Stops the sampling of objects. The hooks stay installed, and see which samples are freed.
     pub fn stop_recording() {
         set_recording(false);
     }
 
-    /// Checks that objects come from pymalloc, without a hook.
+    /// Fails unless objects come from pymalloc without a hook of any tool. The error names what allocates them.
     fn require_pymalloc(&self) -> Result<(), UnwrappedPython> {
         // SAFETY: the function reads structures of the interpreter.
         let name = unsafe { (self.name)() };
@@ -175,7 +177,7 @@ impl PythonAllocator {
         WAS_INITIALIZED.fetch_or(is_initialized, Relaxed) && !is_initialized
     }
 
-    /// The allocators of both domains.
+    /// Returns the allocators that are set now for the two domains of [`DOMAINS`].
     fn current(&self) -> [ObjectAllocator; 2] {
         DOMAINS.map(|domain| {
             let mut found = ObjectAllocator::default();
@@ -185,9 +187,9 @@ impl PythonAllocator {
         })
     }
 
-    /// Replaces the allocators of the domains that are to change. Returns false if another tool has set one of them
-    /// meanwhile; then what this call set is undone. `CPython` has no comparison with the set: a tool that sets its hook
-    /// within the nanoseconds between the two loses it.
+    /// Replaces the allocators of the domains for which `next` differs from `before`. Returns false if another tool has
+    /// set one of them meanwhile; then this call's changes are undone. `CPython` cannot compare and set at once: a tool
+    /// that sets its hook within the nanoseconds between the two loses it.
     fn replace(&self, before: [ObjectAllocator; 2], next: [ObjectAllocator; 2]) -> bool {
         self.set_where_unchanged(before, next);
         let now = self.current();
@@ -202,7 +204,8 @@ impl PythonAllocator {
         false
     }
 
-    /// Sets the allocators that are to change, up to one that is no longer the one before.
+    /// Sets the allocators for which `next` differs from `before`. Stops at the first domain whose allocator is no
+    /// longer the one in `before`.
     fn set_where_unchanged(&self, before: [ObjectAllocator; 2], next: [ObjectAllocator; 2]) {
         for (index, domain) in DOMAINS.into_iter().enumerate() {
             if self.current()[index] != before[index] {
@@ -225,7 +228,8 @@ impl ObjectAllocator {
     }
 }
 
-/// Whether the functions are the hooks, all or those that see frees, so that no other tool's are installed after them.
+/// Whether an allocator's functions are memprof's hooks: all four, or only `realloc` and `free`, which see frees. False
+/// if another tool has wrapped them.
 fn is_wrapped(allocator: &ObjectAllocator) -> bool {
     let ([malloc, calloc, realloc, free], own) = (hooks(), originals());
     let found = allocator.functions;

@@ -25,7 +25,7 @@ static OBJECT_LEAF: AtomicUsize = AtomicUsize::new(0);
 /// objects must not have some.
 static RECORDS: AtomicBool = AtomicBool::new(false);
 
-/// The hooks, in the order of [`ORIGINALS`].
+/// Addresses of the hooks, in the order of [`ORIGINALS`].
 pub(crate) fn hooks() -> [usize; 4] {
     [
         malloc as *const () as usize,
@@ -35,12 +35,13 @@ pub(crate) fn hooks() -> [usize; 4] {
     ]
 }
 
-/// The functions of pymalloc; zeros before they were stored.
+/// Addresses of pymalloc's functions, in the order of [`ORIGINALS`]; zeros before they were stored.
 pub(crate) fn originals() -> [usize; 4] {
     ORIGINALS.each_ref().map(|function| function.load(Relaxed))
 }
 
-/// Stores the functions of pymalloc. Returns false if others are stored.
+/// Stores the addresses of pymalloc's functions, in the order of [`ORIGINALS`]. Returns false if others are stored, or
+/// if one is 0.
 pub(crate) fn keep_originals(functions: [usize; 4]) -> bool {
     ORIGINALS.iter().zip(functions).all(|(original, function)| {
         // No hook is installed while one of them is 0.
@@ -49,12 +50,12 @@ pub(crate) fn keep_originals(functions: [usize; 4]) -> bool {
     })
 }
 
-/// Sets the frame in front of the stacks of objects.
+/// Sets the frame that [`record_object`] puts in front of each stack.
 pub(crate) fn set_object_leaf(leaf: usize) {
     OBJECT_LEAF.store(leaf, Relaxed);
 }
 
-/// Starts or stops the sampling of objects by the hooks.
+/// Starts the sampling of objects by the hooks if `records` is true, otherwise stops it.
 pub(crate) fn set_recording(records: bool) {
     RECORDS.store(records, Release);
 }
@@ -64,7 +65,7 @@ type Calloc = unsafe extern "C" fn(usize, usize, usize) -> usize;
 type Realloc = unsafe extern "C" fn(usize, usize, usize) -> usize;
 type Free = unsafe extern "C" fn(usize, usize);
 
-/// Returns the function number `index` of [`ORIGINALS`].
+/// Returns the function of pymalloc with the number `index` in [`ORIGINALS`].
 ///
 /// # Safety
 /// `F` is its type.
@@ -74,7 +75,7 @@ unsafe fn original<F: Copy>(index: usize) -> F {
     unsafe { original_function(ORIGINALS[index & 3].load(Relaxed)) }
 }
 
-/// Samples an object, unless objects are not sampled now.
+/// Samples an object of `size` bytes at `block`, with the stack of this call, unless objects are not sampled now.
 fn record_object(block: usize, size: usize) {
     if RECORDS.load(Relaxed) {
         record_stack(block, size, OBJECT_LEAF.load(Relaxed));
@@ -83,6 +84,8 @@ fn record_object(block: usize, size: usize) {
 
 // The hooks are short and keep no frame: what a sample needs is in functions of its own.
 
+/// Hook of pymalloc's malloc. Counts a request that pymalloc serves itself, and samples it if the countdown expires.
+/// `context` is passed on to pymalloc.
 unsafe extern "C" fn malloc(context: usize, size: usize) -> usize {
     if size <= MAX_PYMALLOC && !count_down(size) {
         // SAFETY: the hook's caller passed these arguments.
@@ -94,7 +97,7 @@ unsafe extern "C" fn malloc(context: usize, size: usize) -> usize {
     unsafe { call(context, size) }
 }
 
-/// Allocates after the countdown expired.
+/// Calls pymalloc's malloc after the countdown expired, and samples the block if one is due.
 ///
 /// # Safety
 /// The arguments are those of the hook's caller.
@@ -112,6 +115,7 @@ unsafe extern "C" fn sampled_malloc(context: usize, size: usize) -> usize {
     block
 }
 
+/// Hook of pymalloc's calloc, which counts and samples as [`malloc`] does.
 unsafe extern "C" fn calloc(context: usize, count: usize, size: usize) -> usize {
     let bytes = count.saturating_mul(size);
     if bytes <= MAX_PYMALLOC && !count_down(bytes) {
@@ -124,7 +128,7 @@ unsafe extern "C" fn calloc(context: usize, count: usize, size: usize) -> usize 
     unsafe { call(context, count, size) }
 }
 
-/// Like [`sampled_malloc`].
+/// Like [`sampled_malloc`], for calloc: `count` elements of `size` bytes.
 ///
 /// # Safety
 /// The arguments are those of the hook's caller.
@@ -143,8 +147,9 @@ unsafe extern "C" fn sampled_calloc(context: usize, count: usize, size: usize) -
     block
 }
 
-/// A block of malloc stays one where it shrinks to the size of a small object. malloc's hooks count it then, which
-/// the countdown shows.
+/// Hook of pymalloc's realloc. Removes the sample of the old block, and counts the new one if it is a small object. A
+/// block that malloc serves stays there when it shrinks to that size. Then the hooks of malloc have counted it, which
+/// shows by a changed countdown, and it is not counted again.
 unsafe extern "C" fn realloc(context: usize, old: usize, size: usize) -> usize {
     // SAFETY: pymem.h gives the type.
     let call = unsafe { original::<Realloc>(2) };
@@ -164,6 +169,7 @@ unsafe extern "C" fn realloc(context: usize, old: usize, size: usize) -> usize {
     block
 }
 
+/// Hook of pymalloc's free. Removes the block's sample, if there is one.
 unsafe extern "C" fn free(context: usize, block: usize) {
     if may_be_sample(block) {
         // SAFETY: the hook's caller passed these arguments.

@@ -79,7 +79,7 @@ pub fn tally() -> Option<Tally> {
     (is_enabled() && USABLE_SIZE.load(Relaxed) != 0).then(sum_totals)
 }
 
-/// Adds up the sums of all threads.
+/// Adds up the counts of all threads, ended ones included. The peak is not a sum.
 fn sum_totals() -> Tally {
     let rows = || THREADS.iter().chain([&SHARED_TOTALS]);
     let sum =
@@ -96,7 +96,8 @@ pub(crate) fn is_enabled() -> bool {
     IS_ENABLED.load(Relaxed)
 }
 
-/// Stores the address of the allocator's `malloc_usable_size`.
+/// Stores the address of the allocator's `malloc_usable_size`. `None` if the allocator lacks it: [`tally`] then returns
+/// `None`.
 pub(crate) fn set_usable_size(function: Option<usize>) {
     USABLE_SIZE.store(function.unwrap_or(0), Relaxed);
 }
@@ -181,7 +182,7 @@ pub(crate) fn record_alloc(block: usize, requested: usize) {
     }
 }
 
-/// Counts an allocation of `size` usable bytes.
+/// Counts an allocation of a block with `size` usable bytes, of which the program requested `requested`.
 #[inline(always)]
 fn count_alloc(size: i64, requested: usize) {
     with_thread_totals(|totals, mode| {

@@ -11,7 +11,7 @@ use super::object::ElfObject;
 
 const PAGE_SIZE: usize = 4096;
 
-/// Returns the address that a word holds.
+/// Returns the address that a slot holds, by an atomic load.
 pub(super) fn slot_value(word: usize) -> usize {
     as_atomic(word).load(Acquire)
 }

@@ -164,7 +164,7 @@ impl ClaimedCell<'_> {
         self.address
     }
 
-    /// Returns the sample in the cell.
+    /// Returns the sample in the cell, which no other thread changes during the claim.
     pub(crate) fn sample(&self) -> Sample {
         self.data.sample()
     }

@@ -34,7 +34,7 @@ impl Life {
         self.acquire_if(|generation| generation != 0)
     }
 
-    /// Like [`Self::acquire`], but only if the record has the generation `expected`.
+    /// Like [`Self::acquire`], but only if the record has the generation `expected`. Otherwise returns false.
     pub(crate) fn acquire_generation(&self, expected: u32) -> bool {
         self.acquire_if(|generation| generation == expected && generation != 0)
     }
@@ -45,7 +45,7 @@ impl Life {
         self.0.fetch_update(Acquire, Relaxed, add_user).is_ok()
     }
 
-    /// Removes a user. Returns the generation.
+    /// Removes a user. Returns the generation of the record, which did not end while the record had this user.
     pub(crate) fn release(&self) -> u32 {
         generation_of(self.0.fetch_sub(1, Release))
     }
