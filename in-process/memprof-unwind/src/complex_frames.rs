@@ -50,8 +50,9 @@ impl ComplexFrames {
         self.start = saved.map(|saved| (start, saved));
     }
 
-    /// Returns the registers of the caller of frame number `depth`; see
-    /// [`RuleSource::complex_caller`](crate::RuleSource::complex_caller). `find` is the loader's function.
+    /// Returns the registers of the caller of frame number `depth`, as
+    /// [`RuleSource::complex_caller`](crate::RuleSource::complex_caller) does. `find` is the loader's function. `None`
+    /// if they cannot be found, even by a walk with all registers from the start.
     #[cold]
     #[inline(never)]
     pub(crate) fn caller_registers(
@@ -84,7 +85,7 @@ impl ComplexFrames {
         caller.walk_registers()
     }
 
-    /// Advances the walk with all registers by one frame. `None` if the caller cannot be found.
+    /// Advances by one frame the walk that tracks all registers. `None` if the caller cannot be found.
     fn advance_to_caller(
         &mut self,
         find: FindObject,
@@ -109,7 +110,8 @@ impl ComplexFrames {
     }
 }
 
-/// Returns the caller's registers, and whether a signal interrupted the caller. Runs on `stack`.
+/// Returns the registers of the caller of a frame at `address`, and whether a signal interrupted that caller. The walk
+/// runs on `stack`. Fails as [`loaded_caller_at`] does.
 fn unwind_step<M: StackReader>(
     find: FindObject,
     address: usize,

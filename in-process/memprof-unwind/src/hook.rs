@@ -95,7 +95,7 @@ impl BacktraceHook {
         self.given_up.store(false, Release);
     }
 
-    /// Counts since [`Self::arm`].
+    /// Returns the counts since the last [`Self::arm`].
     pub fn counts(&self) -> HookStats {
         HookStats {
             samples: self.samples.load(Relaxed),

@@ -67,8 +67,9 @@ pub struct LabelContext {
     pub keys: [Option<u8>; MAX_KEYS],
 }
 
-/// Sets the labels that samples record from now on: those from the first [`MAX_CONTEXTS`] of `contexts`, and the
-/// thread's name under the key `thread_name`. If both are empty, nothing is recorded.
+/// Sets the labels that samples record from now on. They are those of the first [`MAX_CONTEXTS`] contexts, and the
+/// thread's name under the key with the number `thread_name`; `None` omits the name. If there are neither contexts nor
+/// names, nothing is recorded.
 pub fn set_labels(contexts: &[LabelContext], thread_name: Option<u8>) {
     CONFIG.is_on.store(0, Release);
     CONFIG

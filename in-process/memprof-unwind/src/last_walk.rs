@@ -85,12 +85,12 @@ impl<'a> StackPointers<'a> {
         Self { words, shift }
     }
 
-    /// Wraps plain stack pointers.
+    /// Wraps stack pointers that are not packed with rules.
     pub fn from_words(words: &'a [usize]) -> Self {
         Self { words, shift: 0 }
     }
 
-    /// Removes the first `count` frames.
+    /// Returns the stack pointers without those of the first `count` frames.
     pub fn skip(self, count: usize) -> Self {
         let words = self.words.get(count..).unwrap_or_default();
         Self { words, ..self }
@@ -113,7 +113,7 @@ impl WalkStep {
         Self((sp as u64 >> ALIGNMENT_BITS) << RuleIndex::BITS | u64::from(slot.bits()))
     }
 
-    /// Returns the index of the frame's rule.
+    /// Returns the index of the frame's rule in the rule table.
     #[inline(always)]
     fn rule_index(self) -> RuleIndex {
         RuleIndex::from_bits(self.0 as u16)
@@ -174,8 +174,9 @@ impl<'a> LastWalkCursor<'a> {
         }
     }
 
-    /// Returns the rule at `address` for the next frame, which has the stack pointer `sp`: the rule that the last walk
-    /// predicts, or else the rule from `table`, or else the rule from `find`.
+    /// Returns the rule at `address` for the next frame, which has the stack pointer `sp`. It is the rule that the last
+    /// walk predicts. If the prediction is wrong, it is the rule in `table`, which is taken from `find` if the table
+    /// lacks it.
     #[inline(always)]
     pub(crate) fn next_rule(
         &mut self,

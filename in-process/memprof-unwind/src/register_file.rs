@@ -64,7 +64,8 @@ impl RegisterFile {
         file
     }
 
-    /// Reads the registers at the time when a signal interrupted a function. `None` if the stack cannot be read.
+    /// Reads the registers that a function had when a signal interrupted it, from the signal's frame. `sp` is the stack
+    /// pointer of that frame. `None` if the stack cannot be read.
     pub(crate) fn before_signal(sp: usize, memory: &mut impl StackReader) -> Option<Self> {
         let mut file = Self::UNKNOWN;
         for (value, offset) in file.values.iter_mut().zip(SIGNAL_OFFSETS) {
@@ -81,7 +82,7 @@ impl RegisterFile {
         (self.known >> index & 1 != 0).then_some(value)
     }
 
-    /// Sets a value, or makes it unknown. Ignores registers that are not in this file.
+    /// Sets a register's value; `None` makes it unknown. Ignores registers that are not in this file.
     pub(crate) fn set(&mut self, register: Register, value: Option<usize>) {
         let index = usize::from(register.0);
         if let Some(cell) = self.values.get_mut(index) {
@@ -90,7 +91,7 @@ impl RegisterFile {
         }
     }
 
-    /// Makes all registers unknown.
+    /// Makes all registers unknown, as at the start of a walk.
     #[inline(always)]
     pub(crate) fn forget_all(&mut self) {
         self.known = 0;

@@ -111,12 +111,12 @@ impl PackedRule {
     /// [`Rule::FramePointer`].
     pub(crate) const FRAME_POINTER: Self = Self(OUTERMOST | FRAME_POINTER << KIND_BITS);
 
-    /// Wraps the result of [`Self::bits`].
+    /// Restores a rule from the result of [`Self::bits`], without a check.
     pub(crate) fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// Returns the packed bits.
+    /// Returns the rule in the lowest [`Self::BITS`] bits, never 0.
     pub(crate) fn bits(self) -> u32 {
         self.0
     }
@@ -133,13 +133,14 @@ impl PackedRule {
         })
     }
 
-    /// Distance of the CFA, or the subkind of `OUTERMOST` and `UNSUPPORTED`.
+    /// Distance of the CFA in words, in bytes for [`Cfa::Plt`]; the subkind of `OUTERMOST` and `UNSUPPORTED`.
     #[inline(always)]
     fn cfa_field(self) -> u16 {
         (self.0 >> KIND_BITS) as u16 & (CFA_LIMIT - 1)
     }
 
-    /// Distance of the saved frame pointer; 0 or `AT_BP` for special cases.
+    /// Distance in words of the saved frame pointer below the CFA. 0 means that it is unchanged; `AT_BP` is
+    /// [`SavedBp::AtBp`].
     #[inline(always)]
     fn bp_field(self) -> u16 {
         (self.0 >> (KIND_BITS + CFA_BITS)) as u16 & AT_BP

@@ -55,7 +55,7 @@ impl RuleIndex {
         Self(bits & ((1 << Self::BITS) - 1))
     }
 
-    /// Returns the number of the line.
+    /// Returns the number of the line, without that of the way.
     #[inline(always)]
     fn line(self) -> usize {
         usize::from(self.0 >> WAY_BITS)
@@ -79,7 +79,7 @@ impl RuleLine {
         is_match.then_some(PackedRule::from_bits(bits as u32))
     }
 
-    /// Whether a way has no rule.
+    /// Whether a way of the line has no rule yet.
     fn is_free(&self, way: usize) -> bool {
         self.slots[way % WAYS].load(Relaxed) == 0
     }
@@ -158,7 +158,7 @@ impl RuleTable {
         (rule, slot(way))
     }
 
-    /// Removes all rules.
+    /// Removes all rules, so that each is found again.
     pub fn clear(&self) {
         for slot in self.lines.iter().flat_map(|line| &line.slots) {
             slot.store(0, Relaxed);

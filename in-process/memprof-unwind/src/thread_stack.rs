@@ -79,8 +79,8 @@ impl ThreadStack {
         }
     }
 
-    /// Stores that the stack is readable from `sp` to the top, if a walk that ended at `reached` came near the top and
-    /// every page between is readable.
+    /// Stores that the stack is readable from `sp` to the top, if every page between is. Does nothing unless a walk
+    /// that ended at `reached` came near the top.
     #[cold]
     #[inline(never)]
     pub(crate) fn save_known(&self, sp: usize, reached: usize) {

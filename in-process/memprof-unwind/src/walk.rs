@@ -144,7 +144,8 @@ pub fn walk(
 }
 
 /// Returns the registers of the caller of `callee`, a frame with a rule other than the common ones, and whether a
-/// signal interrupted the caller. The error is the reason why the walk ends at `callee`.
+/// signal interrupted the caller. The error is the reason why the walk ends at `callee`. `into_call` and `depth` are
+/// those of [`RuleSource::complex_caller`].
 #[cold]
 #[inline(never)]
 fn uncommon_caller(
@@ -191,7 +192,8 @@ pub(crate) fn frame_pointer_caller(
     frame_caller(callee, Cfa::Bp(2), SavedBp::BelowCfa(2), memory)
 }
 
-/// Computes the caller's registers. `None` if the stack cannot be read.
+/// Computes the caller's registers from the locations of the CFA and of the saved frame pointer. `None` if the stack
+/// cannot be read.
 fn frame_caller(
     callee: Registers,
     cfa: Cfa,

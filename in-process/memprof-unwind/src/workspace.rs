@@ -93,13 +93,13 @@ impl Workspace {
         }
     }
 
-    /// Returns the memory of the reserved cell.
+    /// Borrows the memory of the cell that this workspace has acquired.
     fn memory(&mut self) -> &mut WorkspaceMemory {
         // SAFETY: `is_acquired` reserves the cell for this workspace.
         unsafe { &mut *self.cell.memory.get() }
     }
 
-    /// Buffer for the frames of a walk.
+    /// Returns the buffer into which a walk writes its frames, the innermost first.
     #[inline(always)]
     pub fn frames(&mut self) -> &mut [Frame; WORKSPACE_FRAMES] {
         &mut self.memory().frames
@@ -135,7 +135,7 @@ impl Workspace {
         words.len().min(WORKSPACE_FRAMES)
     }
 
-    /// Buffer for frames, and buffers for the rest of a walk.
+    /// Returns the buffer for the frames of a walk, and the buffers for the rest of its state.
     #[inline(always)]
     pub(crate) fn frames_and_buffers(
         &mut self,

@@ -89,7 +89,7 @@ impl<'a> LabelSet<'a> {
         }
     }
 
-    /// Returns the words written so far.
+    /// Returns the encoded labels: the words that were written so far.
     pub(super) fn words(&self) -> &[u64] {
         let written = self.words.get(..self.length).unwrap_or_default();
         // SAFETY: `add` has initialized the first `length` words.

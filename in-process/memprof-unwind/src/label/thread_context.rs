@@ -48,7 +48,7 @@ impl ContextCell {
         self.module.store(context.module, Relaxed);
     }
 
-    /// Whether the cell has a context.
+    /// Whether the cell has a context, and was not cleared.
     pub(super) fn is_set(&self) -> bool {
         self.module.load(Relaxed) != 0
     }
