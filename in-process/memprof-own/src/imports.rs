@@ -104,7 +104,8 @@ fn find_allocator(objects: LinkMap, library: &Object) -> Option<Object> {
 }
 
 /// Returns the address of the function to which to bind an import. `None` if the import stays as the loader bound it,
-/// as all imports do that are not from glibc.
+/// as all imports do that are not from glibc. `allocator` is the object that serves `malloc`, `None` if it is unknown:
+/// imports of functions for allocation and threads stay as they are then.
 fn function_to_bind(objects: LinkMap, allocator: Option<Object>, import: &Import) -> Option<usize> {
     let is_any = |text, names: &[&CStr]| names.iter().any(|name| is_string_at(text, name));
     if !is_any(import.version.file, &GLIBC) {

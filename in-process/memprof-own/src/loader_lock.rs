@@ -34,6 +34,7 @@ const MAX_DEPTH: usize = 64;
 const RTLD_DL_SYMENT: c_int = 1;
 
 unsafe extern "C" {
+    /// dlfcn.h: like dladdr(3), and stores in `extra` the information that `flags` selects. Returns 0 on failure.
     fn dladdr1(
         address: *const c_void,
         info: *mut libc::Dl_info,
@@ -102,8 +103,9 @@ pub(crate) fn release_orphaned_lock(is_alone: bool) {
 }
 
 /// Whether the lock is held, but by no thread of the process. An orphaned lock never changes, whereas a thread soon
-/// releases its lock. The kernel is asked about the owner only if the lock did not change during all polls, because a
-/// seccomp filter may end the process for the question. `is_alone` skips the polls.
+/// releases its lock. So the lock is polled, with a call of `wait` before each poll, unless `is_alone`. Only if it did
+/// not change, `is_live_thread` asks the kernel about the owner, because a seccomp filter may end the process for the
+/// question.
 fn is_orphaned(
     lock: &PthreadMutex,
     is_alone: bool,
@@ -129,7 +131,7 @@ fn is_orphaned(
     }
 }
 
-/// The loader's lock. `None` if it was not found.
+/// Borrows the loader's lock. `None` if [`find_loader_lock`] has not found it.
 fn loader_lock() -> Option<&'static PthreadMutex> {
     // SAFETY: null, or in the loader's state, which stays mapped. glibc also changes these words atomically.
     unsafe { LOCK.load(Ordering::Acquire).as_ref() }

@@ -19,7 +19,7 @@ pub struct ProcessLock {
 pub struct ProcessLockGuard<'a>(&'a AtomicU32);
 
 impl ProcessLock {
-    /// Creates an unlocked lock.
+    /// Creates a lock that no thread holds.
     pub const fn new() -> Self {
         Self {
             holder: AtomicU32::new(0),

@@ -17,7 +17,7 @@ pub struct LockFreeOnce<T> {
 }
 
 impl<T> LockFreeOnce<T> {
-    /// Creates an unset value.
+    /// Creates a cell whose value is not set.
     pub const fn new() -> Self {
         Self {
             value: AtomicPtr::new(ptr::null_mut()),

@@ -40,7 +40,8 @@ impl Privileges {
         privileges
     }
 
-    /// Keeps all capabilities of the calling thread.
+    /// Creates privileges that keep all capabilities of the calling thread, until [`Self::match_main_thread`] drops
+    /// some.
     pub(crate) fn keep_all() -> Self {
         Self {
             upper_bound: u64::MAX,
@@ -107,7 +108,8 @@ impl Capabilities {
         Self::parse(|piece| rustix::io::read(file.get().ok()?, piece).ok())
     }
 
-    /// Parses the text that `read` returns in pieces. `None` if a read fails, or if a capability set is missing.
+    /// Parses a status file, whose text `read` returns in pieces: it fills a slice, and returns the number of bytes, 0
+    /// at the end. `None` if a read fails, or if a capability set is missing.
     fn parse(read: impl FnMut(&mut [u8]) -> Option<usize>) -> Option<Self> {
         let [mut inheritable, mut permitted, mut effective, mut seccomp] = [None; 4];
         for_each_line(read, |line| {

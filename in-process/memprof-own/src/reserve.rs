@@ -38,6 +38,7 @@ static RESERVE: Reserve = Reserve::new();
 
 // SAFETY: System and the reserve allocate as GlobalAlloc demands. Each frees only its own blocks.
 unsafe impl GlobalAlloc for ReservedAllocator {
+    /// Allocates from the program's allocator, or from the reserve if that has no memory.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises to GlobalAlloc::alloc are those that System.alloc needs.
         let block = unsafe { System.alloc(layout) };
@@ -48,6 +49,7 @@ unsafe impl GlobalAlloc for ReservedAllocator {
         }
     }
 
+    /// Like `alloc`, for a block of zeros.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises to GlobalAlloc::alloc_zeroed are those that System.alloc_zeroed needs.
         let block = unsafe { System.alloc_zeroed(layout) };
@@ -63,6 +65,8 @@ unsafe impl GlobalAlloc for ReservedAllocator {
         block
     }
 
+    /// Resizes a block. If the program's allocator cannot, or the block is in the reserve, moves it to a new block of
+    /// `alloc`.
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         if !RESERVE.contains(block) {
             // SAFETY: the caller's promises to GlobalAlloc::realloc. The block is not in the reserve, so it is
@@ -86,6 +90,7 @@ unsafe impl GlobalAlloc for ReservedAllocator {
         moved
     }
 
+    /// Returns a block to where it came from: the reserve or the program's allocator.
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         match RESERVE.contains(block) {
             true => RESERVE.free(block, layout),
@@ -153,8 +158,8 @@ enum Extent {
 }
 
 impl Extent {
-    /// Returns the extent of a block: granules of one word, or whole words for a block larger than a word or with an
-    /// alignment larger than a granule.
+    /// Returns the extent of a block: granules of one word. A block that is larger than a word, or has an alignment
+    /// larger than a granule, gets whole words.
     fn new(layout: Layout) -> Self {
         match layout.size() <= WORD_BYTES && layout.align() <= GRANULE_BYTES {
             true => Self::Granules(layout.size().div_ceil(GRANULE_BYTES).max(1) as u32),
@@ -176,7 +181,7 @@ impl Reserve {
         }
     }
 
-    /// Address of the region.
+    /// Address of the first byte of the reserve's memory.
     fn start(&self) -> *mut u8 {
         self.bytes.get().cast()
     }
@@ -186,7 +191,7 @@ impl Reserve {
         (self.start().addr()..self.start().addr() + RESERVE_BYTES).contains(&block.addr())
     }
 
-    /// Returns the number of granules in use.
+    /// Returns the number of granules, of all words, that blocks occupy.
     fn used_granules(&self) -> usize {
         let used = |word: &AtomicU64| word.load(Ordering::Relaxed).count_ones() as usize;
         self.map.iter().map(used).sum()

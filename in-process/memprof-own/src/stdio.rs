@@ -21,7 +21,8 @@ pub struct StdioGuard {
 }
 
 impl StdioGuard {
-    /// Occupies the numbers of closed standard streams.
+    /// Occupies the numbers of closed standard streams, so that no file opened later gets one. They are free again when
+    /// the guard is dropped.
     ///
     /// # Errors
     /// Those of open(2), such as `EMFILE` if the process has no descriptor left, and of fstat(2).

@@ -156,7 +156,7 @@ pub fn at_thread_end(act: fn()) {
 }
 
 /// Names the calling thread, calls the function of [`at_thread_start`], waits until the allocator has memory for the
-/// thread's variables, and runs `work`.
+/// thread's variables, and runs `work`. At last it calls the function of [`at_thread_end`].
 fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     // SAFETY: pthread_self(3) has no preconditions.
     let this = unsafe { libc::pthread_self() };
@@ -268,7 +268,8 @@ impl Drop for Thread {
 struct Attributes(libc::pthread_attr_t);
 
 impl Attributes {
-    /// Creates attributes with the C library's defaults.
+    /// Creates the attributes of a thread with the C library's defaults. Fails with the error of
+    /// `pthread_attr_init(3)`.
     fn new() -> io::Result<Self> {
         let mut attributes = MaybeUninit::uninit();
         // SAFETY: pthread_attr_init(3) writes the attributes.
@@ -277,7 +278,7 @@ impl Attributes {
         Ok(Self(unsafe { attributes.assume_init() }))
     }
 
-    /// Sets the size of the stack, in bytes.
+    /// Sets the size of the stack, in bytes. Fails if it is below the C library's minimum.
     fn set_stack_size(&mut self, bytes: usize) -> io::Result<()> {
         // SAFETY: pthread_attr_setstacksize(3): attributes that `new` initialized.
         to_result(unsafe { libc::pthread_attr_setstacksize(&raw mut self.0, bytes) })

@@ -40,7 +40,7 @@ impl LinkMap {
         std::iter::successors(Some(self), |map| Self::from_address(read(map.0 + 24)))
     }
 
-    /// Returns the object of this entry.
+    /// Returns the object that this entry describes, by its load address and its dynamic section.
     // `l_addr` is the first field.
     pub(super) fn object(self) -> Object {
         // SAFETY: the loader lists an object as long as it is loaded.
@@ -52,7 +52,7 @@ impl LinkMap {
         read(self.0 + 16)
     }
 
-    /// Converts a pointer. `None` if it is null.
+    /// Returns the entry at an address. `None` if the address is 0, as behind the last entry.
     fn from_address(address: usize) -> Option<Self> {
         (address != 0).then_some(Self(address))
     }

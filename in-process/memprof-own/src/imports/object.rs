@@ -124,7 +124,7 @@ pub(super) struct Object {
 }
 
 impl Object {
-    /// Wraps a loaded object.
+    /// Wraps a loaded object, given by its load address and the address of its dynamic section.
     ///
     /// # Safety
     /// A loaded and relocated object has this base and dynamic section, and is never unloaded.
@@ -200,7 +200,8 @@ impl Object {
         self.find_definition(import.name, Some(version))?.function()
     }
 
-    /// Like [`find_function`](Self::find_function), but falls back to any version, for an object that has none.
+    /// Like [`find_function`](Self::find_function), but falls back to any version, for an object that has none. `None`
+    /// as for that function.
     pub(super) fn find_function_in_any_version(&self, import: &Import) -> Option<usize> {
         self.find_function(import)
             .or_else(|| self.find_definition(import.name, None)?.function())
