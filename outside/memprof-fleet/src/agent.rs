@@ -252,7 +252,7 @@ impl Agent {
         Ok(bytes)
     }
 
-    /// Returns the service, machine and process id of a host, as `shop web1/42`.
+    /// Returns the name of a host for messages: its service, machine and process id, as `shop web1/42`.
     fn describe(&self, host: &RunningHost) -> String {
         format!(
             "{} {}/{}",
@@ -262,8 +262,8 @@ impl Agent {
         )
     }
 
-    /// Forgets which stacks are stored if the store was emptied or replaced after they were written, or does not reply:
-    /// stacks that are written twice are better than missing ones.
+    /// Forgets which stacks are stored if the store was emptied or replaced after they were written. Forgets them also
+    /// if the store does not reply: stacks that are written twice are better than missing ones.
     fn forget_stacks_of_other_store(&mut self) {
         if self.stored_stacks.is_empty() {
             return;

@@ -53,7 +53,7 @@ type AttemptResult = (AttachCandidate, anyhow::Result<()>);
 type Attempt = (String, anyhow::Result<()>);
 
 impl Attachments {
-    /// State of an agent that has not attached to any process.
+    /// Creates the state of an agent that has not attached to any process.
     pub(crate) fn new() -> Self {
         Self {
             attached: HashMap::new(),
@@ -87,8 +87,9 @@ impl Attachments {
         Ok(attempts)
     }
 
-    /// Lists the processes to attach to now: those that a rule names, except processes that have the plugin, are being
-    /// attached to, or failed less than the rule's period ago. Drops the state of processes that have ended.
+    /// Lists the processes to attach to now, which are those that a rule names. Leaves out processes that have the
+    /// plugin, are being attached to, or failed less than the rule's period ago. Drops the state of processes that have
+    /// ended.
     fn list_candidates(
         &mut self,
         rules: &[ServiceRule],

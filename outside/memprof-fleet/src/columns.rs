@@ -113,7 +113,8 @@ impl<'b> Columns<'b> {
         lists.collect()
     }
 
-    /// Returns a column of texts without a dictionary. Fails if it is missing, has another type or a null.
+    /// Returns a column of texts that has no dictionary, one text for each row. Fails if it is missing, has another
+    /// type or a null.
     pub(crate) fn plain_texts(&self, name: &str) -> anyhow::Result<Vec<&'b str>> {
         let texts = texts_without_null(self.array(name)?);
         Ok(texts.with_context(|| wrong_type_message(name))?.collect())
@@ -140,7 +141,7 @@ impl<'b> Columns<'b> {
 }
 
 impl<'b> TextColumn<'b> {
-    /// Returns the text of a row.
+    /// Returns the text of a row, which is looked up in the dictionary.
     pub(crate) fn get(&self, row: usize) -> &'b str {
         self.values[self.keys[row] as usize]
     }
@@ -150,7 +151,7 @@ impl<'b> TextColumn<'b> {
         self.keys
     }
 
-    /// Returns the distinct texts.
+    /// Returns the distinct texts, which [`keys`](Self::keys) index.
     pub(crate) fn values(&self) -> &[&'b str] {
         &self.values
     }

@@ -112,8 +112,8 @@ fn merge_hour(
 }
 
 impl Rows {
-    /// Adds the rows of another file. `known` has the index of each context in `self`, by process and time; new ones
-    /// are added.
+    /// Adds the rows of another file. `known` has the index in `self` of each context, found by process and time;
+    /// contexts that it lacks are added to both.
     fn add(&mut self, other: Self, known: &mut HashMap<(String, Instant), usize>) {
         let contexts: Vec<usize> = other
             .contexts

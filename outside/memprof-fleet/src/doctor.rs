@@ -70,7 +70,7 @@ struct HourStacks {
 }
 
 impl StackNames {
-    /// Adds the rows of a file.
+    /// Adds the stacks of a file: those of its samples, with their bytes, and those that it names.
     fn add(&mut self, hour: &Hour, rows: &Rows) {
         let stacks = self.0.entry(hour.clone()).or_default();
         for (_, sample) in &rows.samples {
@@ -82,7 +82,7 @@ impl StackNames {
             .extend(rows.stacks.iter().map(|stack| stack.stack_id));
     }
 
-    /// Describes the hours with samples of stacks whose names are missing.
+    /// Describes each hour with samples of stacks whose names are missing, with their number and bytes.
     fn findings(&self) -> impl Iterator<Item = String> {
         self.0.iter().filter_map(|(hour, HourStacks { sampled, named })| {
             let missing = sampled.iter().filter(|(id, _)| !named.contains(id));

@@ -64,7 +64,7 @@ impl ErrorLog {
         self.subjects.remove(subject).is_some()
     }
 
-    /// Forgets subjects for which `is_kept` is false.
+    /// Forgets the errors of the subjects for which `is_kept` is false.
     pub(crate) fn retain(&mut self, mut is_kept: impl FnMut(&str) -> bool) {
         self.subjects.retain(|subject, _| is_kept(subject));
     }

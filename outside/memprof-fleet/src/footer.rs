@@ -81,7 +81,8 @@ impl CompactReader<'_> {
         bail!("its footer has a number above 64 bits")
     }
 
-    /// Reads the type and the number of the next field of a struct, after the field `last`. `None` at its end.
+    /// Reads the head of the next field of a struct: its type and its number. `last` is the number of the field before,
+    /// 0 for the first one. `None` at the end of the struct.
     fn field(&mut self, last: i64) -> Result<Option<(u8, i64)>> {
         let head = self.byte()?;
         if head == 0 {
@@ -97,7 +98,7 @@ impl CompactReader<'_> {
         Ok(Some((head & 0xf, id)))
     }
 
-    /// Reads the type and the number of the elements of a list or set.
+    /// Reads the head of a list or set: the type of its elements, and their number.
     fn list(&mut self) -> Result<(u8, u64)> {
         let head = self.byte()?;
         let count = match head >> 4 {
@@ -107,7 +108,8 @@ impl CompactReader<'_> {
         Ok((head & 0xf, count))
     }
 
-    /// Skips the value of a field. That of a boolean is its type.
+    /// Skips the value of a struct's field of type `kind`. A boolean has none: its type says whether it is true. Values
+    /// within are skipped down to `depth` levels.
     fn skip_field(&mut self, kind: u8, depth: u32) -> Result<()> {
         match kind {
             TRUE | FALSE => Ok(()),

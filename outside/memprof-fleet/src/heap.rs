@@ -47,7 +47,8 @@ impl Heap {
     }
 }
 
-/// Reads a dump, without memprof's own stacks. Symbolizes its functions if `sources` are given; else they are offsets.
+/// Reads a dump, and leaves out memprof's own stacks. Names its functions by means of `sources`; if that is `None`,
+/// functions are offsets. Fails if the dump is malformed.
 pub(crate) fn read_heap(mut bytes: &[u8], sources: Option<&Sources>) -> anyhow::Result<Heap> {
     let input = Input {
         name: "the dump",
@@ -127,7 +128,7 @@ impl StackSums {
         }
     }
 
-    /// Returns the samples and stacks, both sorted by stack id.
+    /// Returns the samples and stacks, both sorted by stack id. Each stack has the place of its sample.
     fn into_parts(self) -> (Vec<Sample>, Vec<NamedStack>) {
         let mut rows: Vec<_> = self.by_stack.into_values().collect();
         rows.sort_by_key(|(sample, _)| sample.stack_id);

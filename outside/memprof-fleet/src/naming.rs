@@ -135,7 +135,7 @@ impl Naming {
     }
 }
 
-/// Waits until a child ends. `None` if it still runs after `timeout`.
+/// Waits until a child ends. `None` if it still runs after `timeout`. Fails if the kernel has no `pidfd_open(2)`.
 fn wait_for_exit(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
     let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;

@@ -118,7 +118,7 @@ fn matches_glob(pattern: &str, name: &str) -> bool {
     ends.any(|index| matches_glob(rest, &name[index..]))
 }
 
-/// Deserializes a period, from 1 second to 30 days.
+/// Deserializes a period, from 1 second to 30 days. The error says what is valid.
 fn deserialize_period<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let period = deserialize_duration(deserializer)?;
     let valid = Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 3600);
@@ -128,7 +128,7 @@ fn deserialize_period<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dura
     }
 }
 
-/// Deserializes a share, as `5%`, to a number from 0 to 1.
+/// Deserializes a share, as `5%`, to a number from 0 to 1. Fails as [`parse_share`] does.
 fn deserialize_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     parse_share(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }

@@ -116,7 +116,7 @@ impl SamplerCounts {
         ))
     }
 
-    /// Returns the sum of two counts; saturates.
+    /// Returns the sum of each count of two samplers. A sum that is too large becomes the largest number.
     pub(crate) fn plus(self, other: Self) -> Self {
         let (own, others) = (self.values(), other.values());
         Self::from_values(std::array::from_fn(|index| {

@@ -17,7 +17,8 @@ use crate::time::{Hour, Instant};
 /// Largest difference between this machine's clock and the store's with which files are deleted.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(3600);
 
-/// Runs `memprof fleet prune`: prints the number of deleted files by hour. `keep` overrides the configuration.
+/// Runs `memprof fleet prune`: prints the number of deleted files by hour. `keep` overrides the time in the
+/// configuration; `None` uses that.
 pub(crate) fn run(config: &Config, keep: Option<Duration>) -> anyhow::Result<ExitCode> {
     let store = Arc::new(ProfileStore::open(&config.store)?);
     let keep = keep.unwrap_or(config.keep);

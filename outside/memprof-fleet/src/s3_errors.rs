@@ -53,7 +53,7 @@ const S3_REMEDIES: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Returns the remedy for an error of S3, given by its text.
+/// Returns the remedy for an error of S3, given by its text. Empty if none is known.
 pub(crate) fn s3_remedy(cause: &str) -> &'static str {
     let is_named = |(parts, _): &&(&[&str], &str)| parts.iter().any(|part| cause.contains(part));
     S3_REMEDIES

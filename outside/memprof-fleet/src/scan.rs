@@ -72,8 +72,9 @@ impl TableFiles {
     }
 }
 
-/// Lists the files of a table with rows in a time range. Files whose rows are in a merged file do not count, nor do
-/// copies: an agent's file has the hash of its bytes as its name, and a merged file lists its sources.
+/// Lists the files of a table with rows in a time range. A merged file lists its sources: these files do not count.
+/// Copies do not count either: an agent's file has the hash of its bytes as its name, and a copy of a merged file has
+/// the sources of another one.
 pub(crate) fn table_files(
     store: &Arc<ProfileStore>,
     table: Table,
@@ -144,7 +145,8 @@ fn hour_and_stem<'n>(name: &'n str, prefix: &str) -> Option<(Hour, &'n str)> {
     (!stem.contains('/') && hour.start().is_some()).then_some((hour, stem))
 }
 
-/// Returns whether a file's name is a number, as merged files have it, or a hash, as agents' files do.
+/// Returns whether a file's name without its extension is one that memprof gives. If `is_merged`, that is a number of
+/// five digits or more, otherwise a hash of 32 hexadecimal digits.
 fn is_file_stem(stem: &str, is_merged: bool) -> bool {
     match is_merged {
         true => stem.len() >= 5 && stem.bytes().all(|byte| byte.is_ascii_digit()),
@@ -172,8 +174,8 @@ fn read_source_names(store: &Arc<ProfileStore>, object: &Object) -> anyhow::Resu
         .collect())
 }
 
-/// Reads columns of a file, and calls `visit` for each batch of rows. With a service, pages without it are
-/// skipped. Returns the number of rows. Some rows of a damaged file may be visited before an error is
+/// Reads columns of a file, and calls `visit` for each batch of rows. `service` skips pages without that service;
+/// `None` reads all. Returns the number of rows. Some rows of a damaged file may be visited before an error is
 /// returned.
 pub(crate) fn scan(
     store: &Arc<ProfileStore>,
@@ -216,7 +218,7 @@ fn catch_panic<T>(read: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T>
     })
 }
 
-/// Implements [`scan`], but may panic on a damaged file.
+/// Implements [`scan`], with its parameters, but may panic on a damaged file.
 fn scan_rows(
     store: &Arc<ProfileStore>,
     object: &Object,

@@ -139,7 +139,7 @@ impl Totals {
 
 impl Rows {
     /// Sorts the rows of a table and encodes them as a Parquet file. `None` if the table has no row. `sources` are the
-    /// names of the files that are merged in it.
+    /// names of the files that are merged in it; `None` for an agent's file.
     pub(crate) fn encode(
         &mut self,
         table: Table,
@@ -326,7 +326,8 @@ fn context_columns<'c>(
     columns
 }
 
-/// Encodes rows as a Parquet file. One with sources is a merged file, which records their names.
+/// Encodes rows as a Parquet file. With `sources` it is a merged file, which records the names of the files in it;
+/// `None` is for an agent's file.
 fn encode_batch(batch: &RecordBatch, sources: Option<&[String]>) -> anyhow::Result<Vec<u8>> {
     let page_rows = match sources {
         Some(_) => MERGED_PAGE_ROWS,

@@ -66,9 +66,9 @@ impl MachineInfo {
     }
 }
 
-/// Returns the id of this machine, container and boot: the first 4 bytes of a hash of machine-id(5), which copies of a
-/// machine share, of the boot's random id (proc(5), `boot_id`), which containers of a machine share, and of the pid
-/// namespace.
+/// Returns the id of this machine, container and boot: the first 4 bytes of a hash. It covers machine-id(5), which
+/// copies of a machine share; the boot's random id (proc(5), `boot_id`), which containers of a machine share; and the
+/// pid namespace.
 fn read_machine_id() -> String {
     let files = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
     // A missing file adds nothing to the hash.

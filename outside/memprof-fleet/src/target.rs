@@ -40,7 +40,7 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Returns whether a process of a service, on a machine, is selected.
+    /// Returns whether the target selects a process, given by its service, machine and pid.
     pub(crate) fn matches(&self, service: &str, host: &str, pid: i32) -> bool {
         match self {
             Self::All => true,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 
-/// Deserializes a duration, as `90s` or `14d`.
+/// Deserializes a duration from a text such as `90s` or `14d`. The error says what is wrong with the text.
 pub(crate) fn deserialize_duration<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Duration, D::Error> {

@@ -24,7 +24,9 @@ pub(crate) fn run(engine: Engine, config: &Config) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the SQL of a table's view over its existing files: engines refuse a pattern that matches no file.
+/// Returns the SQL of a table's view. `has_merged` and `has_incoming` say whether the table has merged files and files
+/// of agents: DuckDB refuses a pattern that matches no file, so the view reads only those that exist. That of
+/// `ClickHouse` reads merged files only.
 fn view_sql(
     engine: Engine,
     root: &str,
@@ -123,7 +125,7 @@ impl Engine {
         })
     }
 
-    /// Quotes a text as an SQL literal.
+    /// Quotes a text as an SQL literal, and escapes it as this engine requires.
     fn sql_literal(self, text: &str) -> String {
         let text = match self {
             Self::Duckdb => text.replace('\'', "''"),

@@ -29,7 +29,7 @@ pub(super) struct Maintenance {
 }
 
 impl Maintenance {
-    /// Plans the first run.
+    /// Plans the first run, [`FIRST_DELAY`] from now.
     pub(super) fn begin() -> Self {
         Self {
             next: Uptime::now().after(FIRST_DELAY),
@@ -37,8 +37,9 @@ impl Maintenance {
         }
     }
 
-    /// Starts a run if one is due. Returns the outcome of one that has ended, or an error if one has not ended by the time
-    /// of the next. Does not block.
+    /// Starts a run if one is due. Does not block. Returns the outcome of a run that has ended since the last call. If
+    /// a run is due while the previous one has not ended, returns an error, and starts none. `None`: there is nothing
+    /// to report.
     pub(super) fn run_if_due(
         &mut self,
         store: &Arc<ProfileStore>,
@@ -66,7 +67,8 @@ impl Maintenance {
 }
 
 /// Merges and prunes the store on one elected machine of those that wrote within the last hour; on the others, does
-/// nothing. On a disk too, which machines may share; the only machine there does so without having written.
+/// nothing. A store on a disk is treated alike, because machines may share it. If no machine has written to such a
+/// store, this one does the work.
 fn compact_and_prune(
     store: &Arc<ProfileStore>,
     machine: &str,

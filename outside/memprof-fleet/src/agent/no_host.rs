@@ -7,7 +7,8 @@ use memprof_host::{DiscoveryScope, discover};
 use super::Agent;
 
 impl Agent {
-    /// Returns the reason why there was no host to profile: none runs, or the rules name others.
+    /// Returns the reason why there was no host to profile: none runs, or the rules name others. The text names the
+    /// rules and the running services.
     pub(super) fn no_host_message(&self) -> String {
         let running = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
         let running: BTreeSet<_> = running.iter().map(|(host, ())| &*host.info.name).collect();

@@ -110,7 +110,7 @@ impl BusLog {
         }
     }
 
-    /// Locks the log.
+    /// Locks the log of errors, also after a panic in another thread.
     fn errors(&self) -> MutexGuard<'_, ErrorLog> {
         // A panic in another thread leaves the log intact.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -258,8 +258,8 @@ pub(crate) fn agent_process(host: &str, running: &RunningHost, profiling: String
     }
 }
 
-/// Returns whether a subject is an inbox, to which only the requesting program subscribes. A reply elsewhere would be a
-/// message with this agent's rights.
+/// Returns whether a subject is an inbox of NATS, to which only the requesting program subscribes. A reply to another
+/// subject would be a message with this agent's rights.
 fn is_inbox(subject: &str) -> bool {
     subject.starts_with("_INBOX.")
 }

@@ -41,7 +41,8 @@ struct AgentReplies {
     agents: Agents,
 }
 
-/// Runs `memprof fleet ps` over NATS: prints the processes that agents list. Fails if none replies (exit code 3).
+/// Runs `memprof fleet ps` over NATS: prints the processes that agents list, as a table or, if `json`, as JSON. Fails
+/// if none replies (exit code 3).
 pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
     let request = AgentRequest {
         target: target.clone(),
@@ -73,8 +74,9 @@ pub(crate) fn dump(args: &DumpArgs) -> anyhow::Result<ExitCode> {
     request_and_print(&config, Verb::Dump, target, &request, timeout, *json)
 }
 
-/// Sends a request, prints the replies, and notes missing agents. Exits with 1 if an agent is missing or a dump failed.
-/// Fails if no agent replied (exit code 3), or there was no process to dump (5).
+/// Sends a request, prints the processes in the replies, as a table or, if `json`, as JSON, and notes missing agents.
+/// Returns exit code 1 if an agent is missing or a dump failed. Fails if no agent replied (exit code 3), or there was
+/// no process to dump (5).
 fn request_and_print(
     config: &Config,
     verb: Verb,
@@ -221,8 +223,9 @@ fn find_missing_agents(
     missing
 }
 
-/// Sends a request, and receives replies until every announced agent is done, or the timeout expires: the replies may
-/// be incomplete then. Fails if the server cannot be reached, or refuses the request (exit code 3).
+/// Sends a request, and receives replies until none has come for a while and each agent that replied has sent all of
+/// its processes. Returns incomplete replies after `timeout`. Fails if the server cannot be reached, or refuses the
+/// request (exit code 3).
 async fn collect_replies(
     config: &Config,
     verb: Verb,

@@ -190,7 +190,7 @@ fn print_table(
     write_result(Path::new("-"), &bytes)
 }
 
-/// Writes a result to a file, or to stdout for `-`.
+/// Writes a result to a file, or to stdout if the path is `-`. Returns exit code 0.
 fn write_result(path: &Path, bytes: &[u8]) -> anyhow::Result<ExitCode> {
     write_output(path, |out| Ok(out.write_all(bytes)?))?;
     Ok(ExitCode::SUCCESS)

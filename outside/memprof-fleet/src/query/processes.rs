@@ -73,7 +73,8 @@ impl MissedCounts {
     }
 }
 
-/// Runs `memprof fleet ps` on the store: prints the processes with a profile in the last [`PS_WINDOW`].
+/// Runs `memprof fleet ps` on the store: prints the processes with a profile in the last [`PS_WINDOW`], as a table or,
+/// if `json`, as JSON. Fails if there is none (exit code 5).
 pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
     let window = TimeWindow {
         until: None,

@@ -62,7 +62,7 @@ pub(crate) fn compare_windows(
 }
 
 /// Sums the selected profiles by stack, and adds the counts of memprof's samplers. Notes the numbers of profiles and
-/// processes.
+/// processes. `build` selects builds by the beginning of their ids; `None` selects all.
 fn sum_by_stack(
     query: &ProfileQuery,
     build: Option<&str>,

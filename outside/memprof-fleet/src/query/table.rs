@@ -2,7 +2,7 @@
 
 use memprof_report::{SampleType, format_amount};
 
-/// Formats a size, as `1.50MiB`.
+/// Formats a number of bytes in the largest fitting unit, as `1.50MiB`.
 pub(super) fn format_bytes(bytes: i64) -> String {
     format_amount(bytes, SampleType::InuseSpace)
 }

@@ -21,7 +21,7 @@ const SCRIPTS: [(&str, &str); 4] = [
     ("/profile.js", include_str!("page/profile.js")),
 ];
 
-/// Returns the routes of the page and its files.
+/// Returns the routes of the web page at `/` and of the scripts and styles that it loads.
 pub(super) fn routes() -> Router<Arc<ServerState>> {
     let index = async || Html(whole_page("memprof fleet", "fleet.js", INDEX_HTML));
     let router = shared_files().route("/", get(index));

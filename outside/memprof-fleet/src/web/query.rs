@@ -37,13 +37,14 @@ pub(super) struct QueryParams {
 }
 
 impl QueryParams {
-    /// Returns the query of the requested time window on a store. Fails if a parameter is malformed.
+    /// Returns the query of the requested time window on a store. Fails if a parameter is malformed. The window ends at
+    /// the parameter `at`, by default now.
     pub(super) fn to_query(&self, store: Arc<ProfileStore>) -> Result<ProfileQuery, Problem> {
         self.query_until(store, self.at.as_deref())
     }
 
-    /// Returns the query of the time window to compare with. `None` if none is requested. Fails if a parameter is
-    /// malformed.
+    /// Returns the query of the time window to compare with, which ends at the parameter `base_at`. `None` if there is
+    /// no such parameter. Fails if a parameter is malformed.
     pub(super) fn base_query(
         &self,
         store: Arc<ProfileStore>,
@@ -54,7 +55,8 @@ impl QueryParams {
             .transpose()
     }
 
-    /// Returns the query of the time window that ends at `end`, by default now. Fails if a parameter is malformed.
+    /// Returns the query of the time window that ends at `end`, by default now. Fails if a parameter is malformed. Its
+    /// length is the parameter `for`, by default [`DEFAULT_LENGTH`].
     fn query_until(
         &self,
         store: Arc<ProfileStore>,
