@@ -28,7 +28,7 @@ pub struct ConfigFile {
 }
 
 impl Attachment {
-    /// Formats the configuration as TOML, which the plugin parses.
+    /// Formats the settings of the attachment as TOML, which memprof-host parses in the target.
     pub(crate) fn to_toml(&self) -> String {
         toml::to_string(self).expect("numbers and texts have a form in TOML")
     }

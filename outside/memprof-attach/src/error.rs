@@ -125,7 +125,7 @@ pub enum InspectorError {
     },
 }
 
-/// Returns the note for the error text if the default port is taken; empty otherwise.
+/// Returns the note for the error text if the default port of the inspector `is_taken`; empty otherwise.
 fn port_in_use_note(is_taken: &bool) -> &'static str {
     match is_taken {
         true => " (another process listens on 9229)",
@@ -133,7 +133,7 @@ fn port_in_use_note(is_taken: &bool) -> &'static str {
     }
 }
 
-/// Returns the note for the error text if the inspector stays open; empty if it was open before the attachment.
+/// Returns the note for the error text that the inspector stays open. Empty unless it `was_opened` for the attachment.
 fn still_open_note(address: &SocketAddr, was_opened: &bool) -> String {
     match was_opened {
         true => format!("; until then its inspector is open at {address}"),
@@ -165,7 +165,7 @@ impl AttachError {
         }
     }
 
-    /// Adds that memprof's pages stay mapped, if so.
+    /// If `are_left`, adds to the error that memprof's pages stay mapped in the process.
     pub(crate) fn with_pages_left(self, are_left: bool) -> Self {
         match are_left {
             true => Self::LeftMapped(Box::new(self)),

@@ -265,7 +265,9 @@ enum LoadOutcome {
     NoThread(Errno),
 }
 
-/// Waits until the plugin was started or loading it has failed. Provides the file in memory on request.
+/// Waits until the plugin was started or loading it has failed. Provides the file in memory on request. `creator` is
+/// the call that creates the thread, which may fail. Gives up if the process is stopped, or if a step takes too long;
+/// the error says what is left there.
 fn wait_until_loaded(
     target: &Target,
     page: RemotePage<'_>,
@@ -358,7 +360,8 @@ fn cancel_loading(page: RemotePage<'_>) -> io::Result<&'static str> {
     })
 }
 
-/// Name of the file that is mapped at an address, or "of no file".
+/// Returns the name of the file that is mapped at an address of a process, without its directories. "of no file" if
+/// there is none.
 fn file_name_at(pid: u32, address: u64) -> String {
     let maps = read_maps(pid).unwrap_or_default();
     let mapping = mappings(&maps).find(|mapping| mapping.range.contains(&address));

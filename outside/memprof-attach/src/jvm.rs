@@ -25,9 +25,9 @@ const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Largest reply to `load`, in bytes: a JVM sends two lines, or the text of an exception.
 const REPLY_LIMIT: usize = 64 << 10;
 
-/// Makes the JVM load the plugin, and start it. Returns false if the process is no JVM, it has no attach API, the
-/// plugin is not at the same path there, or the JVM did not load it. Fails if the JVM does not reply to the
-/// request.
+/// Makes the JVM load the plugin, and start it. Returns false if the plugin was not loaded: the process is no JVM, has
+/// no attach API, or does not have the plugin at the same path; or the JVM failed to load it. Fails if the JVM does not
+/// reply to the request.
 pub(crate) fn load_plugin(
     pid: u32,
     plugin: &Plugin,

@@ -209,7 +209,8 @@ fn find_or_open_inspector(pid: u32, process: &OwnedFd) -> Result<OpenInspector, 
 }
 
 impl OpenInspector {
-    /// Connects to the inspector that may listen at a port. `None` unless one replies.
+    /// Connects to the inspector that may listen at a port. `was_open` is kept in the result: whether it was open
+    /// before the attachment. `None` unless an inspector replies.
     fn connect(listener: &Listener, was_open: bool) -> Option<Self> {
         Some(Self {
             listener: *listener,
@@ -218,8 +219,8 @@ impl OpenInspector {
         })
     }
 
-    /// Waits until Node has closed the inspector, if it was opened for the attachment. Returns whether the port is
-    /// closed now.
+    /// Waits until Node has closed the inspector, and returns the state of its port. Does not wait if it was open
+    /// before the attachment, and gives up after [`CLOSE_TIMEOUT`].
     fn wait_until_closed(&self, pid: u32) -> InspectorPort {
         if self.was_open {
             return InspectorPort::WasOpen;

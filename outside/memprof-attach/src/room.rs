@@ -82,8 +82,9 @@ pub(crate) fn require_room(pid: u32, maps: &[u8]) -> Result<(), Refusal> {
     }
 }
 
-/// Returns the first limit that leaves less than an attachment needs; `None` if all leave enough. `limits` is the
-/// text of /proc/PID/limits, `max_mappings` the value of `vm.max_map_count`.
+/// Returns the first limit that leaves less than an attachment needs; `None` if all leave enough. `limits` is the text
+/// of /proc/PID/limits, `max_mappings` the value of `vm.max_map_count`. Limits that are missing there do not count;
+/// `max_mappings` is `None` if it is unknown.
 fn find_shortage(used: ResourceUsage, limits: &str, max_mappings: Option<u64>) -> Option<Shortage> {
     let limit_value = |name| parse_limit(limits, name);
     let stack = limit_value("Max stack size").map_or(DEFAULT_STACK_SIZE, |size| size.soft);

@@ -56,8 +56,8 @@ pub(crate) struct FunctionStack {
     pub(crate) table_word: u64,
 }
 
-/// Makes a thread at a safe point run calls. Does not wait for their end. Functions need a `stack`. The thread has the
-/// signal mask `blocked` meanwhile.
+/// Makes a thread at a safe point run calls. Does not wait for their end. Calls of functions need a `stack` of their
+/// own; `None` if all are system calls. The thread has the signal mask `blocked` meanwhile.
 pub(crate) fn run_calls(
     target: &mut Target,
     calls: &[RemoteCall],
@@ -88,7 +88,7 @@ pub(crate) fn run_calls(
     }
 }
 
-/// Whether a thread runs or waits for a processor: state R in /proc/PID/task/TID/stat (proc(5)).
+/// Whether a thread runs or waits for a processor: state R in /proc/PID/task/TID/stat (proc(5)). False if it has ended.
 fn is_ready_to_run(pid: u32, tid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat"));
     stat.is_ok_and(|stat| {
@@ -97,7 +97,7 @@ fn is_ready_to_run(pid: u32, tid: u32) -> bool {
     })
 }
 
-/// Makes a thread at a safe point that is not among `avoided` run the calls, like [`run_calls`] in one attempt.
+/// Makes one attempt of [`run_calls`], with its parameters, on a thread that is not among `avoided`.
 fn try_run_calls(
     target: &mut Target,
     calls: &[RemoteCall],
@@ -153,7 +153,7 @@ pub(crate) fn write_error(target: &Target, cause: io::Error) -> AttachError {
         .map_or_else(|error| error, failed)
 }
 
-/// Builds the call that unmaps a range.
+/// Builds the call of munmap(2) that unmaps a range of addresses.
 pub(crate) fn unmap_call(range: &Range<u64>) -> RemoteCall {
     RemoteCall::Syscall(
         SYS_munmap,

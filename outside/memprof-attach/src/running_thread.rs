@@ -58,8 +58,8 @@ struct StartupFacts {
 type File = (Vec<u8>, u64);
 
 impl ProgramCodeMap {
-    /// Reads the process's current code mappings and unwind information; at the first call also its entry point and
-    /// its allocators.
+    /// Reads the process's current code mappings and unwind information; at the first call also its entry point and its
+    /// allocators. If the allocators cannot be determined, the code of every file but libc counts as one.
     pub(crate) fn refresh(&mut self, pid: u32, memory: &Memory, maps: &[u8]) {
         self.stacks.refresh(memory, maps);
         let startup = self.startup.get_or_insert_with(|| {
@@ -164,7 +164,8 @@ const IN_LIBC: &str = "a thread runs in the C library";
 const UNKNOWN_CODE: &str = "a thread runs code of no file";
 const UNKNOWN_START: &str = "a thread runs that was not begun by the C library";
 
-/// Returns the kind of the code of a file, by its name.
+/// Returns the kind of the code of a file, by its name. `is_allocator` says that the loader allocates by functions of
+/// this file.
 fn file_code_kind(file: &[u8], is_allocator: bool) -> CodeKind {
     const ALLOCATOR_FILES: [&[u8]; 4] = [
         b"libjemalloc",

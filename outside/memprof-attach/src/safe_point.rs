@@ -200,7 +200,8 @@ fn list_candidates(
     Ok((waiting, running))
 }
 
-/// Stops a thread. If it is at no safe point, resumes it and fails with the reason.
+/// Stops a thread. If it is at no safe point, resumes it and fails with the reason. `state_when_listed` decides what a
+/// safe point is; `calls` is the number of calls for whose frames the stack must have room.
 fn stop_if_safe(
     target: &mut Target,
     tid: u32,
@@ -251,8 +252,8 @@ type ThreadSnapshot = (libc::user_regs_struct, XState, u64, u64);
 /// Reason if a thread ends while it is inspected.
 const THREAD_ENDED: UnsafeReason = UnsafeReason::Retry("its threads end");
 
-/// Reads the state of a stopped thread, and finds memory for the frames of `calls` calls. Fails unless the thread
-/// is at a safe point.
+/// Reads the state of a stopped thread, and finds memory for the frames of `calls` calls. Fails unless the thread is at
+/// a safe point. `state_when_listed` says whether it must wait in a system call or run code of the program.
 fn inspect_thread(
     target: &mut Target,
     tid: u32,
@@ -353,7 +354,8 @@ fn require_waiting(
     ))
 }
 
-/// Returns whether a descriptor is a pipe, a socket or a terminal. The loader and allocators read only files.
+/// Returns whether a descriptor of a process is a pipe, a socket or a terminal. A thread that waits for one is not in
+/// the loader or an allocator, which read only files.
 fn is_stream(pid: u32, descriptor: u64) -> bool {
     let link = fs::read_link(format!("/proc/{pid}/fd/{descriptor}"));
     let streams = ["pipe:", "socket:", "/dev/pts/", "/dev/tty"];
@@ -364,8 +366,8 @@ fn is_stream(pid: u32, descriptor: u64) -> bool {
     })
 }
 
-/// Fails if the stack above `pointer` contains a signal frame, whose interrupted code may hold a lock, or a return
-/// address into an allocator.
+/// Fails if the stack above `pointer` contains a signal frame, whose interrupted code may hold a lock. If
+/// `is_allocator_likely`, fails also if one of the newest words there is an address in an allocator.
 fn require_clean_stack(
     target: &Target,
     pointer: u64,

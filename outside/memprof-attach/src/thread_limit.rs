@@ -62,7 +62,7 @@ impl RaisedThreadLimit {
         }))
     }
 
-    /// Keeps the limit raised; the plugin restores it.
+    /// Keeps the limit raised when this value is dropped. The plugin restores it when it is detached.
     pub(crate) fn leave_raised(mut self) {
         self.is_kept = true;
     }

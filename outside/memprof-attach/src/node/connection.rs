@@ -20,12 +20,12 @@ impl InspectorConnection {
         Ok(Self { stream, deadline })
     }
 
-    /// Sets the deadline to `timeout` from now.
+    /// Sets the deadline of later reads and writes to `timeout` from now.
     pub(super) fn extend(&mut self, timeout: Duration) {
         self.deadline = Instant::now() + timeout;
     }
 
-    /// Returns the time until the deadline.
+    /// Returns the time until the deadline; never 0.
     ///
     /// # Errors
     /// `TimedOut`: it has passed.

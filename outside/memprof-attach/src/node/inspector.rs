@@ -95,7 +95,7 @@ fn complete_body(bytes: &[u8]) -> Option<&[u8]> {
     bytes.get(start..end).filter(|_| response.code == Some(200))
 }
 
-/// Finds the ID of the Node target in a list of targets (JSON); `None` if there is none, or the ID has other
+/// Finds the ID of the Node target in a list of targets (JSON). `None` if there is none, or if the ID has other
 /// characters than hexadecimal digits and `-`.
 fn node_target_id(list: &[u8]) -> Option<String> {
     let list: Value = serde_json::from_slice(list).ok()?;
@@ -110,7 +110,8 @@ fn node_target_id(list: &[u8]) -> Option<String> {
     is_plain.then(|| id.to_owned())
 }
 
-/// Sends the request `Runtime.evaluate`, and waits for its reply; events before it are ignored.
+/// Sends the request `Runtime.evaluate`, and waits for its reply; events before it are ignored. Fails with the error
+/// text that JavaScript returned.
 fn send_evaluate(
     socket: &mut WebSocket<InspectorConnection>,
     expression: &str,

@@ -258,8 +258,8 @@ impl AllocatorCode {
     }
 }
 
-/// Returns the functions of this file by the address of the GOT slot that holds them, unless another file replaces
-/// them; [`OTHER_ALLOCATOR`] for allocating functions of other files.
+/// Returns the functions of this file by the address of the GOT slot that holds them, without those that another file
+/// replaces. For allocating functions of other files the value is [`OTHER_ALLOCATOR`].
 fn called_slots(elf: &Elf<'_>, bias: u64) -> HashMap<u64, u64> {
     let relocations = elf.dynamic_relocations().into_iter().flatten();
     let slots = relocations.filter_map(|(slot, relocation)| {

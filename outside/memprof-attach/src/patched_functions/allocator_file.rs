@@ -32,7 +32,7 @@ pub(super) struct AllocatorFile {
 }
 
 impl AllocatorFile {
-    /// Opens the program of a process.
+    /// Opens the program of a process by its link in /proc, also if its file was replaced.
     ///
     /// # Errors
     /// `Io`: the file cannot be opened.

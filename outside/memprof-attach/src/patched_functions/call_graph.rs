@@ -24,7 +24,7 @@ pub(crate) struct CallGraph<'a> {
 }
 
 impl<'a> CallGraph<'a> {
-    /// Graph of the calls in `code`, each function of which is decoded when it is first asked for.
+    /// Creates the graph of the calls in `code`. Each function is decoded when it is first looked up.
     pub(crate) fn new(code: &'a AllocatorCode) -> Self {
         Self {
             code,
@@ -94,9 +94,9 @@ impl<'a> CallGraph<'a> {
     }
 }
 
-/// Finds a jump or call anywhere in the program to one of `ranges` after its first byte; returns its address and
-/// the index of the range, `None` if there is none. Ignores short jumps from one function to another, which no
-/// compiler emits.
+/// Finds a jump or call, anywhere in the program, to one of `ranges` after its first byte. Returns its address and the
+/// index of the range. `None` if there is none. Ignores short jumps from one function to another, which no compiler
+/// emits.
 pub(crate) fn find_jump_into(code: &AllocatorCode, ranges: &[Range<u64>]) -> Option<(u64, usize)> {
     let (lowest, highest) = ranges.iter().fold((u64::MAX, 0), |(low, high), range| {
         (low.min(range.start), high.max(range.end))

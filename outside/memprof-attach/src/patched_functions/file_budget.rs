@@ -17,7 +17,7 @@ pub(super) struct FileBudget {
 }
 
 impl FileBudget {
-    /// Budget of [`MAX_BYTES`] for all files of a process.
+    /// Creates a budget of [`MAX_BYTES`] for all files of a process.
     pub(super) fn new() -> Self {
         Self { left: MAX_BYTES }
     }

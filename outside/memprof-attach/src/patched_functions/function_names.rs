@@ -73,8 +73,9 @@ impl FunctionNames {
         }
     }
 
-    /// Finds the allocator function with that name. `None` if no allocator has the name, or if it is a name of C for
-    /// another function: a local one in a file that exports `malloc`, or any in a library that does not.
+    /// Finds the allocator function with that name. `is_local` says whether the symbol is local to its file. `None` if
+    /// no allocator has the name. Also `None` for a name of C that is another function here: a local one in a file that
+    /// exports `malloc`, or any in a library that does not.
     pub(crate) fn find(&self, name: &[u8], is_local: bool) -> Option<KnownFunction> {
         let name = str::from_utf8(name).ok()?;
         let known = |shape: Shape, group: &str| KnownFunction {
@@ -104,8 +105,9 @@ impl FunctionNames {
         })
     }
 
-    /// Returns all groups if the file serves `malloc`. Otherwise returns only the groups that both allocate and free,
-    /// but none if the C++ operators are the only one: they then belong to the C++ library, and call `malloc`.
+    /// Returns all groups if the file serves `malloc`. Otherwise returns only the groups that both allocate and free.
+    /// If the C++ operators are the only such group, returns none: they then belong to the C++ library, and call
+    /// `malloc`.
     pub(crate) fn complete_groups<'a>(
         &self,
         functions: impl Iterator<Item = &'a KnownFunction>,

@@ -43,7 +43,7 @@ impl PlannedPatch {
         (self.prologue.range.start - self.address) as usize
     }
 
-    /// Returns the bytes that the jump replaces.
+    /// Returns the function's bytes that the jump replaces.
     pub(crate) fn original_bytes(&self) -> &[u8] {
         &self.code[self.jump_offset()..][..EntryRow::JUMP_SIZE]
     }
