@@ -61,7 +61,7 @@ const COMPUTE_KINDS: [&str; 3] = ["one", "two", "allocates"];
 /// Program of `weather.c` with tcmalloc linked statically, whose functions memprof patches.
 const LINKED_PROGRAM: &str = "weather_linked";
 
-/// Median and maximum of the stop times, which it sorts. There must be at least one.
+/// Returns the median and the maximum of the stop times, and sorts them. There must be at least one.
 fn median_and_longest(stops: &mut [f64]) -> (f64, f64) {
     stops.sort_by(f64::total_cmp);
     (stops[stops.len() / 2], stops[stops.len() - 1])
@@ -185,8 +185,8 @@ impl Drop for AttachTarget {
     }
 }
 
-/// Attaches to `waits.c` and detaches `times` times; no call may fail or return early. Returns the number of kinds of
-/// calls.
+/// Attaches to `waits.c` and detaches `times` times; no call may fail or return early. Adds the milliseconds of each
+/// stop to `stops`. Returns the number of kinds of calls.
 fn attach_unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
     let mut target = AttachTarget::start("waits", &[])?;
     let mut ready = String::new();
@@ -210,7 +210,8 @@ fn attach_unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
     Ok(counts.lines().count())
 }
 
-/// Attaches to a program whose threads make no system call, and detaches, `times` times; its sums must stay right.
+/// Attaches to `computes.c`, whose threads make no system call, and detaches, `times` times. `kind` selects what it
+/// computes. Adds the milliseconds of each stop to `stops`. Fails if one of its sums is wrong.
 fn attach_while_computing(kind: &str, times: u32, stops: &mut Vec<f64>) -> Result<()> {
     let mut target = AttachTarget::start("computes", &[kind])?;
     let mut ready = String::new();
@@ -235,8 +236,8 @@ fn attach_while_computing(kind: &str, times: u32, stops: &mut Vec<f64>) -> Resul
     Ok(())
 }
 
-/// Attaches, samples and detaches `times` times while the program forks, loads libraries and handles signals. Returns
-/// a summary.
+/// Attaches, samples and detaches `times` times while the program forks, loads libraries and handles signals. Returns a
+/// summary. Adds the milliseconds of each stop to `stops`.
 ///
 /// # Errors
 /// A value or the code of the program changed, or a thread of memprof remains.

@@ -213,7 +213,7 @@ fn dump_with_samples(client: &mut Client) -> Result<String> {
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    /// Next pseudo-random number, from 0 to `limit` - 1.
+    /// Returns the next pseudo-random number, which is below `limit`.
     pub(super) fn next_below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

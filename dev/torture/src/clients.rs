@@ -141,7 +141,8 @@ fn request_status(address: &str, request: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(status).into_owned())
 }
 
-/// Connects as a slow client, and again whenever the server closes the connection.
+/// Connects as a slow client, and again whenever the server closes the connection, until `is_over` returns true. Counts
+/// the connections in `connections`.
 fn connect_repeatedly(
     address: &str,
     slow: SlowClient,
@@ -160,7 +161,7 @@ fn connect_repeatedly(
     }
 }
 
-/// Waits until the server closes the connection.
+/// Waits until the server closes the connection, or until `is_over` returns true.
 fn wait_for_close(stream: &mut TcpStream, is_over: &(dyn Fn() -> bool + Sync)) {
     let timeout = Some(Duration::from_millis(100));
     while !is_over() && stream.set_read_timeout(timeout).is_ok() {
@@ -173,12 +174,12 @@ fn wait_for_close(stream: &mut TcpStream, is_over: &(dyn Fn() -> bool + Sync)) {
     }
 }
 
-/// Sends a request head without its end.
+/// Sends the beginning of a request, without the end of its headers.
 fn send_half_head(stream: &mut TcpStream, _: &dyn Fn() -> bool) -> std::io::Result<()> {
     stream.write_all(b"GET /api/v1/status HTTP/1.1\r\nHost: local")
 }
 
-/// Sends half of a body of the largest permitted length.
+/// Sends the head of a request with a body of 67 MB, and at most half of that body. Stops when `is_over` returns true.
 fn send_half_body(stream: &mut TcpStream, is_over: &dyn Fn() -> bool) -> std::io::Result<()> {
     let head = "POST /debug/prof/mem/symbol HTTP/1.1\r\nHost: localhost\r\nContent-Length: 67000000\r\n\r\n";
     stream.write_all(head.as_bytes())?;
@@ -193,7 +194,8 @@ fn send_half_body(stream: &mut TcpStream, is_over: &dyn Fn() -> bool) -> std::io
     Ok(())
 }
 
-/// Sends a request head one byte each 100 ms. Fails when the server closes the connection.
+/// Sends a request head one byte each 100 ms, until `is_over` returns true. Fails when the server closes the
+/// connection.
 fn send_byte_by_byte(stream: &mut TcpStream, is_over: &dyn Fn() -> bool) -> std::io::Result<()> {
     for byte in b"GET /api/v1/status HTTP/1.1\r\n"
         .iter()

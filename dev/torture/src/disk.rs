@@ -104,7 +104,7 @@ fn dump_while_frozen(
     })
 }
 
-/// Whether the host has a dump's file open: a memfd, or an unnamed file on the disk.
+/// Whether the host has a dump's file open: a memfd, or a file in the dump directory.
 fn is_dumping(host: &StressHost) -> Result<bool> {
     let dumps = host.dir().dump_dir();
     for descriptor in fs::read_dir(format!("/proc/{}/fd", host.pid()))? {
@@ -118,7 +118,7 @@ fn is_dumping(host: &StressHost) -> Result<bool> {
     Ok(false)
 }
 
-/// Longest time without an allocation while `time` passes.
+/// Returns the longest time in which the host allocated nothing, out of a period of length `time`.
 fn measure_longest_pause(host: &StressHost, time: Duration) -> Result<Duration> {
     let start = Instant::now();
     let (mut last, mut since) = (host.counters()?.allocations, start);
@@ -162,7 +162,7 @@ impl Disk {
         run_command(Command::new("fsfreeze").arg("-f").arg(&self.0))
     }
 
-    /// Ends [`freeze`](Self::freeze).
+    /// Ends [`freeze`](Self::freeze): writes that wait continue.
     fn thaw(&self) -> Result<()> {
         run_command(Command::new("fsfreeze").arg("-u").arg(&self.0))
     }

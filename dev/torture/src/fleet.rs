@@ -20,6 +20,7 @@ pub(crate) use fixture::dump_json;
 pub(super) use machines::run as run_machines;
 use nats::Nats;
 
+/// Runs the suite `fleet`, and returns its figures in one line. Fails if a store lacks a dump, or has one twice.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     // Both wait most of the time, so they run in parallel.
     let [kill_agents, stop_servers] = thread::scope(|scope| {

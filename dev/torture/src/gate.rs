@@ -128,8 +128,9 @@ fn check_program(program: &Program, runs: u32, length: SuiteLength) -> Result<St
     Ok(summary)
 }
 
-/// Run time of `memprof test` divided by that of the command alone, for a run of some seconds: the minimum of each, in
-/// alternating rounds.
+/// Returns the run time of `memprof test` divided by that of the command alone, for a run of some seconds. `gate` runs
+/// `memprof test` with options and a number of records. Each time is the minimum of the rounds, in which both
+/// alternate.
 fn time_ratio(
     program: &Program,
     command: &[PathBuf],

@@ -177,7 +177,7 @@ impl StressHost {
         self.dir.as_ref().expect("only `kill` takes the directory")
     }
 
-    /// Last lines of the host's log.
+    /// Returns the last lines of the host's log, as the end of an error's text.
     pub(super) fn log(&self) -> String {
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         let lines: Vec<&str> = log.iter().map(String::as_str).collect();
@@ -189,7 +189,7 @@ impl StressHost {
         connect(&self.dir().socket_path())
     }
 
-    /// Reads the counters that the host writes to its file.
+    /// Reads the counters that the host writes to its file. Fails if the file has another number of them.
     pub(super) fn counters(&self) -> Result<Counters> {
         let bytes = fs::read(self.dir().counters_file())?;
         let words: Vec<u64> = bytes
@@ -235,7 +235,7 @@ impl StressHost {
         status_number(self.pid(), field)
     }
 
-    /// Number of the host's open descriptors.
+    /// Returns the number of descriptors that the host has open.
     pub(super) fn descriptor_count(&self) -> Result<usize> {
         Ok(descriptor_count(self.pid())?)
     }
@@ -260,7 +260,7 @@ impl StressHost {
         }
     }
 
-    /// Sets a resource limit of the running host, with an option of prlimit(1).
+    /// Sets a resource limit of the running host by an option of prlimit(1), such as `--nofile=10:1024`.
     pub(super) fn set_limit(&self, option: &str) -> Result<()> {
         // The host's own user may do this; root in a container may not.
         let owner = u32::try_from(self.status_field("Uid:")?)?;
@@ -320,12 +320,13 @@ pub(super) fn connect(socket: &Path) -> Result<Client> {
     Ok(client)
 }
 
-/// Sends `dump` and returns the reply's body, which is a success or a named error.
+/// Sends `dump` and returns the reply's body, which is a success or a named error. Fails if there is no reply.
 pub(super) fn dump(client: &mut Client) -> Result<Value> {
     send_message(client, "dump", "")
 }
 
-/// Sends a message to the profiler and returns the reply's body.
+/// Sends a message to the profiler, and returns the body of its reply, which may be an error. Fails if there is no
+/// reply.
 pub(super) fn send_message(client: &mut Client, message: &str, args: &str) -> Result<Value> {
     let reply = client.message("memory_profile", message, args, None)?;
     // A long body arrives as a file.

@@ -19,7 +19,7 @@ impl HostDir {
         ))
     }
 
-    /// Creates a directory on a memory file system.
+    /// Creates a temporary directory on a memory file system, below /dev/shm.
     pub(super) fn new_in_memory() -> Result<Self> {
         Ok(Self(
             tempfile::tempdir_in("/dev/shm").context("failed to create a directory in memory")?,
@@ -48,21 +48,21 @@ impl HostDir {
         Ok(self.path().join("root"))
     }
 
-    /// Path of the dump directory of a host in that root.
+    /// Path of the dump directory of a host in that root. It contains the whole path of the dump directory once more.
     pub(super) fn dump_dir_in_root(&self) -> PathBuf {
         let mut path = self.path().join("root").into_os_string();
         path.push(self.dump_dir());
         path.into()
     }
 
-    /// Lets every user enter the directory.
+    /// Lets every user enter the directory, but not list it.
     pub(super) fn make_searchable(&self) -> Result<()> {
         fs::set_permissions(self.path(), Permissions::from_mode(0o711))
             .with_context(|| self.path().display().to_string())
     }
 }
 
-/// Creates a directory with mode 0700.
+/// Creates a directory with mode 0700, and its parents if they are missing.
 pub(super) fn create_private_dir(directory: &Path) -> Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o700);

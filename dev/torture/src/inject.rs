@@ -43,7 +43,7 @@ struct Fault {
 }
 
 impl Fault {
-    /// Value of strace's option `-e`.
+    /// Returns the fault as a value of strace's option `-e`.
     fn strace_option(&self) -> String {
         let Self {
             call,
@@ -118,7 +118,8 @@ fn trace_dump(host: &StressHost) -> Result<Vec<String>> {
         .collect())
 }
 
-/// Returns all faults for these calls.
+/// Returns faults for these calls, each with every error in [`ERRORS`]. Of a call that is made often,
+/// [`MAX_CALLS_PER_NAME`] at most get faults.
 fn faults_for_calls(calls: &[String]) -> Vec<Fault> {
     let mut counts: HashMap<&str, usize> = HashMap::new();
     for call in calls {

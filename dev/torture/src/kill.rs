@@ -72,8 +72,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Starts hosts and kills them while they dump. Returns the host that was started after them and has dumped, and the
-/// longest time from a start to the first reply.
+/// Starts hosts and kills each while it dumps, `kills` times. Then starts one more, which must dump. Returns that host,
+/// and the longest time from a start to the first reply.
 fn kill_often(kills: u32, setup: KillSetup) -> Result<(StressHost, Duration)> {
     let KillSetup {
         mut dir,

@@ -109,7 +109,7 @@ impl PlantedProgram {
         Ok(target)
     }
 
-    /// Reads the next line of the program's output; empty if it has ended.
+    /// Reads the next line of the program's output, with its newline; empty if it has ended.
     fn read_line(&mut self) -> Result<String> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
@@ -120,7 +120,7 @@ impl PlantedProgram {
         self.child.id()
     }
 
-    /// Fails unless the program still answers.
+    /// Sends a ping to the program. Fails unless it answers.
     pub(super) fn ping(&mut self) -> Result<()> {
         self.input.write_all(b"ping\n").context("it is dead")?;
         let line = self.read_line()?;
@@ -163,7 +163,8 @@ fn prove_leaks(pid: u32, stops: &mut Vec<f64>) -> Result<Value> {
     Ok(reply)
 }
 
-/// Counts the planted objects in a reply. Fails if the reply has others.
+/// Counts the planted objects in a reply. `planted` has the size and the number of each kind. Fails if the reply has
+/// others.
 fn count_found_planted(reply: &Value, planted: &[(u64, u64)]) -> Result<u64> {
     let mut found: BTreeMap<u64, u64> = BTreeMap::new();
     for group in reply["leaked"]["by"].as_array().context("no groups")? {
@@ -186,7 +187,7 @@ fn count_found_planted(reply: &Value, planted: &[(u64, u64)]) -> Result<u64> {
 }
 
 /// Runs `memprof leaks --prove` `times` times, and `work` meanwhile, which loads the process. Fails if a leak is
-/// reported.
+/// reported. Adds the milliseconds of each stop to `stops`.
 fn check_no_leaks(
     pid: u32,
     times: usize,

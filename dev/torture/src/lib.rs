@@ -58,7 +58,7 @@ pub(crate) enum SuiteLength {
 }
 
 impl SuiteLength {
-    /// Returns the value for this length.
+    /// Returns `short` for a short run, and `long` for a long one.
     pub(crate) fn pick<T>(self, short: T, long: T) -> T {
         match self {
             Self::Short => short,

@@ -88,7 +88,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server for this host only.
+    /// Starts a server for this host only. `args` are further arguments of `memprof serve`.
     ///
     /// # Errors
     /// The start fails.
@@ -120,7 +120,7 @@ impl Server {
         status_number(self.child.0.id(), field)
     }
 
-    /// Fails if the server has exited.
+    /// Fails, with its status, if the server has exited.
     pub fn check_alive(&mut self) -> Result<()> {
         let ended = self.child.0.try_wait()?;
         ensure!(ended.is_none(), "memprof serve died: {ended:?}");

@@ -81,7 +81,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Starts a host in the cgroup; long suites have larger dumps.
+/// Starts a host in the cgroup, with further keys of the plugin in `config`. Long suites have larger dumps.
 fn start_host(
     group: &MemoryCgroup,
     length: SuiteLength,

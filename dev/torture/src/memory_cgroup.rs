@@ -79,7 +79,7 @@ impl MemoryCgroup {
         self.set_limit(&(used + bytes).to_string())
     }
 
-    /// Reads a file of the cgroup.
+    /// Reads one of the kernel's files about the cgroup.
     fn read(&self, name: &str) -> Result<String> {
         let file = self.path.join(name);
         fs::read_to_string(&file).with_context(|| file.display().to_string())

@@ -115,7 +115,8 @@ fn send_messages(time: Duration, socket: &Path) -> Result<ClientStats> {
     })
 }
 
-/// Sends one message after the other until `end`; fails on every error but `busy`.
+/// Sends one message after the other until `end`. `number` is that of the client, which begins with another message
+/// than the others. Fails on every error but `busy`.
 fn send_until(end: Instant, socket: &Path, number: usize) -> Result<ClientStats> {
     let mut client = connect(socket)?;
     let mut stats = ClientStats::default();

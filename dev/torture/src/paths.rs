@@ -140,7 +140,7 @@ fn create_foreign_files(dumps: &Path, outside: &Path) -> Result<Vec<std::path::P
     Ok([LINK, FIFO, DIRECTORY, PROC_LINK].map(dir).to_vec())
 }
 
-/// Reads the content and modification time of every file, by its name.
+/// Reads every file of a directory: its content and its modification time in seconds, by its name.
 fn read_files(directory: &Path) -> Result<BTreeMap<String, (Vec<u8>, i64)>> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(directory)? {

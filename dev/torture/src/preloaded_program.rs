@@ -76,7 +76,7 @@ impl PreloadedProgram {
         self.child.id()
     }
 
-    /// Path of the program's control socket.
+    /// Returns the path of the program's control socket, which has its pid as name.
     pub(super) fn socket(&self) -> PathBuf {
         let name = format!("{}.sock", self.child.id());
         self.dir.path().join("run").join(name)
@@ -87,7 +87,7 @@ impl PreloadedProgram {
         connect(&self.socket())
     }
 
-    /// Sends a command to the program's standard input.
+    /// Sends a command to the program as a line of its standard input.
     pub(super) fn send_line(&mut self, line: &str) -> Result<()> {
         writeln!(self.input, "{line}").with_context(|| line.to_owned())
     }
@@ -111,7 +111,7 @@ impl PreloadedProgram {
         Ok(())
     }
 
-    /// Fails if the program has exited.
+    /// Fails, with its status, if the program has exited.
     pub(super) fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),

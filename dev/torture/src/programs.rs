@@ -9,7 +9,7 @@ use xtask::dist::{
 /// KiB of thread-local variables in the programs for the suite `tls`.
 pub(crate) const TLS_SIZES: [u32; 6] = [64, 220, 232, 256, 1024, 4096];
 
-/// Builds all programs of torture.
+/// Builds the programs and libraries of all suites, into `target/dist/torture`.
 pub(crate) fn build_all() -> Result<()> {
     build_stress_host()?;
     let library = host_library()?;
@@ -74,7 +74,7 @@ pub fn build_stress_host() -> Result<()> {
     )
 }
 
-/// Builds `torture/unwind_probe.so`, which [`crate::probe`] preloads.
+/// Builds `torture/unwind_probe.so`, which [`crate::probe`] preloads, with a profile of cargo.
 ///
 /// # Errors
 /// The compiler fails.
@@ -95,7 +95,7 @@ pub(crate) fn tls_host_name(kib: u32) -> String {
     format!("stress_host_tls_{kib}")
 }
 
-/// Compiles a C source of this directory to a file of `target/dist`.
+/// Compiles a C source of this directory, with options, to the file `target` of `target/dist`.
 fn compile(source: &str, target: &str, options: &[&str]) -> Result<()> {
     dist::compile("cc", &format!("dev/torture/src/{source}"), target, options)
 }

@@ -199,7 +199,8 @@ fn check_dump_in_pid_namespace(_: SuiteLength, tally: &mut Tally) -> Result<()> 
     check_host_and_dumps(&mut host, &dumps)
 }
 
-/// Dumps after chroot(2) to a directory without /proc: only a dump directory in memory gets a dump.
+/// Dumps after chroot(2) to a directory without /proc. Fails unless a dump directory on a disk is refused with a
+/// reason, and one in memory gets a dump.
 fn check_chroot_without_proc(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let start = |dir: HostDir| {
         let option = format!(
@@ -228,7 +229,8 @@ fn check_chroot_without_proc(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     check_host_and_dumps(&mut host, &inside)
 }
 
-/// Dumps after the host has changed its user: into a directory of root's, then into one of that user.
+/// Dumps after the host has changed its user. Fails unless the dump into a directory of root is refused with EACCES,
+/// and one into a directory of that user succeeds.
 fn check_uid_drop(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let dir = HostDir::new()?;
     dir.make_searchable()?;
@@ -246,7 +248,8 @@ fn check_uid_drop(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     check_host_and_dumps(&mut host, &dumps)
 }
 
-/// Dumps, and connects, while the host may create no more threads.
+/// Dumps, and connects, while the host may create no more threads. Fails unless a dump on an open connection succeeds,
+/// and a new connection gets an error that says so.
 fn check_thread_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let dir = HostDir::new()?;
     dir.make_searchable()?;
@@ -277,7 +280,7 @@ fn check_thread_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     check_host_and_dumps(&mut host, &dumps)
 }
 
-/// Makes [`UNPRIVILEGED_UID`] the owner of a directory.
+/// Makes [`UNPRIVILEGED_UID`] the owner and the group of a directory. Needs root.
 fn give_to_unprivileged(path: &Path) -> Result<()> {
     let (uid, gid) = (
         Uid::from_raw(UNPRIVILEGED_UID),

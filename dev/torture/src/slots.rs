@@ -19,7 +19,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// Reads the slots of all objects.
+    /// Reads the slots of all files that a process maps from their start.
     pub(super) fn read(pid: u32) -> Result<Self> {
         Self::read_permanent(pid, |_| true)
     }
@@ -71,7 +71,7 @@ impl Slots {
         Ok(slots)
     }
 
-    /// Number of slots that were read.
+    /// Returns the number of slots that were read, of all objects together.
     pub(super) fn count(&self) -> usize {
         self.words.values().map(Vec::len).sum()
     }

@@ -63,7 +63,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Allocations per second while `work` runs, and the counters after it.
+/// Returns the allocations per second while `work` runs, and the counters after it.
 fn measure(host: &StressHost, work: impl FnOnce() -> Result<()>) -> Result<(f64, Counters)> {
     let (before, start) = (host.counters()?, Instant::now());
     work()?;
@@ -73,7 +73,8 @@ fn measure(host: &StressHost, work: impl FnOnce() -> Result<()>) -> Result<(f64,
     Ok((allocations as f64 / elapsed.as_secs_f64(), after))
 }
 
-/// Requests the status as long as the dump runs. Fails if a reply takes longer than a second.
+/// Requests the status again and again while `running` returns true, during a dump. Fails if a reply takes longer than
+/// a second, or if no reply says that the host is busy.
 fn poll_status(host: &StressHost, running: impl Fn() -> bool) -> Result<()> {
     let mut client = host.client()?;
     let mut seen_busy = false;

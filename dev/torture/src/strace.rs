@@ -36,7 +36,7 @@ impl Tracer {
         Ok(tracer)
     }
 
-    /// Detaches and returns the trace.
+    /// Detaches from the thread, and returns the trace as strace wrote it.
     pub(super) fn detach(mut self) -> Result<String> {
         self.stop()?;
         Ok(fs::read_to_string(self.output.path())?)

@@ -79,7 +79,7 @@ impl FleetFixture {
         self.dir.path().join(name)
     }
 
-    /// Command that executes `memprof-fleet` with the configuration.
+    /// Returns a command that executes `memprof-fleet` with the configuration, and with these arguments.
     pub(super) fn fleet_command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(dist().join("bin/memprof-fleet"));
         command
@@ -104,19 +104,20 @@ impl FleetFixture {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Starts an agent that replies over the NATS server with this URL.
+    /// Starts an agent that replies over the NATS server with this URL. What it writes to its standard error is
+    /// dropped.
     pub(super) fn start_agent(&self, nats: &str) -> Result<AgentProcess> {
         AgentProcess::start_without_stderr(&mut self.fleet_command(&["agent", "--nats", nats]))
     }
 
-    /// Adds a dump to the spool as an agent does. Returns its bytes.
+    /// Adds the dump of [`dump_json`] to the spool, as an agent does. Returns the bytes in use of all its samples.
     pub(super) fn add_dump(&self, number: u64) -> Result<u64> {
         self.add_dump_json(number, &dump_json(number))?;
         // The sizes of the two samples in `dump_json`.
         Ok(1000 + number + 7)
     }
 
-    /// Adds a dump to the spool, in a file with its number and time in the name.
+    /// Adds a dump, `dumped`, to the spool. `number` determines the time in the file's name, by which agents sort.
     pub(super) fn add_dump_json(&self, number: u64, dumped: &Value) -> Result<()> {
         let time = FIRST_DUMP_TIME + number * MILLIS_PER_MINUTE;
         let fresh = self.path("fresh.json");
@@ -137,7 +138,7 @@ impl FleetFixture {
         wait_until("the spool is not drained", || self.is_drained())
     }
 
-    /// Whether the spool is empty.
+    /// Whether no profile waits in the spool, neither for a batch nor for the store.
     pub(super) fn is_drained(&self) -> bool {
         let parts = ["dumps", "batch", "outbox"].map(|part| self.path("spool").join(part));
         let mut waiting = parts.iter().flat_map(fs::read_dir).flatten();

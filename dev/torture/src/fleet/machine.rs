@@ -43,7 +43,9 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Starts the agent; `number` distinguishes the machine's profiles from those of others.
+    /// Starts the agent, with its own pid namespace and host name, and a process that it profiles if the options say
+    /// so. `number` distinguishes the machine's profiles from those of others. `nats` is the URL of the NATS server,
+    /// and `batch` the time for which the agent collects profiles.
     pub(super) fn start(
         number: u64,
         options: MachineOptions,
@@ -110,12 +112,12 @@ impl Machine {
         fs::rename(fresh, self.fixture.path("clock")).context("the clock")
     }
 
-    /// Kills the agent with SIGKILL.
+    /// Kills the agent with SIGKILL, and waits for its end.
     pub(super) fn kill_agent(&mut self) -> Result<()> {
         self.agent.kill()
     }
 
-    /// Whether the spool is empty.
+    /// Whether the spool of this machine is empty.
     pub(super) fn is_drained(&self) -> bool {
         self.fixture.is_drained()
     }
@@ -127,7 +129,7 @@ impl Machine {
     }
 }
 
-/// Host name of a machine.
+/// Returns the host name of the machine, as `machine-7`.
 pub(super) fn machine_name(number: u64) -> String {
     format!("machine-{number}")
 }

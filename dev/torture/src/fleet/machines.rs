@@ -143,7 +143,7 @@ impl Fleet {
         })
     }
 
-    /// Adds a profile to the spool of each machine.
+    /// Adds one profile to the spool of each machine, so that each has as many.
     fn add_profiles(&mut self) -> Result<()> {
         self.machines.iter_mut().try_for_each(Machine::add_profile)
     }
@@ -339,7 +339,7 @@ fn list_processes(reader: &FleetFixture) -> Result<Vec<Value>> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// URL of a store in a directory.
+/// Returns the URL by which `memprof-fleet` opens a directory as a store.
 fn store_url(directory: &Path) -> String {
     format!("file://{}", directory.display())
 }

@@ -33,7 +33,7 @@ impl Nats {
         Self::start(fleet, program)
     }
 
-    /// Starts the server `program` on a free port.
+    /// Starts the server `program` on a port that is free now, which it keeps.
     fn start(fleet: &FleetFixture, program: PathBuf) -> Result<Self> {
         let mut nats = Self {
             program,
@@ -54,7 +54,7 @@ impl Nats {
         self.server = None;
     }
 
-    /// Starts the server again on its port.
+    /// Starts the server on the port that was chosen at its first start.
     pub(super) fn restart(&mut self, fleet: &FleetFixture) -> Result<()> {
         let config = fleet.path("nats.conf");
         fs::write(&config, format!("listen: \"127.0.0.1:{}\"\n", self.port))?;
@@ -65,7 +65,7 @@ impl Nats {
         Ok(())
     }
 
-    /// Waits until the agent replies, or fails.
+    /// Waits until an agent replies over this server. Fails after the time limit of [`wait_until`].
     pub(super) fn wait_for_agent(&self, fleet: &FleetFixture) -> Result<()> {
         let url = self.url();
         let ps = ["fleet", "ps", "-t", "@unknown-service", "--nats", &url];

@@ -99,7 +99,7 @@ impl AttackerDirs {
         self.0.path().join("guarded")
     }
 
-    /// Path of the copied program.
+    /// Path of the attacker's program, a copy that its user may execute.
     fn program(&self) -> PathBuf {
         self.0.path().join("attacker")
     }
@@ -133,7 +133,7 @@ struct AttackerProcess {
 }
 
 impl AttackerProcess {
-    /// Starts the program as the attacker's user, and waits until it is ready.
+    /// Starts the program as the attacker's user, and waits until it is ready. `seed` is for the kind `heap`.
     fn start(
         attacker: &Attacker,
         dirs: &AttackerDirs,

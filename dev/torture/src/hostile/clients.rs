@@ -95,7 +95,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// The time that 99 of 100 do not exceed.
+/// Returns the time that 99 of 100 times do not exceed. There must be at least one.
 fn p99(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times[times.len() * 99 / 100]
@@ -137,7 +137,7 @@ impl Echo {
         Ok(Self(near))
     }
 
-    /// Sends a byte, and waits until it is back.
+    /// Sends a byte to the thread, and waits until it has sent it back.
     fn send(&mut self) -> std::io::Result<()> {
         self.0.write_all(b"x")?;
         self.0.read_exact(&mut [0])
@@ -207,7 +207,7 @@ fn send_byte_by_byte(mut stream: UnixStream) -> std::io::Result<()> {
     }
 }
 
-/// Sends 4 KiB of pseudo-random bytes.
+/// Sends 4 KiB of pseudo-random bytes, and then closes the connection.
 fn send_garbage(mut stream: UnixStream) -> std::io::Result<()> {
     let lines: Vec<u8> = (0..4096u32)
         .map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8)

@@ -99,7 +99,8 @@ impl Forgery {
         Ok(path)
     }
 
-    /// Sections of debug information that it replaces.
+    /// Returns the sections of debug information that this forgery replaces, with their new contents. Empty if it
+    /// replaces none.
     fn debug_sections(self) -> Vec<(&'static str, Vec<u8>)> {
         match self {
             Self::Abbreviations => vec![
@@ -145,7 +146,8 @@ const FUNCTION_ABBREVIATIONS: &[u8] = &[
     0x12, 6, 0, 0, 0,
 ];
 
-/// Contents of `.debug_info`: one unit (DWARF 4, 7.5.1.1) of functions, or of one with inlined ones.
+/// Contents of `.debug_info`: one unit (DWARF 4, 7.5.1.1) of functions. If `is_inlined`, all but one are inlined into
+/// that one.
 fn function_entries(is_inlined: bool) -> Vec<u8> {
     let entry = |code: u8| {
         let (start, length) = (16_u64.to_le_bytes(), (1_u32 << 24).to_le_bytes());
@@ -160,12 +162,12 @@ fn function_entries(is_inlined: bool) -> Vec<u8> {
     with_length(&[&header[..], &entry(1), &entries, &[0]].concat())
 }
 
-/// Prefixes bytes with their length, in 32 bits.
+/// Returns the bytes behind their length in 32 bits, as DWARF has it at the start of a unit.
 fn with_length(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u32).to_le_bytes()[..], bytes].concat()
 }
 
-/// Returns the file's bytes with a section's header pointing to `range`.
+/// Returns the file's bytes, in which the header of the section `name` refers to `range` of the file.
 fn move_section(path: &Path, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
     let mut bytes = fs::read(path)?;
     let header = FileHeader64::<Endianness>::parse(&*bytes)?;
@@ -182,7 +184,7 @@ fn move_section(path: &Path, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes a file, and extends it by a hole to its final length.
+/// Writes a file, and extends it by a hole to [`FILE_LEN`].
 fn write_sparse(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes)?;
     Ok(File::options().write(true).open(path)?.set_len(FILE_LEN)?)

@@ -79,17 +79,17 @@ impl AgentDir {
         Ok(agent)
     }
 
-    /// Path of a file in the directory.
+    /// Returns the path of a file in the agent's directory.
     fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    /// Directory of the store.
+    /// Returns the directory in which the agent has its store.
     fn store(&self) -> PathBuf {
         self.path("store")
     }
 
-    /// Writes a dump to the spool.
+    /// Writes the dump of [`dump_json`] with this number to the spool.
     fn write_dump(&self, number: u64) -> Result<()> {
         let path = self.path("spool/dumps").join(format!("{number}.json"));
         Ok(fs::write(path, dump_json(number).to_string())?)

@@ -89,8 +89,8 @@ impl Drop for HostileHosts {
     }
 }
 
-/// Opens a socket, reports on `opened` that clients can connect, and serves it. Returns only if that
-/// fails.
+/// Opens a socket, reports on `opened` that clients can connect, and serves it. Returns only if that fails. `uid` is
+/// the user who opens the socket; `None` is this process's user.
 fn serve(
     kind: Misbehaviour,
     uid: Option<u32>,
@@ -127,7 +127,7 @@ fn serve(
     Ok(())
 }
 
-/// Opens the file that a host of this kind passes as a dump.
+/// Opens the file that a host of this kind passes as a dump: a device, a FIFO, or a regular file with [`HOSTILE_TEXT`].
 fn open_dump(kind: Misbehaviour, socket: &Path) -> Result<File> {
     match kind {
         Misbehaviour::Device => Ok(File::open("/dev/zero")?),
@@ -144,7 +144,7 @@ fn open_dump(kind: Misbehaviour, socket: &Path) -> Result<File> {
     }
 }
 
-/// Serves one connection until the client closes it.
+/// Serves one connection, in the way of this kind, until the client closes it.
 fn misbehave(kind: Misbehaviour, mut stream: UnixStream, dump: &File) -> io::Result<()> {
     match kind {
         Misbehaviour::EndlessLine => loop {
@@ -202,7 +202,7 @@ fn reply_result(kind: Misbehaviour, request: &Value) -> (Value, bool) {
     }
 }
 
-/// Sends a line, with a file descriptor if `file` is given.
+/// Sends a line, with the descriptor of `file` beside it; `None` sends the line alone.
 fn send_line(stream: &UnixStream, line: &str, file: Option<&File>) -> io::Result<()> {
     let descriptors: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

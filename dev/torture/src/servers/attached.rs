@@ -193,7 +193,7 @@ impl Tools {
         self.run_memprof(&["detach", &pid.to_string()]).map(drop)
     }
 
-    /// Whether `memprof ps` lists the process.
+    /// Whether `memprof ps` lists a process, given by its pid.
     fn is_listed(&self, pid: u32) -> Result<bool> {
         let listing: Value = serde_json::from_str(&self.run_memprof(&["ps", "--json"])?)?;
         let hosts = listing["hosts"].as_array().context("hosts")?;

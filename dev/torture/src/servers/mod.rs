@@ -114,7 +114,7 @@ struct Behaviour {
     exit: ExitReport,
 }
 
-/// Runs the server's load once. Returns its replies and exit.
+/// Runs the server and its load once, without memprof. Returns its replies before and after the load, and its exit.
 fn run_without_memprof(server: &Server) -> Result<Behaviour> {
     let mut running = server.start()?;
     let before = running.query()?;

@@ -45,7 +45,8 @@ impl fmt::Display for SampleReport {
     }
 }
 
-/// Activates, runs the load, dumps, deactivates and resets; checks that the GOT slots are restored.
+/// Activates sampling, runs the load, dumps, deactivates and resets. Fails if a sample is lost, if too little of the
+/// live memory is attributed to the load, or if the GOT slots are not restored.
 pub(super) fn sample(
     tools: &Tools,
     server: &Server,

@@ -48,12 +48,12 @@ impl Tools {
         })
     }
 
-    /// Path of the copy of `memprof`.
+    /// Returns the path of the copy of `memprof` that all users can execute.
     pub(crate) fn program(&self) -> PathBuf {
         self.dir.path().join("bin/memprof")
     }
 
-    /// Path of a file in the directory.
+    /// Returns the path of a file in the directory of the copies. Fails if the path is not UTF-8.
     pub(super) fn file(&self, name: &str) -> Result<String> {
         let path = self.dir.path().join(name);
         Ok(path.to_str().context("a path that is text")?.to_owned())
@@ -88,7 +88,7 @@ impl Tools {
         .with_context(|| directory.display().to_string())
     }
 
-    /// Runs `memprof`, and returns its standard output.
+    /// Runs the copy of `memprof` with these arguments, and returns its standard output.
     ///
     /// # Errors
     /// The exit code is not 0, or the command takes longer than [`COMMAND_TIMEOUT`].

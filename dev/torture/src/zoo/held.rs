@@ -72,7 +72,7 @@ impl HeldResources {
     }
 
     /// Waits until a process has these resources again, for which its own threads may need some time. Fails, with the
-    /// differences, after [`SETTLE_TIMEOUT`].
+    /// differences, after [`SETTLE_TIMEOUT`]. `has_own_threads` is as for [`Self::read_settled`].
     pub(crate) fn wait_until_restored(&self, pid: u32, has_own_threads: bool) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -89,7 +89,7 @@ impl HeldResources {
         }
     }
 
-    /// Describes the changed resources.
+    /// Describes the resources that `now` has more or less than these. Empty if they are equal.
     fn differences(&self, now: &Self) -> Vec<String> {
         let mut differences = Vec::new();
         let pairs = [

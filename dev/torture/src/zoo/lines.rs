@@ -28,7 +28,7 @@ pub(super) struct Running {
 }
 
 impl Lines {
-    /// Starts the program, and sends the input that precedes all lines.
+    /// Starts the program, and sends its first input, to which it does not reply.
     pub(super) fn start(&self) -> Result<Running> {
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]).envs(self.variable);

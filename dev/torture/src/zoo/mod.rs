@@ -165,7 +165,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Adds the figures of one program.
+    /// Adds the replies of one program, and counts it if it refused something.
     fn add(&mut self, visit: Visit) {
         self.answers += visit.answers;
         self.refused += usize::from(!visit.refusals.is_empty());

@@ -37,7 +37,7 @@ const fn in_both_suites(name: &'static str) -> Odd {
     }
 }
 
-/// A variant in a program of [`LINKED`].
+/// A variant in a program of [`LINKED`], which only the long suite runs.
 const fn built_as(program: &'static str, name: &'static str) -> Odd {
     Odd {
         program,
@@ -45,7 +45,7 @@ const fn built_as(program: &'static str, name: &'static str) -> Odd {
     }
 }
 
-/// A variant with an environment variable.
+/// The variant `small-stacks` with an environment variable, which only the long suite runs.
 const fn with_variable(name: &'static str, value: &'static str) -> Odd {
     Odd {
         variable: Some((name, value)),
@@ -125,7 +125,7 @@ impl Odd {
         }
     }
 
-    /// Description by which the program is started.
+    /// Returns the description by which the variant is started, and the line to which it replies.
     pub(super) fn lines(&self) -> Lines {
         let program = dist().join("torture").join(self.program);
         Lines {

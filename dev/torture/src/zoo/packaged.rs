@@ -359,7 +359,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
 ];
 
 impl Packaged {
-    /// Description by which the program is started.
+    /// Returns the description by which the program is started, and the line to which it replies.
     pub(super) fn lines(&self) -> Lines {
         Lines {
             words: self.words.iter().map(|word| (*word).to_owned()).collect(),

