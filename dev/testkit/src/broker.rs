@@ -54,7 +54,7 @@ pub(crate) const MOSQUITTO: Server = Server {
     },
 };
 
-/// Opens a connection and completes its CONNECT (MQTT 3.1.1, section 3.1).
+/// Opens a connection to the broker and sends CONNECT (MQTT 3.1.1, section 3.1). Fails unless the broker accepts it.
 fn connect_client(running: &RunningServer) -> Result<TcpStream> {
     let mut session = connect(running.dir().port)?;
     // Protocol level 4, clean session, keep-alive of 60 s, empty client identifier.
@@ -72,7 +72,8 @@ fn publish_packet(topic: &str, message: &[u8]) -> Vec<u8> {
     encode_packet(0x31, &[&mqtt_string(topic)[..], message].concat())
 }
 
-/// Fixed header and body; the length is a variable byte integer (MQTT 3.1.1, section 2.2.3).
+/// Encodes an MQTT packet: `kind`, the first byte of its header; the length of the body, as a variable byte integer
+/// (MQTT 3.1.1, section 2.2.3); and the body.
 fn encode_packet(kind: u8, body: &[u8]) -> Vec<u8> {
     let mut packet = vec![kind];
     let mut length = body.len();
@@ -85,7 +86,7 @@ fn encode_packet(kind: u8, body: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// Text behind its length in two bytes (MQTT 3.1.1, section 1.5.3).
+/// Encodes a text of MQTT: its length in two bytes, and the text (MQTT 3.1.1, section 1.5.3).
 fn mqtt_string(text: &str) -> Vec<u8> {
     let length = u16::try_from(text.len()).expect("a short text");
     [&length.to_be_bytes(), text.as_bytes()].concat()

@@ -213,7 +213,7 @@ pub(crate) const MARIADB: Server = Server {
     },
 };
 
-/// Executes SQL statements on `MariaDB` as root. Returns the rows without column names.
+/// Executes SQL statements on `MariaDB` as root. Returns the rows without column names. Fails as [`run_client`] does.
 fn run_sql(running: &RunningServer, statements: &str) -> Result<String> {
     let mut client = Command::new("mariadb");
     client.args(["--no-defaults", "-u", "root", "-N", "-B"]);

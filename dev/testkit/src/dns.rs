@@ -93,7 +93,8 @@ pub(crate) const KRESD: Server = Server {
     },
 };
 
-/// File in the format of hosts(5); `load.site` has the address of its load.
+/// Returns a file in the format of hosts(5). The address of `load.site` in it depends on `load`, the number of loads so
+/// far.
 fn hosts_file(load: usize) -> String {
     let mut hosts_file = format!("127.0.0.7 answer.site\n{} load.site\n", load_address(load));
     for name in 0..NAMES_PER_LOAD {
@@ -102,7 +103,8 @@ fn hosts_file(load: usize) -> String {
     hosts_file
 }
 
-/// Zone file (RFC 1035, section 5); `load.site` has the address of its load.
+/// Returns a zone file (RFC 1035, section 5). The address of `load.site` in it depends on `load`, the number of loads
+/// so far; before the first load, it has no further names.
 fn zone_file(load: usize) -> String {
     let mut zone_file = format!(
         "$TTL 60\n@ SOA ns.site. root.site. {} 60 60 60 60\n@ NS ns.site.\nns A 127.0.0.1\n\
@@ -117,7 +119,8 @@ fn zone_file(load: usize) -> String {
     zone_file
 }
 
-/// Address of `load.site` after the given load.
+/// Returns the address of `load.site` after the given number of loads, which shows that a server has read its file
+/// again.
 fn load_address(load: usize) -> String {
     format!("127.1.{}.{}", load / 250 % 250, load % 250)
 }

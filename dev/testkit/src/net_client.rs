@@ -16,7 +16,7 @@ pub(crate) fn connect(port: u16) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Sends a request and returns all that the server sends until it closes the connection.
+/// Sends a request and returns all that the server sends until it closes the connection. Fails if it sends nothing.
 pub(crate) fn exchange(port: u16, request: &[u8]) -> Result<Vec<u8>> {
     let mut stream = connect(port)?;
     stream.write_all(request)?;
@@ -39,7 +39,7 @@ pub(crate) fn http_get(port: u16, path: &str) -> Result<String> {
     Ok(format!("{status}: {body}"))
 }
 
-/// Runs a client program and returns its standard output.
+/// Runs a client program and returns its standard output. Fails, with its standard error, unless it succeeds.
 pub(crate) fn run_client(command: &mut Command) -> Result<String> {
     let output = command
         .output()

@@ -49,7 +49,7 @@ pub fn plugin_threads(pid: u32) -> io::Result<Vec<String>> {
     Ok(names.filter(|name| name.starts_with("memprof-")).collect())
 }
 
-/// Number of open descriptors.
+/// Returns the number of open descriptors of a process.
 ///
 /// # Errors
 /// The process is gone.
@@ -67,7 +67,7 @@ pub fn children(pid: u32) -> io::Result<Vec<u32>> {
     Ok(pids.collect())
 }
 
-/// Process ids of the children of a process, their children, and so on.
+/// Process ids of the children of a process, their children, and so on. Empty if there are none.
 pub(crate) fn descendants(pid: u32) -> Vec<u32> {
     let parents: Vec<(u32, u32)> = all_pids()
         .filter_map(|child| Some((child, parent_pid(child)?)))
@@ -95,7 +95,7 @@ pub(crate) fn is_running(pid: u32) -> bool {
     read_stat(pid).is_some_and(|fields| !fields.starts_with(['Z', 'X']))
 }
 
-/// Process ids of all processes in /proc.
+/// Iterates over the pids of all processes in /proc; none if it cannot be read.
 fn all_pids() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
@@ -106,7 +106,8 @@ fn parent_pid(pid: u32) -> Option<u32> {
     read_stat(pid)?.split(' ').nth(1)?.parse().ok()
 }
 
-/// Fields of /proc/PID/stat from the state on. The name before them may have blanks and parentheses.
+/// Fields of /proc/PID/stat from the state on. The name before them may have blanks and parentheses. `None` if the
+/// process is gone.
 fn read_stat(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(stat.rsplit_once(") ")?.1.to_owned())

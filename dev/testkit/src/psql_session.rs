@@ -17,7 +17,7 @@ pub(crate) struct PsqlSession {
 }
 
 impl PsqlSession {
-    /// Starts a client that reads statements from its standard input.
+    /// Starts a client that reads statements from its standard input. `command` is psql for a server.
     pub(crate) fn start(command: &mut Command) -> Result<Self> {
         let mut client = command
             .stdin(Stdio::piped())

@@ -16,7 +16,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Runs a command.
+    /// Runs a command to its end, and keeps its exit code and output.
     ///
     /// # Panics
     /// If the command cannot be started.
@@ -26,7 +26,7 @@ impl Run {
         Self::from_output(output.unwrap_or_else(|error| panic!("{command:?}: {error}")))
     }
 
-    /// Exit code and texts of a command's output.
+    /// Takes the exit code and the texts from a command's output. The code is -1 if a signal ended the command.
     pub fn from_output(output: Output) -> Self {
         Self {
             code: output.status.code().unwrap_or(-1),
@@ -35,7 +35,7 @@ impl Run {
         }
     }
 
-    /// Returns the JSON that the command printed.
+    /// Parses the standard output as JSON.
     ///
     /// # Panics
     /// If the command printed none.
@@ -44,7 +44,7 @@ impl Run {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// Returns the run.
+    /// Checks that the exit code is `code`, and returns the run.
     ///
     /// # Panics
     /// If the command exited with another code, or a signal ended it.

@@ -75,7 +75,7 @@ pub const BUCKET: &str = "heap";
 const MODIFIED: [&str; 2] = ["21 Nov 2026 10:00:00 GMT", "2026-11-21T10:00:00.000Z"];
 
 impl S3 {
-    /// Starts a server.
+    /// Starts a server on a free port of 127.0.0.1. Its threads run until the process ends.
     ///
     /// # Errors
     /// No port is free.
@@ -94,7 +94,7 @@ impl S3 {
         Ok(Self { port, store })
     }
 
-    /// Port on 127.0.0.1.
+    /// Returns the port of 127.0.0.1 on which the server listens.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -134,7 +134,8 @@ fn lock(store: &Mutex<Store>) -> MutexGuard<'_, Store> {
     store.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Replies to the requests of a connection until either side closes it.
+/// Replies to the requests of a connection until either side closes it. Also closes it for a fault that drops the
+/// connection.
 fn serve_connection(stream: TcpStream, store: &Mutex<Store>) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut stream = stream;
@@ -194,7 +195,7 @@ fn read_request(reader: &mut impl BufRead) -> Result<Option<Request>> {
     }))
 }
 
-/// Replaces percent-encoded bytes (RFC 3986, section 2.1).
+/// Replaces percent-encoded bytes (RFC 3986, section 2.1). A digit that is missing or invalid counts as 0.
 fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.bytes();
@@ -286,7 +287,7 @@ fn get_object(request: &Request, store: &Store) -> S3Response {
     response
 }
 
-/// Lists the objects whose names begin with the query's `prefix`.
+/// Lists the objects whose names begin with the query's `prefix`; all if it has none.
 fn list_objects(request: &Request, store: &Store) -> S3Response {
     let mut parameters = request.query.split('&');
     let prefix = parameters.find_map(|one| one.strip_prefix("prefix="));

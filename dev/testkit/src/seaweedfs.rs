@@ -32,7 +32,7 @@ pub struct SeaweedFs {
 }
 
 impl SeaweedFs {
-    /// Starts a server on 127.0.0.1.
+    /// Starts a server on 127.0.0.1, with free ports and an empty data directory.
     ///
     /// # Errors
     /// Python's index has no package for this machine, or the server does not reply.
@@ -84,7 +84,7 @@ impl SeaweedFs {
         ]
     }
 
-    /// Kills the server with SIGKILL.
+    /// Kills the server with SIGKILL, and waits for its end.
     ///
     /// # Errors
     /// The server has already exited.
@@ -111,7 +111,7 @@ impl SeaweedFs {
         self.signal(Signal::SIGSTOP)
     }
 
-    /// Resumes the server after [`stop`](Self::stop).
+    /// Resumes the server by SIGCONT after [`stop`](Self::stop).
     ///
     /// # Errors
     /// The server has exited.
@@ -119,7 +119,7 @@ impl SeaweedFs {
         self.signal(Signal::SIGCONT)
     }
 
-    /// Sends a signal to the server's process.
+    /// Sends a signal to the server. Fails if it has exited and was waited for.
     fn signal(&self, signal: Signal) -> Result<()> {
         let pid = Pid::from_raw(self.child.id().try_into()?);
         kill(pid, signal).context("weed")

@@ -49,7 +49,7 @@ impl ServerDir {
         Ok(dir)
     }
 
-    /// Absolute path of the directory.
+    /// Returns the absolute path of the directory, which is removed when this value is dropped.
     pub fn path(&self) -> &Path {
         self.temp_dir.path()
     }
@@ -59,7 +59,7 @@ impl ServerDir {
         self.path().join(name).display().to_string()
     }
 
-    /// Writes a file that the server can read.
+    /// Writes a file that belongs to the server's user, and returns its path.
     pub(crate) fn write_file(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.path().join(name);
         fs::write(&path, text).with_context(|| path.display().to_string())?;
@@ -80,7 +80,7 @@ impl ServerDir {
         (self.user == User::Unprivileged && geteuid().is_root()).then_some(UNPRIVILEGED_ID)
     }
 
-    /// Sets the command's user and group to those of the server.
+    /// Sets the command's user and group to those of the server. Does nothing if that is the user of this process.
     pub(crate) fn run_as_server_user<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         match self.server_uid() {
             Some(uid) => command.uid(uid).gid(uid),
@@ -88,7 +88,7 @@ impl ServerDir {
         }
     }
 
-    /// Changes the owner of a path to the server's user.
+    /// Changes the owner of a path to the server's user. Does nothing if the server runs as the user of this process.
     fn give_to_server(&self, path: &Path) -> Result<()> {
         match self.server_uid() {
             Some(uid) => {

@@ -231,12 +231,12 @@ fn interpreter_command(
     Ok(command)
 }
 
-/// Requests `/` over HTTP.
+/// Requests `/` over HTTP. Fails unless the status is 200.
 fn get_root(running: &mut RunningServer) -> Result<String> {
     http_get(running.dir().port, "/")
 }
 
-/// Makes one of the crate's programs replace its cache of some MB.
+/// Makes a server of this crate's own programs replace its cache, of some MB, by a new one.
 fn fill_cache(running: &mut RunningServer) -> Result<()> {
     http_get(running.dir().port, "/grow").map(drop)
 }

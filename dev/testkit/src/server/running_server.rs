@@ -59,7 +59,8 @@ impl From<ExitStatus> for ExitReport {
     }
 }
 
-/// Starts a server under `wrapper` and waits until it replies.
+/// Starts a server under `wrapper` and waits until it replies. Fails, with the end of its log, if it exits or does not
+/// reply in time.
 pub(crate) fn start(
     server: Server,
     dir: ServerDir,
@@ -89,7 +90,8 @@ pub(crate) fn start(
     Ok(running)
 }
 
-/// Appends the command's program and arguments to `wrapper`, and keeps its environment.
+/// Appends the command's program and arguments to `wrapper`, and keeps its environment. An empty `wrapper` leaves the
+/// command as it is.
 fn wrap(command: &Command, wrapper: &[OsString]) -> Command {
     let mut arguments = wrapper.to_vec();
     arguments.push(command.get_program().to_owned());
@@ -139,7 +141,7 @@ impl RunningServer {
             .with_context(|| format!("the load of {} failed; {}", self.server.name, self.log()))
     }
 
-    /// Directory and port of the server.
+    /// Returns the server's directory, which also has its port.
     pub fn dir(&self) -> &ServerDir {
         &self.dir
     }
@@ -205,12 +207,12 @@ impl RunningServer {
         format!("its log ends with:\n{}", cut.collect::<Vec<_>>().join("\n"))
     }
 
-    /// Sends a signal to the process that was started.
+    /// Sends a signal to the process that was started, not to its children.
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
         Ok(kill(Pid::from_raw(self.main_pid().cast_signed()), signal)?)
     }
 
-    /// Polls until `poll` returns a value.
+    /// Polls until `poll` returns a value, and returns that. `what` names it in the error.
     ///
     /// # Errors
     /// `poll` fails, the server exits, or a minute passes.

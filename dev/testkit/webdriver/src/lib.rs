@@ -160,7 +160,7 @@ impl Browser {
         self.run_devtools("Emulation.setDeviceMetricsOverride", &metrics);
     }
 
-    /// Sets the preferred colour scheme: dark or light.
+    /// Sets the colour scheme that the user prefers: dark, or light if `dark` is false.
     pub fn set_dark_mode(&self, dark: bool) {
         let value = if dark { "dark" } else { "light" };
         let feature = json!({ "name": "prefers-color-scheme", "value": value });
@@ -178,7 +178,7 @@ impl Browser {
         );
     }
 
-    /// Writes the viewport as a PNG file.
+    /// Writes the viewport as a PNG file, after the latest changes of the page are drawn.
     pub fn screenshot(&self, file: &Path) {
         // Two frames later, the latest changes are drawn.
         self.run_async_script("requestAnimationFrame(() => requestAnimationFrame(done));");
@@ -230,12 +230,12 @@ impl Browser {
             .collect()
     }
 
-    /// Posts a command of the session.
+    /// Posts a command of `WebDriver` in this session, and returns its value.
     fn post_command(&self, command: &str, body: &Value) -> Value {
         self.post(&format!("{}/{command}", self.session), body)
     }
 
-    /// Gets a value of the session.
+    /// Gets a value of `WebDriver` in this session, such as `screenshot`.
     fn get(&self, command: &str) -> Value {
         self.send("GET", &format!("{}/{command}", self.session), "")
     }
