@@ -54,7 +54,7 @@ static ALLOCATOR_WALKER: AtomicUsize = AtomicUsize::new(0);
 /// Samples that memprof's hook does not count.
 static SAMPLES: AtomicU64 = AtomicU64::new(0);
 
-/// Returns jemalloc's own walker. To be called after the first `install` only.
+/// Returns jemalloc's own walker, which the first [`install`] has stored. It must not be called before.
 fn allocator_walker() -> Walker {
     // SAFETY: `install` stored jemalloc's walker before anything here calls it.
     unsafe { mem::transmute::<usize, Walker>(ALLOCATOR_WALKER.load(Relaxed)) }
@@ -67,7 +67,7 @@ unsafe extern "C" fn count_and_walk(frames: *mut *mut c_void, count: *mut u32, c
     unsafe { allocator_walker()(frames, count, capacity) };
 }
 
-/// Counts a sample, and writes one frame for its stack.
+/// Counts a sample, and writes one frame, of this function, for its stack.
 unsafe extern "C" fn walk_nothing(frames: *mut *mut c_void, count: *mut u32, _: u32) {
     SAMPLES.fetch_add(1, Relaxed);
     // SAFETY: jemalloc passes a buffer for at least one frame.
@@ -90,7 +90,7 @@ extern "C" fn unwind_probe_forget() {
     memprof_unwind::clear_stack_cache();
 }
 
-/// Samples so far, in all modes.
+/// Returns the number of samples so far, in all modes together.
 #[unsafe(no_mangle)]
 extern "C" fn unwind_probe_samples() -> u64 {
     SAMPLES.load(Relaxed) + HOOKS[0].counts().samples
@@ -123,7 +123,8 @@ fn install(mode: WalkMode) -> Option<()> {
     Some(())
 }
 
-/// Returns the address of the installed walker, and replaces it by `new` if there is one. `None` if mallctl fails.
+/// Returns the address of the installed walker, and then installs `new`; `None` installs nothing. Returns `None` if
+/// mallctl fails.
 fn exchange_walker(mallctl: Mallctl, new: Option<usize>) -> Option<usize> {
     let mut old = 0_usize;
     let mut size = size_of::<usize>();
