@@ -46,7 +46,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the host and its HTTP server until SIGTERM.
+/// Runs the host and its HTTP server until SIGTERM. Fails if the config is invalid, or if the address cannot be
+/// listened on.
 fn run() -> anyhow::Result<()> {
     let (config, address) = parse_arguments()?;
     let config = Config::read(&config)?;
@@ -65,7 +66,7 @@ fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Serves HTTP until SIGTERM.
+/// Serves HTTP at `address` until SIGTERM.
 async fn serve(address: SocketAddr, host: Arc<Host>) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let listener = TcpListener::bind(address).await?;

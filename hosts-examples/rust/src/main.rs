@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the host until SIGTERM or SIGINT.
+/// Runs the host and its work until SIGTERM or SIGINT.
 fn serve() -> anyhow::Result<()> {
     let config = Config::read(&parse_config_path()?)?;
     let level = config.log.level().map_err(anyhow::Error::msg)?;
@@ -59,7 +59,7 @@ fn serve() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Parses the command line: `--config FILE`.
+/// Parses the command line, `--config FILE`, and returns FILE. Any other one is an error.
 fn parse_config_path() -> anyhow::Result<PathBuf> {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
     match args.as_slice() {

@@ -16,7 +16,7 @@ const ENTRIES: usize = 2000;
 /// Size of an entry in bytes.
 const ENTRY_SIZE: usize = 1000;
 
-/// Leaks: adds entries that are never removed.
+/// Leaks: adds [`ENTRIES`] entries, which are never removed.
 #[inline(never)]
 fn keep_entries(cache: &mut Vec<Vec<u8>>) {
     cache.extend((0..ENTRIES).map(|_| vec![0; ENTRY_SIZE]));

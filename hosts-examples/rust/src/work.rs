@@ -44,7 +44,7 @@ impl Worker {
     }
 }
 
-/// Leaks: adds entries that are never removed.
+/// Leaks: adds [`ENTRIES_PER_TICK`] entries, which are never removed.
 #[inline(never)]
 fn grow_cache(cache: &mut Vec<Box<[u8]>>) {
     for _ in 0..ENTRIES_PER_TICK {
@@ -53,7 +53,7 @@ fn grow_cache(cache: &mut Vec<Box<[u8]>>) {
     black_box(&*cache);
 }
 
-/// Allocates a buffer and frees it.
+/// Allocates a buffer, whose size depends on `number`, and frees it.
 #[inline(never)]
 fn handle_request(number: usize) {
     let request: Vec<u8> = Vec::with_capacity(256 + number % 4096);

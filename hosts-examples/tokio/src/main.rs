@@ -41,7 +41,7 @@ impl Route {
         }
     }
 
-    /// Allocates the memory of one step.
+    /// Allocates the memory of one step of a request. `/export` adds the label `tenant`.
     fn step(self) -> Vec<u8> {
         match self {
             Self::Search => read_index(),
@@ -54,19 +54,19 @@ impl Route {
     }
 }
 
-/// Allocates for `/search`.
+/// Allocates the memory of a step of `/search`.
 #[inline(never)]
 fn read_index() -> Vec<u8> {
     black_box(vec![0; 1000])
 }
 
-/// Allocates for `/cart`.
+/// Allocates the memory of a step of `/cart`.
 #[inline(never)]
 fn fill_cart() -> Vec<u8> {
     black_box(vec![0; 3000])
 }
 
-/// Allocates for `/export`.
+/// Allocates the memory of a step of `/export`.
 #[inline(never)]
 fn render_page() -> Vec<u8> {
     black_box(vec![0; 9000])
@@ -81,7 +81,7 @@ async fn handle(route: Route, retained: RetainedMemory) {
     }
 }
 
-/// Spawns the task of a request.
+/// Spawns the task of request `number`, which has its route as a label.
 fn accept(number: usize, retained: &RetainedMemory) -> JoinHandle<()> {
     let route = [Route::Search, Route::Cart, Route::Export][number % 3];
     let labels = Labels::new().with("route", route.path());
