@@ -152,7 +152,6 @@ impl StoppedThread {
         )?;
         // SAFETY: `address` points to the local iovec, whose length the kernel has set (ptrace(2)).
         bytes.truncate(unsafe { (*address).iov_len });
-        bytes.shrink_to_fit();
         XState::new(bytes)
     }
 

@@ -20,21 +20,31 @@ const COMPONENTS_LEAF: u32 = 0xd;
 
 /// The registers, in XSAVE's standard format.
 #[derive(Clone, Debug)]
-pub struct XState(Vec<u8>);
+pub struct XState {
+    /// The area without the zeros at its end. With AMX these are 8 KiB of each of a program's threads.
+    bytes: Vec<u8>,
+    /// Size of the whole area in bytes.
+    length: usize,
+}
 
 impl XState {
     /// Wraps the bytes of `PTRACE_GETREGSET`. `Unsupported` if they have no XSAVE header.
-    pub(crate) fn new(bytes: Vec<u8>) -> io::Result<Self> {
-        if bytes.len() < MIN_SIZE {
+    pub(crate) fn new(mut bytes: Vec<u8>) -> io::Result<Self> {
+        let length = bytes.len();
+        if length < MIN_SIZE {
             let message = "this processor has no XSAVE";
             return Err(io::Error::new(io::ErrorKind::Unsupported, message));
         }
-        Ok(Self(bytes))
+        let last = bytes.iter().rposition(|byte| *byte != 0);
+        let used = last.map_or(0, |last| last + 1).next_multiple_of(8);
+        bytes.truncate(used.clamp(MIN_SIZE, length));
+        bytes.shrink_to_fit();
+        Ok(Self { bytes, length })
     }
 
-    /// Returns the bytes as ptrace(2) returned them.
+    /// Returns the area as ptrace(2) returned it, without words at its end that are zero.
     pub fn bytes(&self) -> &[u8] {
-        &self.0
+        &self.bytes
     }
 
     /// Builds the bytes for a signal frame, which must lie at a multiple of 64.
@@ -60,8 +70,9 @@ impl XState {
         };
         // Components 0 and 1 lie in the legacy area.
         let ends = (2..63).filter(|bit| granted >> bit & 1 != 0).map(end);
-        let size = ends.fold(MIN_SIZE, usize::max).min(self.0.len());
-        let mut frame = self.0.clone();
+        let size = ends.fold(MIN_SIZE, usize::max).min(self.length);
+        let mut frame = self.bytes.clone();
+        frame.resize(self.length, 0);
         // `struct _fpx_sw_bytes`: mark, size with the end mark, components to restore, size. The kernel resets
         // components without data to their initial state.
         let mut reserved = Vec::with_capacity(48);
@@ -83,7 +94,7 @@ impl XState {
 
     /// Reads the little-endian number of 64 bits at an offset of the area. Panics if it is not within the area.
     fn read_u64(&self, offset: usize) -> u64 {
-        let bytes = self.0[offset..offset + 8].try_into();
+        let bytes = self.bytes[offset..offset + 8].try_into();
         u64::from_le_bytes(bytes.expect("eight bytes"))
     }
 }
@@ -127,6 +138,23 @@ mod tests {
         // AMX not granted, or granted and not in use; AMX in use.
         check(11008, amx, avx, 2816);
         check(11008, amx, amx, 11008);
+    }
+
+    #[test]
+    fn zeros_at_the_end_are_not_kept() {
+        let check = |length: usize, last: usize, kept: usize| {
+            let mut area = vec![0; length];
+            area[last] = 1;
+            let state = XState::new(area.clone()).unwrap();
+            assert_eq!(state.bytes(), &area[..kept]);
+            let frame = state.frame_bytes_with(end);
+            // Behind the end mark of an area without components.
+            assert_eq!(frame[MIN_SIZE + 4..length], area[MIN_SIZE + 4..]);
+        };
+        check(11008, 0, MIN_SIZE);
+        check(11008, 830, 832);
+        check(11008, 832, 840);
+        check(11008, 11007, 11008);
     }
 
     #[test]
