@@ -8,12 +8,12 @@ use anyhow::{Context, Result};
 
 use crate::net_client::run_client;
 
-/// Returns the directory of a package, `NAME@VERSION`, without its dependencies. The first call unpacks it in
-/// `target/node`.
+/// Downloads a package, `NAME@VERSION`, without its dependencies, and returns the directory in `target/node` that it was
+/// unpacked to. Later calls return the same directory.
 ///
 /// # Errors
 /// npm is not installed, or its registry has no such package.
-pub fn package(package: &str) -> Result<PathBuf> {
+pub fn install_package(package: &str) -> Result<PathBuf> {
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/node");
     let directory = target.join(package);
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;

@@ -144,8 +144,9 @@ impl InterruptedCommand {
         Ok(command.spawn()?)
     }
 
-    /// Runs the command and sends a signal after `delay`. Returns the time until the process was as before. Fails if it
-    /// is not within [`CLEAN_TIMEOUT`], or if the command leaves a file.
+    /// Runs the command and sends a signal after `delay`. Returns the time from the end of the command until the process
+    /// was as before. Fails if that is longer than [`CLEAN_TIMEOUT`], or if the command leaves a file after a signal
+    /// other than SIGKILL.
     fn interrupt(
         &self,
         target: &mut PlantedProgram,

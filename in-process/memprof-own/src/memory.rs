@@ -69,7 +69,8 @@ pub fn allocate_thread_locals() -> bool {
     !block.is_null()
 }
 
-/// Uses a thread-local variable. `black_box` is needed because an optimizer removes a variable that is only written.
+/// Touches a thread-local variable, so that the loader allocates this library's block of them for the thread now.
+/// `black_box` keeps the optimizer from removing the access.
 #[inline(never)]
 fn use_thread_local() {
     USED.with(|variable| {

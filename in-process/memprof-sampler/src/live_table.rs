@@ -130,7 +130,8 @@ impl LiveTable {
     }
 }
 
-/// Returns a table's buckets. `None` if it is not mapped.
+/// Returns a table's buckets. `None` if it is not mapped. `count` must be the number with which the table's mapping was
+/// made.
 fn mapped_buckets(table: &AtomicPtr<Bucket>, count: usize) -> Option<&[Bucket]> {
     let start = table.load(Acquire);
     if start.is_null() {

@@ -82,11 +82,13 @@ impl Profiler {
         others.try_for_each(|other| other.select(SamplerSelection::Allocator))
     }
 
-    /// Whether memprof's sampler is needed. It is if it would see the program's allocations, and either the allocator
-    /// that serves the program cannot be profiled, or a jemalloc that does not sample yet would leave threads out.
-    /// Other allocators, such as the jemalloc of one library, do not matter. jemalloc's hooks are used only on request,
-    /// because jemalloc 5.3.1 may hang afterwards: a thread that ends without having allocated since hooks were
-    /// installed or removed stays in jemalloc's list (`tsd_cleanup`).
+    /// Returns whether memprof's sampler must serve `own`, the backend that it can sample. It must if `own` cannot
+    /// profile by itself, or is a jemalloc that does not sample yet and would leave threads out.
+    ///
+    /// It must not if another jemalloc, or a stripped one, serves the program: the sampler would miss its allocations.
+    /// Nor if it needs jemalloc's hooks, which are used only on request, because jemalloc 5.3.1 may hang afterwards: a
+    /// thread that ends without having allocated since hooks were installed or removed stays in its list
+    /// (`tsd_cleanup`).
     fn needs_own_sampler(&self, backends: &BackendList, own: &Arc<Backend>) -> bool {
         let mut others = backends.iter().filter(|each| !Arc::ptr_eq(each, own));
         let is_other_jemalloc = |each: &Arc<Backend>| {

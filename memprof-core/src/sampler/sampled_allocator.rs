@@ -26,7 +26,7 @@ fn has_samples() -> bool {
     memprof_sampler::interval() > 0 || memprof_sampler::counts().samples > 0
 }
 
-/// Whether slots and entries that are already patched may have sampled this allocator. False if another was set last.
+/// Returns whether GOT slots and entry patches may have sampled this allocator: [`set`] recorded it last, or none yet.
 pub(super) fn may_have_sampled(allocator: &AllocatorIdentity) -> bool {
     [0, allocator.address].contains(&SAMPLED_ALLOCATOR.load(Ordering::Acquire))
 }

@@ -191,7 +191,7 @@ fn find_host(target: Option<&str>, plugin: &str) -> anyhow::Result<RunningHost> 
     choose_host(hosts, &unreachable, target)
 }
 
-/// Returns whether a host has that name, or its process by any of its names.
+/// Returns whether `name` is the name of a host, or one of the names of its process (see [`has_name`]).
 fn is_called(host: &RunningHost, name: &str) -> bool {
     host.matches(name) || has_name(host.pid, name)
 }

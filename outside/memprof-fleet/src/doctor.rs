@@ -10,9 +10,9 @@ use memprof_output::print;
 use crate::compact::read_rows;
 use crate::config::Config;
 use crate::scan::table_files;
-use crate::schema::{Rows, Table, content_name};
+use crate::schema::{Rows, Table};
 use crate::spool::pending_bytes;
-use crate::store::{CreateOutcome, ProfileStore};
+use crate::store::{CreateOutcome, ProfileStore, content_name};
 use crate::time::{Hour, Instant};
 
 /// Folder of objects for a test of the store.

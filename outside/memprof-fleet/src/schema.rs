@@ -16,9 +16,9 @@ use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
-use sha2::{Digest, Sha256};
 
 use crate::process_profile::{NamedStack, ProcessProfile, ProfileContext, Sample, SamplerCounts};
+use crate::store::content_name;
 use crate::time::Hour;
 
 /// Table, whose name is the prefix of its files.
@@ -115,15 +115,6 @@ pub(crate) fn store_files(
         }
     }
     Ok(files)
-}
-
-/// Returns the name of a file with these bytes: the first half of their SHA-256 in hex.
-pub(crate) fn content_name(bytes: &[u8]) -> String {
-    let digest = Sha256::digest(bytes);
-    digest[..16]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
 }
 
 impl Totals {

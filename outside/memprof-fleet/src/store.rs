@@ -17,6 +17,7 @@ use object_store::{
     RetryConfig,
 };
 use rustix::rand::GetRandomFlags;
+use sha2::{Digest, Sha256};
 use tokio::runtime::Runtime;
 
 use crate::s3_errors::{NOT_S3, plain_s3_error, s3_remedy};
@@ -330,6 +331,15 @@ fn is_true(value: &str) -> bool {
     ["1", "true", "yes", "on"]
         .iter()
         .any(|word| value.eq_ignore_ascii_case(word))
+}
+
+/// Returns the name of a file with these bytes: the first half of their SHA-256 in hex.
+pub(crate) fn content_name(bytes: &[u8]) -> String {
+    let digest = Sha256::digest(bytes);
+    digest[..16]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 #[cfg(test)]

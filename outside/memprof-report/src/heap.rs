@@ -161,7 +161,7 @@ impl<'a> DumpReader<'a> {
         let line = line.trim_ascii_end();
         match self.section {
             DumpSection::Start => self.read_header(line),
-            DumpSection::V2(expected) => self.read_v2(expected, line),
+            DumpSection::V2(expected) => self.read_v2_line(expected, line),
             DumpSection::Legacy => self.read_legacy(line),
             DumpSection::Maps => self.read_mapping(line),
             DumpSection::Symbols => self.read_symbol(line),

@@ -225,9 +225,11 @@ impl<'a> Reader<'a> {
         Ok(None)
     }
 
-    /// Adds each location as a place of its own, and the ids of their mappings to `named_mappings`. Returns (location
-    /// id, address id), sorted by location id. Adds 1 to the addresses: pprof has those of calls, [`Profile`] return
-    /// addresses. Fails if two locations have the same id.
+    /// Adds an address to `profile` for each location, also where two have the same one. Adds the ids of their mappings
+    /// to `named_mappings`. Returns the location ids with the ids of their addresses, sorted by location id.
+    ///
+    /// The addresses are one higher than in the file: pprof has those of calls, [`Profile`] return addresses. Fails if
+    /// two locations have the same id.
     fn read_locations(
         &mut self,
         profile: &mut Profile,

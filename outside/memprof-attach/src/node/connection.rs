@@ -41,14 +41,14 @@ impl InspectorConnection {
 impl Read for InspectorConnection {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(Some(self.remaining()?))?;
-        self.stream.read(bytes).map_err(timeout_error)
+        self.stream.read(bytes).map_err(map_timeout)
     }
 }
 
 impl Write for InspectorConnection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(Some(self.remaining()?))?;
-        self.stream.write(bytes).map_err(timeout_error)
+        self.stream.write(bytes).map_err(map_timeout)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -56,8 +56,8 @@ impl Write for InspectorConnection {
     }
 }
 
-/// Converts EAGAIN, with which the kernel reports a timeout, to `TimedOut`.
-fn timeout_error(error: io::Error) -> io::Error {
+/// Converts EAGAIN, with which the kernel reports a timeout, to `TimedOut`. Returns other errors as they are.
+fn map_timeout(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
         _ => error,

@@ -113,7 +113,7 @@ fn speedscope_table(browser: &Browser, program: &Path, file: &Path) -> String {
 
 #[test]
 fn speedscope_reads_every_file() {
-    let program = testkit::node::package(SPEEDSCOPE).unwrap();
+    let program = testkit::node::install_package(SPEEDSCOPE).unwrap();
     let browser = Browser::open();
     let check = |file: &Path, function: &str| {
         let table = speedscope_table(&browser, &program, file);

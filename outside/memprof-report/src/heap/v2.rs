@@ -79,7 +79,7 @@ impl DumpReader<'_> {
 
     /// Reads a line before the mappings: the totals, a stack, its values, one of its threads, or the blank line after
     /// the stacks. Fails if it is not what `expected` says.
-    pub(super) fn read_v2(&mut self, expected: Expected, line: &[u8]) -> Result<()> {
+    pub(super) fn read_v2_line(&mut self, expected: Expected, line: &[u8]) -> Result<()> {
         match (expected, line.first()) {
             (Expected::Totals | Expected::StackTotals, _) => {
                 let Some(text) = line.trim_ascii_start().strip_prefix(b"t*:") else {

@@ -71,14 +71,13 @@ pub(super) async fn serve_or_set_flag(
     }
 }
 
-/// Returns whether a list of names, separated by `,` or `;`, has that of a flag. `*` stands for any characters, `$` for
-/// one.
+/// Returns whether the name of a flag matches one of the patterns in `list`, which `,` or `;` separate.
 fn is_selected(name: &str, list: &str) -> bool {
     list.split([',', ';'])
         .any(|pattern| matches_pattern(name.as_bytes(), pattern.as_bytes()))
 }
 
-/// Returns whether a pattern with `*` and `$` matches a whole name.
+/// Returns whether a pattern matches a whole name. `*` stands for any bytes, also none, and `$` for any one byte.
 fn matches_pattern(name: &[u8], pattern: &[u8]) -> bool {
     // `is_match[n]`: whether the pattern so far matches the first `n` bytes of the name.
     let mut is_match = vec![false; name.len() + 1];

@@ -92,7 +92,8 @@ impl Extent {
     }
 }
 
-/// Parses the bytes of an extent record (`edata_t`); `record` is its address. `None` if they are not consistent.
+/// Parses an extent record (`edata_t`) at the address `record`. `None` if its fields contradict each other. Panics if
+/// `bytes` are fewer than a record has.
 pub(super) fn parse_record(bytes: &[u8], record: u64) -> Option<Extent> {
     let word = |index: usize| {
         let bytes = bytes[8 * index..8 * index + 8].try_into();
