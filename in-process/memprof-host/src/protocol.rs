@@ -203,8 +203,8 @@ pub fn split_message(data: &str) -> (&str, &str) {
 }
 
 /// Splits a reply into the result for the line, and the body that is passed beside it. That body is `None` if the
-/// result contains it. `deliver` is the request of the client; with `None`, a body of at most `INLINE_LIMIT` bytes is
-/// in the result.
+/// result contains it. `deliver` is the request of the client. With `None`, the result contains a body of at most
+/// `INLINE_LIMIT` bytes, unless they are neither JSON nor UTF-8.
 pub fn message_result(reply: Reply, deliver: Option<Delivery>) -> (MessageResult, Option<Body>) {
     let Reply {
         status_code,

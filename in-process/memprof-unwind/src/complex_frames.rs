@@ -51,7 +51,7 @@ impl ComplexFrames {
     }
 
     /// Returns the registers of the caller of frame number `depth`, as
-    /// [`RuleSource::complex_caller`](crate::RuleSource::complex_caller) does. `find` is the loader's function. `None`
+    /// [`RuleSource::caller_by_complex_rule`](crate::RuleSource::caller_by_complex_rule) does. `find` is the loader's function. `None`
     /// if they cannot be found, even by a walk with all registers from the start.
     #[cold]
     #[inline(never)]

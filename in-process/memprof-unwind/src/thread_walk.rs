@@ -139,7 +139,7 @@ impl RuleSource for ProcessRules<'_> {
         })
     }
 
-    fn complex_caller(
+    fn caller_by_complex_rule(
         &mut self,
         callee: Registers,
         into_call: usize,

@@ -60,7 +60,7 @@ pub trait RuleSource {
     /// Returns the registers of the caller of `callee`, a frame with the rule [`Rule::Complex`]. `depth` is the frame's
     /// number; the innermost frame has 0. `into_call` is 1 if the frame called another one, and 0 if a signal
     /// interrupted it. `None` if the registers cannot be found.
-    fn complex_caller(
+    fn caller_by_complex_rule(
         &mut self,
         _callee: Registers,
         _into_call: usize,
@@ -145,7 +145,7 @@ pub fn walk(
 
 /// Returns the registers of the caller of `callee`, a frame with a rule other than the common ones, and whether a
 /// signal interrupted the caller. The error is the reason why the walk ends at `callee`. `into_call` and `depth` are
-/// those of [`RuleSource::complex_caller`].
+/// those of [`RuleSource::caller_by_complex_rule`].
 #[cold]
 #[inline(never)]
 fn uncommon_caller(
@@ -162,7 +162,7 @@ fn uncommon_caller(
             frame_pointer_caller(callee, memory)
         }
         Rule::Complex => {
-            let caller = rules.complex_caller(callee, into_call, depth, memory);
+            let caller = rules.caller_by_complex_rule(callee, into_call, depth, memory);
             Some(caller.ok_or(WalkEnd::Unsupported)?)
         }
         Rule::Outermost => return Err(WalkEnd::Outermost),

@@ -278,7 +278,7 @@ pub(crate) mod tests {
     use crate::identity::FoundBy;
     use memprof_messages::AllocatorKind;
 
-    /// One reason of each kind.
+    /// Returns made-up reasons for tests, at least one of each kind.
     pub(crate) fn all_reasons() -> Vec<Unprofilable> {
         let allocator = || "jemalloc 5.3.0".to_owned();
         let variable = || "_RJEM_MALLOC_CONF".to_owned();

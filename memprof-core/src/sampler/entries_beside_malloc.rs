@@ -15,7 +15,8 @@ pub(super) struct EntriesBesideMalloc {
 }
 
 impl EntriesBesideMalloc {
-    /// Finds the process's tables of entry patches that are complete, and uses all of them.
+    /// Finds the tables of entry patches beside those of `malloc`. Those whose patches are all written are used for
+    /// sampling; the addresses of all are recorded, so that [`is_outdated`](Self::is_outdated) sees a later change.
     pub(super) fn find() -> Self {
         Self {
             used: PatchedEntries::beside_malloc().collect(),

@@ -203,8 +203,8 @@ impl State {
     }
 }
 
-/// Reason why objects of up to 512 bytes are not sampled, though frames of the program may be. `None` if no reason is
-/// known.
+/// Returns the reason why Python's objects of up to 512 bytes are not sampled. Memory of malloc may be sampled all the
+/// same, with Python's frames. `None` if there is none.
 pub(super) fn off_because() -> Option<String> {
     lock(&STATE).off_because.clone()
 }

@@ -228,7 +228,7 @@ fn prove_command(
         Ok(proof) => {
             let reply = build_output(pid, &proof, top);
             // Standard output is the command's.
-            match output.is_terminal_text() {
+            match output.is_text_on_stdout() {
                 true => output::print_stderr(&reply.text),
                 false => output.write(&reply, &reply.text, || build_page(&reply))?,
             }

@@ -78,8 +78,8 @@ impl<'a> ResultOutput<'a> {
         self.format == ResultFormat::Html
     }
 
-    /// Returns whether the result is text for the terminal.
-    pub(crate) fn is_terminal_text(&self) -> bool {
+    /// Returns whether the result is text on stdout, which need not be a terminal.
+    pub(crate) fn is_text_on_stdout(&self) -> bool {
         self.format == ResultFormat::Text && self.output.is_none()
     }
 

@@ -77,7 +77,7 @@ fn find_in_mapping(
     }
 }
 
-/// Adds a block to the last claim if it follows that claim directly, or else as a new claim.
+/// Adds a block to the last claim if it follows that claim directly and has the same owner, or else as a new claim.
 fn add_block(claims: &mut Vec<MemoryClaim>, form: &BlockForm, block: Range<u64>) {
     let claim = MemoryClaim::new(block.clone(), MappedPartKind::LanguageHeap, form.owner);
     match claims.last_mut() {

@@ -71,8 +71,8 @@ fn decompress<'d>(section: &impl ObjectSection<'d>) -> io::Result<Cow<'d, [u8]>>
     compressed.decompress().map_err(io::Error::other)
 }
 
-/// Returns whether a section is read. Those for locations of variables and for macros are not needed, and are half of
-/// the bytes.
+/// Returns whether the names and lines of functions are found with a section. Locations of variables, macros, types and
+/// the tables of names are not read: they are half of the bytes.
 fn is_needed(id: SectionId) -> bool {
     use SectionId::{
         DebugLoc, DebugLocLists, DebugMacinfo, DebugMacro, DebugNames, DebugPubNames, DebugTypes,

@@ -117,8 +117,8 @@ impl Segment {
     }
 }
 
-/// End of the memory that a chunk smaller than [`MIN_CHUNK`] closes. A chunk of 0 bytes is the last one; a chunk of 16
-/// bytes is followed by one more. `None` if the chunk closes no memory.
+/// Returns the end of the memory that `chunk` closes. Where memory ends, glibc writes a chunk of 0 bytes, or one of 16
+/// bytes with one more after it. `None` if the chunk is neither, or if the end is not that of a page.
 fn end_behind_closing_chunk(memory: &mut CachedReader<'_>, chunk: u64, length: u64) -> Option<u64> {
     let end = match length {
         0 => chunk + HEADER_SIZE,
