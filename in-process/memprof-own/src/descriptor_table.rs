@@ -28,7 +28,9 @@ pub enum DescriptorTable {
 }
 
 impl DescriptorTable {
-    /// Returns the table of the calling thread. A thread inherits the table of the thread that creates it.
+    /// Returns the table of the calling thread. It is memprof's if its standard input is a pipe of
+    /// `occupy_standard_streams`; otherwise it is the program's. A thread inherits the table of the thread that creates
+    /// it.
     pub fn current() -> Self {
         if TABLE_COUNT.load(Ordering::Acquire) == 0 {
             return Self::Program;
@@ -52,7 +54,8 @@ impl DescriptorTable {
 
     /// Occupies the standard streams of a table that has no file and that no thread of the program uses. Each gets the
     /// read end of a pipe, so that writing to it fails with EBADF, as on a closed descriptor, and reaches no file of
-    /// memprof's. If the user has no room for a pipe (pipe(7), `pipe-user-pages-hard`), they stay closed.
+    /// memprof's. Records the pipe, by which [`Self::current`] recognizes the table. If the user has no room for a pipe
+    /// (pipe(7), `pipe-user-pages-hard`), the streams stay closed, and the table is not recognized.
     pub fn occupy_standard_streams() {
         let mut ends: [RawFd; 2] = [-1; 2];
         // SAFETY: pipe2(2) writes the numbers of two descriptors: 0 and 1, the lowest free ones.

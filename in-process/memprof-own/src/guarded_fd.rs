@@ -106,6 +106,7 @@ impl<T: AsFd> GuardedFd<T> {
 }
 
 impl<T: AsFd> Drop for GuardedFd<T> {
+    /// Closes the descriptor, unless the program has closed it or put another file under its number.
     fn drop(&mut self) {
         if let Some(registration) = self.registration {
             registration.unregister(self.identity);

@@ -82,8 +82,9 @@ pub unsafe extern "C" fn bind_imports(caller: usize, header: usize, dynamic: usi
     }
 }
 
-/// Returns the object whose `malloc` the library's calls lead to. `None` if no object with a table of hashes defines
-/// it.
+/// Returns the object whose `malloc` the library's calls lead to: the one that defines the function in the import's
+/// slot, otherwise the first that defines a `malloc`. `None` if the library does not import `malloc`, or no object
+/// defines it. Also `None` if a definition cannot be looked up in an object before the first that has one.
 fn find_allocator(objects: LinkMap, library: &Object) -> Option<Object> {
     let malloc = library
         .imports()
@@ -104,8 +105,10 @@ fn find_allocator(objects: LinkMap, library: &Object) -> Option<Object> {
 }
 
 /// Returns the address of the function to which to bind an import. `None` if the import stays as the loader bound it,
-/// as all imports do that are not from glibc. `allocator` is the object that serves `malloc`, `None` if it is unknown:
-/// imports of functions for allocation and threads stay as they are then.
+/// as all imports do that are not from glibc.
+///
+/// `allocator` is the object that serves `malloc`. It also serves the functions for allocation, and those for threads
+/// if it defines `pthread_create`. If it is unknown (`None`), imports of both kinds stay as they are.
 fn function_to_bind(objects: LinkMap, allocator: Option<Object>, import: &Import) -> Option<usize> {
     let is_any = |text, names: &[&CStr]| names.iter().any(|name| is_string_at(text, name));
     if !is_any(import.version.file, &GLIBC) {

@@ -179,8 +179,8 @@ fn loader_state() -> Option<&'static [AtomicUsize]> {
     Some(unsafe { slice::from_raw_parts(start.cast(), size / size_of::<usize>()) })
 }
 
-/// Returns the index of the second mutex in the only run of adjacent mutexes. `None` if there is no run, or more than
-/// one.
+/// Returns the index of the second mutex in the only run of adjacent mutexes. In the loader's state, that is the lock
+/// of its list. `None` if there is no run, or more than one.
 fn second_mutex_of_run(words: &[AtomicUsize]) -> Option<usize> {
     let is_mutex = |index: usize| words.get(index..index + WORDS).is_some_and(is_mutex);
     let starts_run = |index: &usize| {
@@ -192,7 +192,7 @@ fn second_mutex_of_run(words: &[AtomicUsize]) -> Option<usize> {
     runs.next().is_none().then_some(first + WORDS)
 }
 
-/// Whether the words can be a recursive mutex, free or locked.
+/// Whether the [`WORDS`] words can be a recursive mutex, free or locked.
 fn is_mutex(words: &[AtomicUsize]) -> bool {
     let value = |index: usize| words[index].load(Ordering::Relaxed);
     let halves = |index: usize| (value(index) & 0xffff_ffff, value(index) >> 32);

@@ -26,7 +26,8 @@ impl ProcessLock {
         }
     }
 
-    /// Acquires the lock. Blocks while another thread of this process holds it.
+    /// Acquires the lock. Blocks while a thread of this process holds it, so for ever if that is the calling one. A
+    /// lock that a thread of the parent held at a fork is free in the child.
     pub fn lock(&self) -> ProcessLockGuard<'_> {
         loop {
             if let Some(guard) = self.try_lock() {
@@ -37,7 +38,8 @@ impl ProcessLock {
         }
     }
 
-    /// Acquires the lock. `None` if another thread of this process holds it.
+    /// Acquires the lock. `None` if a thread of this process holds it, be it the calling one. A lock that a thread of
+    /// the parent held at a fork is free in the child.
     pub fn try_lock(&self) -> Option<ProcessLockGuard<'_>> {
         let own = process::id();
         // The lock is also free if its holder is another process: a parent of this one.

@@ -207,7 +207,8 @@ impl Reserve {
         offset.map_or(ptr::null_mut(), |offset| self.start().wrapping_add(offset))
     }
 
-    /// Returns the offset of a block of `count` granules. `None` if no word has that many adjacent free bits.
+    /// Claims `count` adjacent granules of one word, and returns their offset in bytes. `None` if no word has that many
+    /// adjacent free bits.
     fn allocate_granules(&self, count: u32) -> Option<usize> {
         self.map.iter().enumerate().find_map(|(index, word)| {
             let mut shift = 0;
@@ -221,7 +222,8 @@ impl Reserve {
         })
     }
 
-    /// Returns the offset of a block of `count` whole words. `None` if there are not that many adjacent free words.
+    /// Claims `count` adjacent words as a whole, and returns their offset in bytes. `None` if there are not that many
+    /// adjacent free words.
     fn allocate_words(&self, count: usize) -> Option<usize> {
         let claim = |word: &AtomicU64| {
             word.compare_exchange(0, u64::MAX, Ordering::Acquire, Ordering::Relaxed)

@@ -256,6 +256,7 @@ impl Thread {
 }
 
 impl Drop for Thread {
+    /// Detaches the thread, which then runs on without a join. Does nothing in a forked child.
     fn drop(&mut self) {
         if self.process == std::process::id() {
             // SAFETY: pthread_detach(3): a thread of this process. It is neither joined nor detached before its drop.

@@ -32,19 +32,20 @@ const PAGE_BYTES: usize = 4096;
 /// Maximum distance between an address in code and the header of its object: ten times the size of the loader.
 const HEADER_SCAN_LIMIT: usize = 4 << 20;
 
-/// Reads a value from an object's tables or from the loader's list.
+/// Reads a value from an object's tables or from the loader's list. The address is not checked: it must come from an
+/// `Object` or a `LinkMap`.
 pub(super) fn read<T: Copy>(address: usize) -> T {
     // SAFETY: the creator of the `Object` or `LinkMap` promised that it is loaded. The linker and the loader wrote its
     // tables, which contain only addresses within the object.
     unsafe { ptr::read_volatile(address as *const T) }
 }
 
-/// Whether the string at `address` equals `text`.
+/// Whether the NUL-terminated string at `address` equals `text`.
 pub(super) fn is_string_at(address: usize, text: &CStr) -> bool {
     equal_strings(address, text.as_ptr().addr())
 }
 
-/// Whether two strings, given by their addresses, are equal.
+/// Whether two NUL-terminated strings, given by their addresses, are equal.
 fn equal_strings(mut one: usize, mut other: usize) -> bool {
     loop {
         let byte: u8 = read(one);
