@@ -180,7 +180,8 @@ pub extern "C" fn memprof_label_pop(before: u16) {
     memprof_labels::pop(Mark(before));
 }
 
-/// Reads the config and starts the host. Failures are logged.
+/// Reads the config and starts the host. Failures are logged. Also makes the program's callback the logger of the crate
+/// `log`, unless there is one already.
 fn start(options: &memprof_host_options_t) -> Result<Host, ()> {
     // The logger receives the lines of this library, besides those of plugins.
     let logger: &'static CallbackLogger = Box::leak(Box::new(CallbackLogger {
@@ -266,6 +267,8 @@ impl Log for CallbackLogger {
         self.log.is_some() && metadata.level() <= log::max_level()
     }
 
+    /// Passes a record to the program's callback, as one line. Does nothing without a callback, or if the record's
+    /// level is not enabled.
     fn log(&self, record: &Record<'_>) {
         let Some(log) = self.log.filter(|_| self.enabled(record.metadata())) else {
             return;
