@@ -222,7 +222,8 @@ impl<T: Send> Discovery<T> {
         any_is_abandoned
     }
 
-    /// Sets the pid of an unreachable socket whose host accepted no connection, so that the kernel reported no peer.
+    /// Sets the pid of an unreachable socket, unless it is known. It is unknown if the host accepted no connection, so
+    /// that the kernel reported no peer.
     fn set_unreachable_pid(&mut self, socket: &Path, pid: u32) {
         let mut hosts = self.unreachable.iter_mut();
         if let Some(host) = hosts.find(|host| host.path == socket) {
@@ -344,9 +345,10 @@ fn connect_candidate(
 }
 
 impl SocketCandidate {
-    /// Returns whether the peer is the user who must have opened the socket, or root, if the process at the other end
-    /// is the expected one and has dropped its privileges. A link or a path in a process may lead to a socket of any
-    /// user, and to a service that trusts root.
+    /// Returns whether the peer may have opened the socket. It may if it is the user to whom the socket belongs. It may
+    /// also be root, if the peer is the process in which the socket was found: that process has opened it before it
+    /// dropped its privileges. All others are refused, because a link or a path in a process may lead to a socket of
+    /// any user, and to a service that trusts root.
     fn may_be_opened_by(&self, peer: Peer) -> bool {
         // A process that has dropped its privileges may have opened its socket before.
         let was_privileged = peer.uid == 0 && self.process.is_some() && self.process == peer.pid;

@@ -105,7 +105,8 @@ fn check_unique_id(router: &Router, id: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Parses `[control] socket`. `None`: no socket; `Some(None)`: a socket at the default path.
+/// Parses `[control] socket`: `on`, `off` or an absolute path. Fails for other values. `None`: no socket; `Some(None)`:
+/// a socket at the default path.
 fn parse_socket_path(
     config: &ControlConfig,
 ) -> Result<Option<Option<PathBuf>>, InvalidSocketError> {

@@ -202,6 +202,7 @@ impl Instance {
 }
 
 impl Drop for Instance {
+    /// Destroys the plugin, unless another copy of this library has created it.
     fn drop(&mut self) {
         match &self.owner {
             PluginOwner::ThisLibrary(context) => {

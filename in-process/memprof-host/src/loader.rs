@@ -134,8 +134,8 @@ impl CheckedFile {
     }
 }
 
-/// Makes the checks before the file is loaded: that it is trusted, and that it is a whole shared library. `sha256` is
-/// the digest that it must have; `None` accepts any.
+/// Makes the checks before the file is loaded: that it is trusted, that it is a whole shared library, and that it has
+/// the digest `sha256`. `None` accepts any digest. The error says which check failed.
 fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure> {
     let io_failure =
         |reason: String| Failure::new(MEMPROF_IO, format!("{}: {reason}", path.display()));

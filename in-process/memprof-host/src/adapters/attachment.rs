@@ -244,7 +244,8 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
     started
 }
 
-/// Starts the thread that closes the socket when the lease expires or a detachment is requested.
+/// Starts the thread that closes the socket when the lease expires or a detachment is requested. Fails if no thread can
+/// be created.
 fn start_end_thread() -> Result<(), Failure> {
     let started = memprof_own::spawn_static(&END_THREAD);
     started.map(drop).map_err(|error| {
@@ -283,7 +284,8 @@ fn open_control(instance: &AdapterInstance, control: Option<&Control>) -> Result
 }
 
 impl Attachment {
-    /// Parses the plugin's config: the pairs, which override the keys of the file.
+    /// Parses the plugin's config: the attachment's `key=value` words, which override the keys of its file, if it has
+    /// one. Fails if a word has no `=`, and as [`config::parse`] does.
     fn parse_settings(&self) -> Result<Settings, Failure> {
         let pairs = self.words.iter().map(|pair| config::split_pair(pair));
         let pairs = pairs.collect::<Result<Vec<_>, _>>()?;

@@ -188,7 +188,7 @@ pub(super) fn send_for_json(message: &[u8]) -> Result<String, String> {
 }
 
 /// Sends a message to all processes of the server and returns their replies as JSON. When `should_stop` returns true,
-/// the remaining replies are not waited for.
+/// the remaining replies are not waited for. Fails only if the plugin is not loaded or panicked.
 #[cfg(feature = "adapter-postgres")]
 pub(super) fn send_to_server_processes(
     message: &[u8],
@@ -216,15 +216,16 @@ fn with_instance(
     })
 }
 
-/// Logs, as an error, the name of the program's function without which an entry point does nothing.
+/// Logs, as an error, the name of the program's function without which an entry point does nothing. Logs nothing before
+/// the settings were read.
 pub(super) fn log_missing_symbol(missing: MissingSymbol) {
     if let Some(start) = START_SETTINGS.get() {
         start.log.write_line(Level::Error, &missing.to_string());
     }
 }
 
-/// Reads the settings at the first call, and returns them. Creates the start thread once in a process. `stderr` is the
-/// destination of its log lines.
+/// Reads the settings at the first call, and returns those of the first call from then on. Creates the start thread
+/// once in a process. `stderr` is the destination of log lines.
 fn ensure_start_thread(
     entry: &'static memprof_plugin_entry_t,
     thread: &'static ThreadSpec,

@@ -24,7 +24,8 @@ type Variables = Vec<(&'static str, String)>;
 /// The variables as they were read first: the program may change them at any time, on another thread.
 static VARIABLES: LockFreeOnce<Variables> = LockFreeOnce::new();
 
-/// Parses the config in the environment. Fails as [`config::parse`] does.
+/// Parses the config in the environment, whose variables are read only at the first call. Fails as [`config::parse`]
+/// does.
 pub(super) fn read_settings() -> Result<Settings, Failure> {
     parse_variables(VARIABLES.get_or_set(read_variables()))
 }

@@ -134,9 +134,9 @@ pub(super) fn create(
     }
 }
 
-/// Creates the instance, or uses the one of another adapter, and opens the control socket. An instance that could not
-/// be created is replaced, because its config may have been corrected. A failure is logged in one line, and is the
-/// reply to every message.
+/// Creates the instance, or uses the one of another adapter, and opens the control socket. An existing instance keeps
+/// its config, which is logged as a warning. But an instance that could not be created is replaced, because its config
+/// may have been corrected. A failure is logged in one line, and is the reply to every message.
 pub(super) fn start_instance(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,

@@ -26,8 +26,8 @@ pub fn lock_address() -> *const u32 {
     (&raw const LOCK).cast()
 }
 
-/// Locks instance creation and socket setup across all copies of the library in this process; only in this copy, if the
-/// loader's list contains none. Blocks; unlocks on drop.
+/// Locks instance creation and socket setup across all copies of the library in this process. Locks only this copy if
+/// no copy in the loader's list exports a lock. Blocks; unlocks on drop.
 pub(super) fn lock_all_copies(own: &'static memprof_plugin_entry_t) -> ProcessLockGuard<'static> {
     shared_lock(own).unwrap_or(&LOCK).lock()
 }

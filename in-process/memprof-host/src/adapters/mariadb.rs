@@ -88,7 +88,8 @@ pub unsafe fn init(
     0
 }
 
-/// Sends the message of one row and returns its reply. Null, with `is_null` or `error` set, if there is none.
+/// Sends the message of one row and returns its reply. Returns null and sets `is_null` if the message is an SQL NULL.
+/// Returns null and sets `error` if the message is not allowed for all users, or failed.
 ///
 /// # Safety
 /// The server calls it as a loadable function, after `init`.

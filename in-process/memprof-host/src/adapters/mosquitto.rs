@@ -119,7 +119,8 @@ pub unsafe fn version(count: c_int, versions: *const c_int) -> c_int {
     }
 }
 
-/// Loads the plugin. Never fails, because then the broker would not start.
+/// Loads the plugin. Never fails, because then the broker would not start. Does nothing in a broker that lacks a needed
+/// function.
 ///
 /// # Safety
 /// Mosquitto calls `mosquitto_plugin_init` with these arguments.
@@ -144,7 +145,8 @@ pub unsafe fn init(
     })
 }
 
-/// Parses the plugin's options, each a key and a value. A missing text is an empty one.
+/// Parses the plugin's options, each a key and a value. A missing text is an empty one. Fails if a text is not UTF-8,
+/// and as [`config::parse`] does.
 ///
 /// # Safety
 /// `options` points to `count` options of Mosquitto's.
@@ -175,7 +177,7 @@ fn control_topic(instance: &AdapterInstance) -> String {
     format!("$CONTROL/{}/v1", instance.id())
 }
 
-/// Registers the handler of messages to the plugin's topic. A failure is a debug line, which [`LOG`] omits.
+/// Registers the handler of messages to the plugin's topic. A failure is logged as a warning.
 fn register_handler(broker: &Broker, identifier: *mut c_void, instance: &AdapterInstance) {
     let topic = c_text(&control_topic(instance), LINE_LIMIT);
     // SAFETY: mosquitto_broker.h: the broker copies the topic; the handler is in a library that is never unloaded.

@@ -119,7 +119,8 @@ impl Module {
         }))
     }
 
-    /// Sets the version to that of the nginx that is loading the library, if there is one and it is supported.
+    /// Sets version and signature to those of the nginx that is loading the library. Does nothing outside of nginx, or
+    /// if the version is not supported.
     pub fn adopt_nginx_version(&self) {
         // SAFETY: ngx_core.h: the symbol is a struct, whose address is a pointer.
         let Some(core) = (unsafe { find_symbol::<*const ModuleFields>(c"ngx_core_module") }) else {

@@ -40,8 +40,9 @@ struct Job {
     work: *mut c_void,
 }
 
-/// Adds the functions to `exports`, or throws an error. Attaches to the process instead if `exports` has the property
-/// of `memprof attach`. Returns `exports`.
+/// Adds the module's functions to `exports`, and creates the plugin. Attaches to the process instead if `exports` has
+/// the property of `memprof attach`. Throws an error if Node lacks a function or attaching fails. Returns `exports` in
+/// any case.
 ///
 /// # Safety
 /// Node calls `napi_register_module_v1` with these arguments.
@@ -198,7 +199,7 @@ unsafe extern "C" fn send_job_message(_env: Env, job: *mut Job) {
     job.reply = send_message(&job.message, job.is_json);
 }
 
-/// Settles the promise of a job, and frees the job.
+/// Settles the promise of a job: resolves it with the reply, or rejects it with the error. Frees the job.
 unsafe extern "C" fn settle_promise(env: Env, _status: c_int, job: *mut Job) {
     catch_panic((), || {
         // SAFETY: `queue_message` leaked the job, and this is the last call with it.

@@ -67,8 +67,9 @@ fn server_version() -> Option<c_int> {
     text.to_str().ok()?.parse().ok()
 }
 
-/// Defines the setting called `name`, and starts with the config in it. If a process has several copies of the library,
-/// the first one defines the setting. Does nothing if the process is no server.
+/// Defines the setting called `name`, and starts the plugin after a delay. The setting names the config file; if it is
+/// not set, the config is that of the environment. If a process has several copies of the library, the first one
+/// defines the setting. Does nothing if the process is no server.
 ///
 /// # Safety
 /// The server calls `_PG_init`.

@@ -23,7 +23,8 @@ const RUN: &str = "MEMPROF_RUN";
 const TALLY: &str = "MEMPROF_TALLY";
 const SAMPLED_CHILD: &str = "MEMPROF_SAMPLED_CHILD";
 
-/// Starts the plugin if the environment requests it. Runs when the library is loaded.
+/// Starts the plugin if the environment requests it: at once if all allocations are counted, otherwise after a delay.
+/// Runs when the library is loaded.
 #[doc(hidden)]
 pub fn start_if_requested(entry: &'static memprof_plugin_entry_t) {
     catch_panic((), || match (has_value(RUN, "1"), is_tallied()) {

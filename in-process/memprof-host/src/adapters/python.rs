@@ -84,7 +84,7 @@ impl Python {
     }
 }
 
-/// Creates the module. Null, with an `ImportError`, if that fails.
+/// Creates the module and the plugin. Returns the module; null, with an `ImportError`, if the module cannot be created.
 ///
 /// # Safety
 /// Python calls `PyInit_*`.

@@ -64,7 +64,8 @@ struct RedisApi {
 type GetApi = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int;
 
 impl RedisApi {
-    /// Looks up Redis' functions in the host. `None` if one is missing.
+    /// Looks up Redis' functions in the host. `None` if one is missing that every version has; those of [`LaterApi`]
+    /// may be missing.
     ///
     /// # Safety
     /// `ctx` is the context that Redis passes to `RedisModule_OnLoad`.

@@ -107,8 +107,8 @@ impl Ruby {
     }
 }
 
-/// Defines the module, with the functions `send_message` and `call`, or raises `LoadError` if a function of Ruby is
-/// missing.
+/// Creates the plugin, and defines the module with the functions `send_message` and `call`. Raises `LoadError` instead
+/// if a function of Ruby is missing.
 ///
 /// # Safety
 /// Ruby calls `Init_*`.

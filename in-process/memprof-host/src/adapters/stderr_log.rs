@@ -29,7 +29,8 @@ impl LogDestination {
         Self::StartupStderr(stat.map(|stat| (stat.st_dev, stat.st_ino)))
     }
 
-    /// Writes a line, unless the program has replaced its standard error. Allocates nothing.
+    /// Writes a line. Drops it if the program has replaced its standard error, except for a program that redirects it
+    /// to its log. Allocates nothing.
     pub(super) fn write_line(self, level: &str, text: &str) {
         with_program_stderr(|stderr| {
             let is_log = match self {

@@ -81,7 +81,8 @@ pub unsafe fn init(
     });
 }
 
-/// Parses the plugin's options, of the form `key=value`.
+/// Parses the plugin's options, of the form `key=value`. Fails if one has no `=` or is not UTF-8, and as
+/// [`config::parse`] does.
 ///
 /// # Safety
 /// `argv` points to `argc` texts, of which the first is the plugin's file.
@@ -111,8 +112,8 @@ unsafe fn parse_options(argc: c_int, argv: *const *const c_char) -> Result<Setti
     config::parse(pairs.collect::<Result<Vec<_>, _>>()?)
 }
 
-/// Registers the plugin, without which Traffic Server ends, and adds the hook for messages. The error is the name of a
-/// function that Traffic Server lacks.
+/// Registers the plugin, without which Traffic Server ends, and adds the hook for messages, once in a process. The
+/// error is the name of a function that Traffic Server lacks.
 fn register(id: &str) -> Result<(), &'static CStr> {
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
     // SAFETY: ts/ts.h declares functions of these types.

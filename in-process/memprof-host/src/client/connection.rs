@@ -85,8 +85,8 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects to the socket at `path`. Fails with `TimedOut` if the host does not accept before the deadline, and
-    /// with the errors of connect(2).
+    /// Connects to the socket at `path`, a file or a path of [`abstract_name::in_process_namespace`]. Fails with
+    /// `TimedOut` if the host does not accept before the deadline, and with the errors of connect(2).
     pub(super) fn open(path: &Path, deadline: Deadline) -> io::Result<Self> {
         let (address, socket) = match abstract_name::split_namespace(path) {
             None => (SocketAddrUnix::new(path)?, new_socket()?),
@@ -194,7 +194,7 @@ impl Connection {
     }
 
     /// Reads a chunk into the buffer. Returns the last file that was passed with it, `None` if none was passed or
-    /// nothing can be read yet.
+    /// nothing can be read yet. Fails with `UnexpectedEof` if the connection was closed.
     fn receive(&mut self) -> io::Result<Option<File>> {
         let mut chunk = [0; CHUNK_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -265,7 +265,7 @@ fn new_socket() -> io::Result<OwnedFd> {
 }
 
 /// Creates a socket in a network namespace, which may be another one than the thread's. A socket stays in the namespace
-/// in which it was created.
+/// in which it was created. Fails if this user may not enter the namespace (setns(2)).
 fn new_socket_in(namespace: &Path) -> io::Result<OwnedFd> {
     let identity = |path: &Path| {
         path.metadata()

@@ -69,6 +69,7 @@ impl PassedFile {
 }
 
 impl Read for PassedFile {
+    /// Reads at most to the length that the host announced. Fails with `UnexpectedEof` if the file became shorter.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let remaining = usize::try_from(self.length - self.position).unwrap_or(usize::MAX);
         let wanted = remaining.min(buffer.len());

@@ -104,7 +104,8 @@ impl ControlConnection {
     }
 }
 
-/// Answers frames in their order, until the peer disconnects or breaks the protocol.
+/// Answers frames in their order, until the peer disconnects, breaks the protocol, or does not take a response. If
+/// there is no memory for a request, the response is an error.
 pub(super) fn serve(
     connection: &ControlConnection,
     service: &Service,
@@ -217,7 +218,7 @@ impl FrameReader<'_> {
     }
 
     /// Reads more bytes into the buffer, behind those that it has. Returns their number: 0 if the peer has closed the
-    /// connection.
+    /// connection. Fails with `EBADF` if the program has closed the descriptor.
     fn receive(&mut self) -> io::Result<usize> {
         let room = &mut self.buffer[self.length..];
         match retry_on_intr(|| recv(self.stream.get()?, &mut *room, RecvFlags::empty())) {
@@ -232,7 +233,8 @@ impl FrameReader<'_> {
     }
 }
 
-/// Waits until `stream` is ready. Fails with `TimedOut` at the deadline; without one it waits for ever.
+/// Waits until `stream` is ready. Fails with `TimedOut` at the deadline; if that is `None`, waits for ever. Fails with
+/// `EBADF` if the program has closed the descriptor.
 fn wait_until_ready(
     stream: &GuardedFd<UnixStream>,
     events: PollFlags,

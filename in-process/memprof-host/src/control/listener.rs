@@ -226,9 +226,10 @@ fn lock_unused_name(directory: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::ErrorKind::AddrInUse.into())
 }
 
-/// Creates a link to `socket` in the default directory, and removes an older link to it. Returns the link's path; fails
-/// with `AlreadyExists` if all names are in use. The caller holds the socket's lock, which proves that the older link
-/// is of a host that died.
+/// Creates a link to `socket` in the default directory, under the first name that is not in use. Removes older links to
+/// the same socket, and links to sockets without a host whose names it tries. Returns the link's path; fails with
+/// `AlreadyExists` if all names are in use. The caller holds the socket's lock, which proves that the older links are
+/// of a host that died.
 fn replace_link(socket: &Path, directory: &Path) -> io::Result<PathBuf> {
     for other in sockets(directory)? {
         if other.read_link().is_ok_and(|target| target == socket) {

@@ -263,7 +263,8 @@ impl SocketState {
         }
     }
 
-    /// Returns the listener, or a new one if the program closed its descriptor. `None` if it cannot be opened again.
+    /// Returns the listener, or a new one if the program closed its descriptor. `None` if `listener` is `None`, or if
+    /// it cannot be opened again, which is logged.
     fn ensure_open(&self, listener: Option<Arc<Listener>>) -> Option<Arc<Listener>> {
         let listener = listener?;
         if listener.is_open() {

@@ -139,7 +139,7 @@ fn parse_params<T: DeserializeOwned>(value: Value) -> Result<T, RpcError> {
     serde_json::from_value(value).map_err(|error| RpcError::new(INVALID_PARAMS, error.to_string()))
 }
 
-/// Converts a body to a file that can be passed. `None` if there is no body.
+/// Converts a body to a file that can be passed. `None` if there is no body. Fails if no file can be created in memory.
 fn body_file(body: Option<crate::Body>) -> std::io::Result<Option<GuardedFd<File>>> {
     body.map(|body| body.into_file().and_then(GuardedFd::new))
         .transpose()

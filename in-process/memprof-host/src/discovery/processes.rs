@@ -102,8 +102,8 @@ fn age_seconds(stat: &str) -> Option<u64> {
     Some(now.saturating_sub(ticks / clock_ticks_per_second()))
 }
 
-/// Waits until the thread that starts the plugin has opened a socket or ended, which takes 100 ms
-/// (`adapters/delayed_start.rs`), and inspects the process again. `None` as for [`inspect_process`].
+/// Waits, at most until `deadline`, for the thread that starts the plugin to open a socket or to end, and inspects the
+/// process again. Usually that takes 100 ms (`adapters/delayed_start.rs`). `None` as for [`inspect_process`].
 fn await_start(mut process: PluginProcess, deadline: Instant) -> Option<PluginProcess> {
     while process.is_starting && process.sockets.is_empty() && Instant::now() < deadline {
         thread::sleep(POLL_INTERVAL);
@@ -181,7 +181,8 @@ fn memprof_threads(proc_dir: &Path) -> impl Iterator<Item = MemprofThread> {
     threads.filter(|thread| thread.name.starts_with(b"memprof-"))
 }
 
-/// Returns the inodes of the sockets in a directory of /proc/PID or /proc/PID/task/TID.
+/// Returns the inodes of the sockets that are open, in a directory of /proc/PID or /proc/PID/task/TID. Fails if this
+/// user may not list its descriptors.
 fn socket_inodes(directory: &Path) -> io::Result<HashSet<u64>> {
     let entries = fs::read_dir(directory.join("fd"))?.flatten();
     let inode = |entry: fs::DirEntry| socket_inode(&fs::read_link(entry.path()).ok()?);

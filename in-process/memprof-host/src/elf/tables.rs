@@ -192,8 +192,8 @@ impl<'a> Library<'a> {
         }
     }
 
-    /// Returns the dynamic symbols, which must have names, except the first. `section_count` is their number in the
-    /// section headers.
+    /// Returns the dynamic symbols, which must have names, except the first and those of sections. `section_count` is
+    /// their number in the section headers. If it is `None`, they end at the string table.
     fn symbols(
         &self,
         dynamic: &Dynamic<'_>,

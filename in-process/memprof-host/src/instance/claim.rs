@@ -50,6 +50,7 @@ impl InstanceClaim {
 }
 
 impl Drop for InstanceClaim {
+    /// Releases the library for another instance. Does nothing in a forked child, where the claim is the parent's.
     fn drop(&mut self) {
         if self.process == process::id() {
             self.library.process.store(0, Ordering::Release);

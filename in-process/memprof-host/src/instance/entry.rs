@@ -11,7 +11,8 @@ use crate::protocol::{MessageUsage, PluginInfo};
 /// `enter` of [`memprof_threads_t`].
 pub(super) type EnterThread = unsafe extern "C" fn(*mut memprof_plugin_t);
 
-/// Returns the plugin's function that memprof's threads call when they start. `None` if the plugin has none.
+/// Returns the plugin's function that memprof's threads call when they start. `None` if the plugin has none, or if the
+/// struct that contains it is too small.
 ///
 /// # Safety
 /// `plugin` is an instance that `entry` created.

@@ -76,7 +76,8 @@ pub(super) unsafe extern "C" fn begin_body(
     MEMPROF_OK
 }
 
-/// Implements `write` of `memprof_reply_t`: appends to the body. Fails if the body would be too large.
+/// Implements `write` of `memprof_reply_t`: appends to the body. Fails if the body would be too large, or if an earlier
+/// part was refused.
 pub(super) unsafe extern "C" fn write_body(ctx: *mut c_void, chunk: memprof_str_t) -> Status {
     // SAFETY: `Instance::message` passes its collector as `ctx`, for one call on one thread.
     let collector = unsafe { &mut *ctx.cast::<ReplyCollector>() };

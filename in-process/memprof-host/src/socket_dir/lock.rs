@@ -78,7 +78,7 @@ fn obstructed_error(path: &Path, error: io::Error) -> io::Error {
 }
 
 /// Removes files of hosts that died from a directory of this user: sockets that refuse connections and whose lock is
-/// free, lock files without a socket, and links without a target.
+/// free, links without a target, and lock files without a socket that are older than any host that still starts.
 pub(crate) fn remove_abandoned_files(directory: &Path) {
     // A directory that cannot be read is not swept; bind reports the reason.
     let existing = sockets(directory).unwrap_or_default();
@@ -117,8 +117,8 @@ fn is_older_than_startup(lock_file: &Path) -> bool {
     modified.is_ok_and(|time| time.elapsed().is_ok_and(|age| age > MAX_STARTUP_TIME))
 }
 
-/// Removes a socket and its lock file if no host holds the lock. Connects only then, so that running hosts are not
-/// disturbed.
+/// Removes a socket that refuses connections, and its lock file. Does nothing if a host holds the lock. Connects only
+/// with the lock, so that running hosts are not disturbed.
 fn sweep_socket(socket: &Path) {
     if let Ok(_lock) = lock(socket) {
         if refuses_connections(socket) {

@@ -69,8 +69,8 @@ impl LaterApi {
         error == 0 && count > 0
     }
 
-    /// Puts a new command into the categories `admin` and `dangerous`. Before Redis 7.2, or if Redis refuses, it stays
-    /// in neither.
+    /// Puts a new command into the categories `admin`, `dangerous` and `read`. Before Redis 7.2, or if Redis refuses,
+    /// it stays in none.
     pub(super) fn set_categories(&self, ctx: Ctx, command: &CStr) {
         let Some(categories) = self.categories else {
             return;
