@@ -40,8 +40,8 @@ fn current_countdown() -> &'static Countdown {
     &THREADS[hash_of(thread_pointer(), COUNTDOWN_COUNT.ilog2())]
 }
 
-/// Subtracts bytes from this thread's countdown. Returns true while it has not expired: the fast path, without a
-/// sample. If it returns false, the caller must call [`start_next_countdown`].
+/// Subtracts bytes from this thread's countdown. Returns true if it has not expired: the fast path, without a sample.
+/// If it has expired, returns false and subtracts nothing; the caller must then call [`start_next_countdown`].
 #[inline(always)]
 pub(crate) fn count_down(bytes: usize) -> bool {
     let countdown = current_countdown();

@@ -88,8 +88,8 @@ pub(crate) fn count_if_early(end: WalkEnd, is_cut: bool, last: usize) {
     }
 }
 
-/// Slow path of [`count_if_early`], with its parameters: finds the object in which the stack ended, and counts the
-/// sample there.
+/// Slow path of [`count_if_early`], with its parameters. Finds the object in which the stack ended, and counts the
+/// sample there. A stack with too many frames counts as in no object.
 #[cold]
 #[inline(never)]
 fn count_early_end(end: WalkEnd, is_cut: bool, last: usize) {

@@ -97,8 +97,9 @@ pub fn malloc_address() -> Option<usize> {
 }
 
 impl GotSlots {
-    /// Finds the provider of `malloc`, and stores the addresses of its functions in the hooks. `None` if no object
-    /// defines `malloc`, or if the kernel has no memory for the list of slots.
+    /// Finds the provider of `malloc`, and stores the addresses of its functions in the hooks. Also finds the loader's
+    /// functions to hook, and memprof's own code. `None` if no object defines `malloc`, or if the kernel has no memory
+    /// for the list of slots.
     pub fn find() -> Option<Self> {
         let mut provider = None;
         let mut is_glibc = false;
@@ -175,8 +176,8 @@ impl GotSlots {
         SLOT_COUNT.load(Acquire)
     }
 
-    /// Whether code can run under the loader's lock. Waits for the lock. False if another thread is patching, or if two
-    /// copies of this library are loaded, for example.
+    /// Whether code can run under the loader's lock. Waits for the lock. False if another thread is patching and does
+    /// not end within a limit, or if two copies of this library are loaded, for example.
     pub fn can_lock_loader(&self) -> bool {
         let guard = PatchingGuard::acquire();
         guard.is_some() && with_loader_locked(&mut || {})

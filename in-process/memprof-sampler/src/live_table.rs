@@ -35,7 +35,7 @@ impl LiveTable {
         }
     }
 
-    /// Maps the first table. Returns false if the kernel has no memory.
+    /// Maps the first table, unless it is mapped already. Returns false if the kernel has no memory.
     pub(crate) fn map_first_table(&self) -> bool {
         self.get_or_map_table(0).is_some()
     }

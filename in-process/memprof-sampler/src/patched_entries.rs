@@ -47,7 +47,8 @@ impl PatchedEntries {
         })
     }
 
-    /// Iterates over the tables of allocators that do not serve `malloc`. Skips a table if one of its jumps is missing.
+    /// Iterates over the tables of allocators that do not serve `malloc`. Skips a table without [`TABLE_MARK`], and one
+    /// whose functions do not all begin with their jumps.
     pub fn beside_malloc() -> impl Iterator<Item = Self> {
         let tables = memprof_entry_tables.iter().filter_map(|word| {
             let table = word.load(Acquire) as *const EntryTable;
@@ -111,8 +112,8 @@ impl PatchedEntries {
         enabled.count()
     }
 
-    /// Enables the hooks of all functions and returns the number of enabled hooks. `None`, with nothing changed, if a
-    /// jump is missing.
+    /// Enables the hooks of all functions whose shape is known, and returns the number of enabled hooks. `None`, with
+    /// nothing changed, if a jump is missing.
     pub fn enable(&self) -> Option<usize> {
         if !self.is_complete() {
             return None;

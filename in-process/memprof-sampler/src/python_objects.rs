@@ -147,9 +147,11 @@ unsafe extern "C" fn sampled_calloc(context: usize, count: usize, size: usize) -
     block
 }
 
-/// Hook of pymalloc's realloc. Removes the sample of the old block, and counts the new one if it is a small object. A
-/// block that malloc serves stays there when it shrinks to that size. Then the hooks of malloc have counted it, which
-/// shows by a changed countdown, and it is not counted again.
+/// Hook of pymalloc's realloc. Removes the sample of the old block, and restores it if the call fails. Counts the new
+/// block if it is a small object.
+///
+/// One case must not be counted twice. A block that malloc serves stays there when it shrinks to that size, and the
+/// hooks of malloc have counted it. That shows by a changed countdown.
 unsafe extern "C" fn realloc(context: usize, old: usize, size: usize) -> usize {
     // SAFETY: pymem.h gives the type.
     let call = unsafe { original::<Realloc>(2) };
@@ -181,7 +183,7 @@ unsafe extern "C" fn free(context: usize, block: usize) {
     unsafe { call(context, block) }
 }
 
-/// Frees a block that may be sampled.
+/// Removes a block's sample, if it has one, and frees the block.
 ///
 /// # Safety
 /// The arguments are those of the hook's caller.

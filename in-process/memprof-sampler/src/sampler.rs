@@ -281,7 +281,7 @@ pub(crate) fn record_sample(block: usize, size: usize) {
     record_stack(block, size, 0);
 }
 
-/// See [`record_sample`]. A `leaf` other than 0 is put in front of the stack.
+/// Samples an allocated block as [`record_sample`] does. A `leaf` other than 0 is put in front of the recorded stack.
 #[cold]
 #[inline(never)]
 pub(crate) fn record_stack(block: usize, size: usize, leaf: usize) {

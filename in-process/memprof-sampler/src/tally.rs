@@ -140,7 +140,8 @@ pub(crate) fn reset_in_child() {
     PEAK_BYTES.store(0, Relaxed);
 }
 
-/// Usable bytes of a block; 0 for null.
+/// Usable bytes of a block; 0 for null. Reads the chunk header if [`probe_chunk_headers`] found headers reliable,
+/// otherwise calls `malloc_usable_size`.
 #[inline(always)]
 pub(crate) fn block_size(block: usize) -> i64 {
     if HAS_HEADERS.load(Relaxed)

@@ -128,7 +128,8 @@ impl ElfObject {
         unsafe { CStr::from_ptr(self.path) }
     }
 
-    /// Address of the symbol that the object exports under that name. `None` if it exports none.
+    /// Address of the symbol that the object exports under that name, with default visibility. `None` if it exports
+    /// none, or has no table `DT_GNU_HASH`.
     pub(super) fn definition(&self, name: &CStr) -> Option<usize> {
         const DEFAULT: u8 = 0;
         let mut index = self.hash_chain_start(name)?;

@@ -71,8 +71,8 @@ impl Bucket {
             .or_else(|| self.claim_other_way(first, from, address))
     }
 
-    /// Like [`Self::claim_where`], but searches only the cells other than `first`. Not inlined, to keep the common case
-    /// short.
+    /// Like [`Self::claim_where`], but searches only the cells other than `first`. `None` if none of these holds
+    /// `from`. Not inlined, to keep the common case short.
     #[cold]
     #[inline(never)]
     fn claim_other_way(
@@ -178,6 +178,7 @@ impl ClaimedCell<'_> {
 }
 
 impl Drop for ClaimedCell<'_> {
+    /// Empties the cell, which ends the claim. [`Self::fill`] ends it with a sample instead.
     fn drop(&mut self) {
         self.cell.store(0, Release);
     }
