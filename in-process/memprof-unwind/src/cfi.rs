@@ -77,8 +77,9 @@ pub(crate) enum CodeUnwinding<T> {
     Signal,
 }
 
-/// Finds the row of the unwinding table at `address` and passes it to `use_row`. `None` if the information cannot be
-/// read.
+/// Finds the row of the unwinding table at `address`, passes it to `use_row`, and returns the result. Code without
+/// information and the kernel's return from a signal have no row: then `use_row` is not called. `None` if the
+/// information cannot be read.
 fn read_row<'a, T>(
     hdr: Section<'a>,
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,
@@ -172,7 +173,8 @@ impl CfiRow {
         Some(())
     }
 
-    /// Applies one instruction to the row. `None` if it is unsupported.
+    /// Applies one instruction to the row. `None` if it is unsupported, invalid in this state, or one state too many is
+    /// remembered.
     fn apply_instruction(&mut self, instruction: CallFrameInstruction<usize>) -> Option<()> {
         use CallFrameInstruction as I;
         let RegisterRules { cfa, .. } = &mut self.state;
@@ -215,7 +217,8 @@ impl CfiRow {
         Some(())
     }
 
-    /// Applies an instruction that sets the rule of one register. `None` if it is unsupported.
+    /// Applies an instruction that sets the rule of one register. Ignores a register that is not tracked. `None` if the
+    /// instruction is unsupported, or its offset is too large.
     fn apply_to_register(&mut self, instruction: CallFrameInstruction<usize>) -> Option<()> {
         use CallFrameInstruction as I;
         use RegisterRule as R;

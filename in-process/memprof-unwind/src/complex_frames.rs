@@ -42,8 +42,8 @@ impl ComplexFrames {
         }
     }
 
-    /// Sets the registers of the innermost frame of a walk. Without `saved`, frames that need those registers cannot be
-    /// unwound.
+    /// Sets the registers of the innermost frame of a walk. If `saved` is `None`, frames that need those registers
+    /// cannot be unwound.
     #[inline(always)]
     pub(crate) fn set_start(&mut self, start: Registers, saved: Option<SavedRegisters>) {
         self.registers.forget_all();

@@ -144,7 +144,8 @@ pub(crate) struct LastWalkCursor<'a> {
 }
 
 impl<'a> LastWalkCursor<'a> {
-    /// Starts at the innermost frame of `thread`, which is the calling one. `new_steps` is the buffer for this walk.
+    /// Starts at the innermost frame of `thread`, which is the calling one. `new_steps` is the buffer for this walk. If
+    /// another thread owns the cell for `thread`, there is no last walk, and none is saved.
     #[inline(always)]
     pub(crate) fn new(
         thread: Thread,

@@ -34,8 +34,8 @@ pub fn without_code_generation(frames: &[u64]) -> &[u64] {
     }
 }
 
-/// Encodes a pseudo frame; 0 without a value. Bits 1 to 32 hold the value, the bits from 40 on the kind. Bit 0 is set,
-/// because tools subtract 1 from a return address to show the caller: the other bits then stay the same.
+/// Encodes a pseudo frame; returns 0 if `value` is `None`. Bits 1 to 32 hold the value, the bits from 40 on the kind.
+/// Bit 0 is set, because tools subtract 1 from a return address to show the caller: the other bits then stay the same.
 fn encode_frame(kind: usize, value: Option<u32>) -> usize {
     value.map_or(0, |value| kind << 40 | (value as usize) << 1 | 1)
 }

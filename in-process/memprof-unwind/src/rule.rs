@@ -121,7 +121,8 @@ impl PackedRule {
         self.0
     }
 
-    /// Decodes the rule of a common frame. `None` for other rules.
+    /// Decodes the rule of a common frame: its CFA is a distance above the stack pointer or the frame pointer, and the
+    /// frame pointer is unchanged or saved below the CFA. `None` for other rules.
     #[inline(always)]
     pub(crate) fn common_frame(self) -> Option<CommonFrame> {
         let is_common = self.0 & 0b110 == SP;
@@ -148,6 +149,7 @@ impl PackedRule {
 }
 
 impl From<Rule> for PackedRule {
+    /// Packs a rule: its kind, the distance of the CFA, and that of the saved frame pointer.
     fn from(rule: Rule) -> Self {
         let (cfa, bp) = match rule {
             Rule::Frame { cfa, bp } => (cfa, bp),
@@ -175,6 +177,7 @@ impl From<Rule> for PackedRule {
 }
 
 impl From<PackedRule> for Rule {
+    /// Unpacks a rule. An unknown kind becomes `Unsupported`.
     fn from(packed: PackedRule) -> Self {
         let distance = packed.cfa_field();
         let cfa = match packed.0 & ((1 << KIND_BITS) - 1) {

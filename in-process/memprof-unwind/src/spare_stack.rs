@@ -19,9 +19,10 @@ impl SpareStack {
         Self([const { MaybeUninit::zeroed() }; STACK_SIZE])
     }
 
-    /// Calls `read` on this stack, with `address` as its argument. Signals are blocked during the call, because their
-    /// handlers may need more stack. Also, the kernel would start a handler at the top of its alternate stack, on which
-    /// frames below this call may be. If signals cannot be blocked, the call runs on the current stack.
+    /// Calls `read` on this stack, with `address` as its argument, and returns the rule whose bits `read` returns.
+    /// Signals are blocked during the call, because their handlers may need more stack. Also, the kernel would start a
+    /// handler at the top of its alternate stack, on which frames below this call may be. If signals cannot be blocked,
+    /// the call runs on the current stack.
     pub(crate) fn call(&mut self, read: extern "C" fn(usize) -> u32, address: usize) -> PackedRule {
         let Some(_blocked) = BlockedSignals::block_all() else {
             return PackedRule::from_bits(read(address));

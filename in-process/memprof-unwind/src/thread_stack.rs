@@ -80,7 +80,7 @@ impl ThreadStack {
     }
 
     /// Stores that the stack is readable from `sp` to the top, if every page between is. Does nothing unless a walk
-    /// that ended at `reached` came near the top.
+    /// that ended at `reached` came near the top, or if more than [`MAX_BYTES_PER_SAMPLE`] would have to be checked.
     #[cold]
     #[inline(never)]
     pub(crate) fn save_known(&self, sp: usize, reached: usize) {

@@ -70,7 +70,7 @@ pub unsafe fn walk_this_thread(
 }
 
 /// Like [`walk_this_thread`], but writes into `frames`, with an explicit rule for code that the loader does not know.
-/// The saved registers are optional.
+/// If the saved registers are `None`, frames that need them cannot be unwound.
 ///
 /// # Safety
 /// `start` has registers of the calling thread, in a function that has not returned. [`prepare`] was called.
@@ -112,6 +112,8 @@ struct ProcessRules<'a> {
 }
 
 impl RuleSource for ProcessRules<'_> {
+    /// Returns the rule that the last walk predicts, or else the one in the table of rules, which is read if it is
+    /// missing. For code that the loader does not know, returns `unknown_code_rule` instead.
     #[inline(always)]
     fn rule_at(&mut self, address: usize, sp: usize) -> PackedRule {
         let rule_stack = &mut *self.rule_stack;
@@ -139,6 +141,7 @@ impl RuleSource for ProcessRules<'_> {
         })
     }
 
+    /// Finds the caller by a walk that tracks all registers. `None` also before [`prepare`].
     fn caller_by_complex_rule(
         &mut self,
         callee: Registers,

@@ -135,6 +135,7 @@ pub struct LabelIter<'a>(pub(super) &'a [u8]);
 impl<'a> Iterator for LabelIter<'a> {
     type Item = (u8, &'a [u8]);
 
+    /// Returns the key and value of the next label. `None` after the last one, or if the rest is incomplete.
     fn next(&mut self) -> Option<Self::Item> {
         let (head, rest) = self.0.split_at_checked(HEAD)?;
         let [key, length] = *head else {
