@@ -88,7 +88,7 @@ impl CallStacks {
 }
 
 impl MappedObject {
-    /// Identifies the file that a mapping of its start shows, and the address at which it is loaded.
+    /// Identifies an object by its load address and its file. `mapping` maps the start of the file.
     fn from_mapping(mapping: &Mapping<'_>) -> Self {
         Self {
             base: mapping.range.start,
@@ -105,8 +105,8 @@ impl MappedObject {
 }
 
 impl RuleSource for CallStacks {
-    /// Returns the unwind rule at an address; `Unsupported` if it is unknown. Records an object whose information
-    /// was not read yet, for the next [`refresh`](Self::refresh).
+    /// Returns the unwind rule at an address; `Unsupported` if it is unknown. A signal's frame counts as the outermost
+    /// one. Records an object whose information was not read yet, for the next [`refresh`](Self::refresh).
     fn rule_at(&mut self, address: usize, _: usize) -> PackedRule {
         let address = address as u64;
         let mut code = self.code.iter();
@@ -186,7 +186,8 @@ impl UnwindInfo {
         })
     }
 
-    /// Returns the unwind rule at an address; `Unsupported` if there is none.
+    /// Returns the unwind rule at an address; `Undescribed` if the information has none, `Unsupported` if the
+    /// information is malformed.
     fn rule_at(&self, address: u64) -> Rule {
         let section_at = |address: u64| {
             let offset = usize::try_from(address.checked_sub(self.address)?).ok()?;
@@ -204,6 +205,7 @@ impl UnwindInfo {
 struct StackWords<'a>(&'a Memory);
 
 impl memprof_unwind::StackReader for StackWords<'_> {
+    /// Reads a word of the target's stack. `None` if the address is unaligned or unreadable.
     fn read_word(&mut self, address: usize) -> Option<usize> {
         let is_aligned = address.is_multiple_of(size_of::<usize>());
         let word = is_aligned.then(|| self.0.read_u64(address as u64))?;

@@ -66,7 +66,8 @@ pub fn attach(
     })
 }
 
-/// Loads the plugin by a new thread; tries a file in memory if its path is refused. May raise the thread limit.
+/// Loads the plugin by a new thread; tries a file in memory if its path is refused. May raise the thread limit. Fails
+/// if the process is refused, has no room for the plugin, or can load it in neither way.
 fn attach_by_threads(
     pid: u32,
     plugin: &Plugin,
@@ -117,7 +118,8 @@ struct Injection {
     thread: u32,
 }
 
-/// Makes the process load the plugin and call it with `toml`, its configuration. Blocks until that is done.
+/// Makes the process load the plugin and call it with `toml`, its configuration. Blocks until that is done. If the
+/// plugin cannot be loaded, or refuses to start, fails with `NotLoaded` and the reason.
 fn inject(
     target: &mut Target,
     plugin: &Plugin,

@@ -14,8 +14,8 @@ use crate::target::{Target, thread_dirs, thread_lost_error};
 pub(crate) const MEMFD_NAME: &str = "memory_profile.so";
 const MEMFD_LINK: &str = "/memfd:memory_profile.so (deleted)";
 
-/// Writes the plugin into the file in memory, and passes its path to the thread. Fails if the thread could not make the
-/// file, if the file or the plugin's own cannot be opened, or if the thread is gone.
+/// Writes the plugin into the file in memory that the new thread has made, and passes its path to the thread. Fails if
+/// the thread could not make the file, if that file or the plugin's own cannot be opened, or if the thread is gone.
 pub(crate) fn provide_plugin_file(
     target: &Target,
     page: RemotePage<'_>,
@@ -55,8 +55,8 @@ pub(crate) fn provide_plugin_file(
     page.send_reply(LoaderAck::FileReady).map_err(lost_error)
 }
 
-/// Opens the file in memory that the thread reports, for writing. The number comes from the target: it may refer to
-/// a file that the target may only read, and that this user may write.
+/// Opens for writing the file in memory that the thread reports. Fails unless it is an empty memory file. The number
+/// comes from the target: it may refer to a file that the target may only read, and that this user may write.
 fn open_memory_file(path: &Path) -> io::Result<File> {
     let file = File::options().write(true).open(path)?;
     let metadata = file.metadata()?;

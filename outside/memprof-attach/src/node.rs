@@ -159,8 +159,12 @@ struct OpenInspector {
     was_open: bool,
 }
 
-/// Finds the inspector of a Node process, or sends SIGUSR1 to open it and waits for it. Does not send the signal
-/// while it would make a call of the main thread fail.
+/// Finds the inspector of a Node process, or sends SIGUSR1 to open it and waits for it. An inspector at the default
+/// port is used without the signal.
+///
+/// The signal is not sent while it would make a call of the main thread fail. Then an open inspector at any port is
+/// used, and without one this fails. After the signal, new ports are tried first. Ports that were open before are tried
+/// later, because the inspector may already have been open there.
 fn find_or_open_inspector(pid: u32, process: &OwnedFd) -> Result<OpenInspector, AttachError> {
     let list = || list_listeners(pid).map_err(|error| program::proc_error(pid, "fd", error));
     let mut known = list()?;

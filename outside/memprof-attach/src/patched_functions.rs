@@ -90,7 +90,7 @@ pub fn patch_beside_malloc(
     })
 }
 
-/// Patches the functions of one file. Fails as [`patch_entry_points`] does.
+/// Patches the functions of one file, except those that are patched already. Fails as [`patch_entry_points`] does.
 fn patch(pid: u32, code: AllocatorCode, max_pause: Duration) -> Result<PatchReport, AttachError> {
     let plan = PatchPlan::new(&code)?;
     let mut target = Target::inspect(pid)?;

@@ -50,8 +50,8 @@ impl PluginSource {
 }
 
 impl Plugin {
-    /// Chooses how a target loads the plugin: the loaded one, its path, a file in memory, or without /proc a
-    /// temporary copy, which it creates.
+    /// Chooses how a target loads the plugin: the loaded one, its path, a file in memory, or without /proc a temporary
+    /// copy, which it creates. Fails if that copy cannot be written.
     pub(crate) fn choose_source(&self, target: &Target) -> Result<PluginSource, AttachError> {
         if let Some(entry) = self.loaded_entry(target) {
             return Ok(PluginSource::Loaded(entry));

@@ -57,7 +57,8 @@ pub(crate) struct FunctionStack {
 }
 
 /// Makes a thread at a safe point run calls. Does not wait for their end. Calls of functions need a `stack` of their
-/// own; `None` if all are system calls. The thread has the signal mask `blocked` meanwhile.
+/// own; `None` if all are system calls. The thread has the signal mask `blocked` meanwhile. Fails if no thread reaches
+/// a safe point in time.
 pub(crate) fn run_calls(
     target: &mut Target,
     calls: &[RemoteCall],

@@ -123,8 +123,9 @@ impl ProgramCodeMap {
         self.check_frames(&frames)
     }
 
-    /// Fails if a function that the remote calls need is on the thread's stack. `frames` start with the innermost
-    /// one.
+    /// Fails unless the stack begins in libc's start of the program or of a thread, and then has only code of the
+    /// program. Another function there, such as one of libc or an allocator, may be one that the remote calls need.
+    /// `frames` start with the innermost one.
     fn check_frames(&self, frames: &[u64]) -> Result<(), &'static str> {
         let entry = self.startup.as_ref().map_or(0, |startup| startup.entry);
         let is_start = |pc: &u64| (entry..entry.saturating_add(MAX_START_LEN)).contains(pc);

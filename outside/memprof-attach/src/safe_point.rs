@@ -99,7 +99,8 @@ enum UnsafeReason {
 }
 
 /// Stops the first thread at a safe point that is not among `avoided` and has room for the frames of `calls` calls.
-/// Tries for some seconds; threads that run are tried only if none that waits was suitable.
+/// Tries for some seconds; threads that run are tried only if none that waits was suitable. Then fails with the reason
+/// of the last one. Fails at once for a thread that does not stop, which the caller can avoid.
 pub(crate) fn stop_at_safe_point(
     target: &mut Target,
     calls: usize,

@@ -110,12 +110,12 @@ impl SharedPage {
         page
     }
 
-    /// Stores a number of 64 bits at an offset.
+    /// Stores a number of 64 bits at an offset. Panics beyond the end of the page.
     pub(crate) fn set_word(&mut self, offset: usize, word: u64) {
         self.0[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
     }
 
-    /// Stores a text at an offset. The zeros behind it terminate it.
+    /// Stores a text at an offset. The zeros behind it terminate it. Panics beyond the end of the page.
     pub(crate) fn set_text(&mut self, offset: usize, text: &[u8]) {
         self.0[offset..offset + text.len()].copy_from_slice(text);
     }

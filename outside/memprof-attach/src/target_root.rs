@@ -147,6 +147,7 @@ fn create_dir(parent: &OwnedFd, name: &str, mode: Mode) -> io::Result<OwnedFd> {
 }
 
 impl Drop for TemporaryCopy {
+    /// Removes the copy and its directory.
     fn drop(&mut self) {
         // If this fails, the files stay in a directory for temporary files.
         let _ = unlinkat(&self.directory, COPY_NAME, AtFlags::empty());

@@ -27,7 +27,8 @@ pub(crate) struct ThreadLimits {
 }
 
 impl RaisedThreadLimit {
-    /// Raises the limit of a process if it leaves less than [`NEEDED_THREADS`]. `None` if it suffices.
+    /// Raises the limit of a process if it leaves less than [`NEEDED_THREADS`]. `None` if it suffices, if it cannot be
+    /// read, or if the process is root's, which the kernel does not limit.
     ///
     /// # Errors
     /// `ThreadLimit`: the limit is too low, and this user may not raise it.
@@ -69,6 +70,7 @@ impl RaisedThreadLimit {
 }
 
 impl Drop for RaisedThreadLimit {
+    /// Restores the limit, unless [`Self::leave_raised`] was called.
     fn drop(&mut self) {
         if !self.is_kept {
             // The call fails for a process that has ended.

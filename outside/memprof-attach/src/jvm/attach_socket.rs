@@ -140,7 +140,7 @@ struct AttachFile<'a> {
 
 impl<'a> AttachFile<'a> {
     /// Creates the file `.attach_pidPID`, which the JVM checks before it opens its socket; it belongs to the JVM's
-    /// user.
+    /// user. Fails if that user could not create it, or if it exists.
     fn new(jvm: &'a Jvm) -> Result<Self, Errno> {
         let temp_dir = &jvm.temp_dir;
         let [_, user, ..] = jvm.status.uids;
@@ -157,6 +157,7 @@ impl<'a> AttachFile<'a> {
 }
 
 impl Drop for AttachFile<'_> {
+    /// Removes the file.
     fn drop(&mut self) {
         // If this fails, an empty file stays in a directory for temporary files.
         let _ = unlinkat(self.temp_dir, &self.name, AtFlags::empty());

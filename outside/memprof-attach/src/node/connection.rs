@@ -39,6 +39,7 @@ impl InspectorConnection {
 }
 
 impl Read for InspectorConnection {
+    /// Reads from the peer. Fails with `TimedOut` at the deadline.
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(Some(self.remaining()?))?;
         self.stream.read(bytes).map_err(map_timeout)
@@ -46,6 +47,7 @@ impl Read for InspectorConnection {
 }
 
 impl Write for InspectorConnection {
+    /// Writes to the peer. Fails with `TimedOut` at the deadline.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(Some(self.remaining()?))?;
         self.stream.write(bytes).map_err(map_timeout)

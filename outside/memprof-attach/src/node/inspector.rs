@@ -36,7 +36,8 @@ impl Inspector {
         Some(Self { address, target_id })
     }
 
-    /// Makes JavaScript evaluate an expression, whose value is null, or an error text. Blocks for `timeout` at most.
+    /// Makes JavaScript evaluate an expression, whose value is null, or an error text. Fails with that text, or with
+    /// [`LoadFailure::Late`] after `timeout`.
     pub(super) fn evaluate(&self, expression: &str, timeout: Duration) -> Result<(), LoadFailure> {
         let connection = InspectorConnection::new(self.address, timeout)?;
         let config = WebSocketConfig::default()
@@ -137,8 +138,8 @@ fn send_evaluate(
     }
 }
 
-/// Parses the reply to the request: `Ok` if the value is null, else the error text. `None` for an event or invalid
-/// JSON.
+/// Parses the reply to the request: `Ok` if the value is null. Otherwise the error: the value's text, the first line of
+/// an exception, or the whole message. `None` for an event or invalid JSON.
 fn parse_reply(message: &str) -> Option<Result<(), String>> {
     let message: Value = serde_json::from_str(message).ok()?;
     if message["id"] != 1 {

@@ -56,6 +56,7 @@ pub(super) struct LoadScript<'a> {
 }
 
 impl fmt::Display for LoadScript<'_> {
+    /// Formats the script as one JavaScript expression: a call of [`FUNCTION`] with the settings as JSON.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let deadline = now.unwrap_or_default() + self.timeout;

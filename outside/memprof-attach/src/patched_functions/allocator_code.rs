@@ -100,8 +100,9 @@ impl AllocatorCode {
         Ok(program.into_iter().chain(libraries).collect())
     }
 
-    /// Reads one file. `None` if it contains no allocator of the requested kind: one that exports `malloc` if
-    /// `serves_malloc`, else one whose functions have other names.
+    /// Reads one file, and charges its size to `budget`. `None` if it contains no allocator of the requested kind: one
+    /// that exports `malloc` if `serves_malloc`, else one whose functions have other names. Fails as [`Self::read`]
+    /// does.
     fn read_file(
         pid: u32,
         opened: AllocatorFile,
@@ -258,8 +259,9 @@ impl AllocatorCode {
     }
 }
 
-/// Returns the functions of this file by the address of the GOT slot that holds them, without those that another file
-/// replaces. For allocating functions of other files the value is [`OTHER_ALLOCATOR`].
+/// Returns the functions that this file calls through GOT slots, by the address of the slot. These are the functions
+/// that the file defines, and [`OTHER_ALLOCATOR`] for each allocator function of another file. Slots of other functions
+/// are left out.
 fn called_slots(elf: &Elf<'_>, bias: u64) -> HashMap<u64, u64> {
     let relocations = elf.dynamic_relocations().into_iter().flatten();
     let slots = relocations.filter_map(|(slot, relocation)| {

@@ -116,7 +116,8 @@ impl LoadedLibraries {
         bases.filter_map(|base| Some((*base, LibraryImage::read(&self.memory, *base).ok()?)))
     }
 
-    /// Opens the file that is loaded at `base`. `None` if no file is mapped there.
+    /// Opens the file that is loaded at `base`. `None` if no file is mapped there. Fails with `NotPatched` if the file
+    /// was replaced since it was loaded.
     fn open(&self, pid: u32, base: u64) -> Result<Option<AllocatorFile>, AttachError> {
         let Some(image) = self.mapped.get(&base) else {
             return Ok(None);
@@ -147,7 +148,8 @@ impl LoadedLibraries {
     }
 }
 
-/// Opens a regular file. `None` if it is not the one that is loaded at `base`.
+/// Opens a regular file. `None` if it is not the one that is loaded at `base`: the first [`COMPARED_SIZE`] bytes
+/// differ. Fails if one of the two cannot be read.
 fn open_if_loaded(path: &Path, memory: &Memory, base: u64) -> io::Result<Option<File>> {
     let mut options = OpenOptions::new();
     // The process may have put a FIFO in the file's place.

@@ -95,8 +95,8 @@ impl<'a> CallGraph<'a> {
 }
 
 /// Finds a jump or call, anywhere in the program, to one of `ranges` after its first byte. Returns its address and the
-/// index of the range. `None` if there is none. Ignores short jumps from one function to another, which no compiler
-/// emits.
+/// index of the range. `None` if there is none. After [`MAX_CANDIDATES`] places that look like one, the next counts
+/// without a check. Ignores short jumps from one function to another, which no compiler emits.
 pub(crate) fn find_jump_into(code: &AllocatorCode, ranges: &[Range<u64>]) -> Option<(u64, usize)> {
     let (lowest, highest) = ranges.iter().fold((u64::MAX, 0), |(low, high), range| {
         (low.min(range.start), high.max(range.end))

@@ -54,7 +54,8 @@ impl PatchPlan {
     ///
     /// # Errors
     /// `NotPatched`: `malloc` or a function that frees cannot be patched. Without a hook at every function that
-    /// frees, freed blocks would count as live for ever.
+    /// frees, freed blocks would count as live for ever. Also if there are too many functions, or if a jump leads
+    /// into the first bytes of one.
     pub(crate) fn new(code: &AllocatorCode) -> Result<Self, AttachError> {
         let hooked = hooked_functions(code)?;
         let allocates = hooked

@@ -43,6 +43,8 @@ enum PatchFailure {
 }
 
 /// Writes the patches, each of them completely or not at all; returns for how long the threads were stopped.
+/// `relocated` has the instructions that the patches replace, with their new addresses; it is empty if patches are
+/// undone.
 ///
 /// # Errors
 /// The threads cannot be stopped outside of the patched bytes. Nothing was changed then.
@@ -70,7 +72,7 @@ pub(crate) fn write_patches(
 }
 
 /// Stops all threads, writes the patches and resumes the threads, in one attempt. Returns for how long they were
-/// stopped.
+/// stopped. The failure says whether a later attempt may succeed.
 fn try_write(
     target: &Target,
     patches: &[CodePatch],
@@ -120,7 +122,8 @@ fn stop_failure(target: &Target, error: StopAllError) -> PatchFailure {
 type RegisterFixups<'a> = Vec<(&'a StoppedThread, user_regs_struct)>;
 
 /// Returns the threads that are about to execute a relocated instruction, with registers to continue at its new
-/// address. It has the same effect there, whether the patches are written or not.
+/// address. It has the same effect there, whether the patches are written or not. Fails if a thread is inside such an
+/// instruction, may return to one from a signal handler, or ends.
 fn collect_fixups<'a>(
     target: &Target,
     mapped: &[Range<u64>],
