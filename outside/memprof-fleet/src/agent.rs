@@ -276,7 +276,7 @@ impl Agent {
     }
 
     /// Converts the profiles in the spool to files for the store, without stacks that this agent stored in the same
-    /// hour.
+    /// hour. Fails if the spool cannot be read or written.
     fn flush_batch(&mut self) -> anyhow::Result<()> {
         self.forget_stacks_of_other_store();
         let new_stacks = RefCell::new(Vec::new());

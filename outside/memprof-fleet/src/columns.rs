@@ -41,7 +41,7 @@ impl<'b> Columns<'b> {
     }
 
     /// Returns a column of 64-bit numbers, `None` for each null. A missing column, as in older files, counts as all
-    /// null.
+    /// null. Fails if it has another type.
     fn nullable_numbers_or_nulls(&self, name: &str) -> anyhow::Result<Vec<Option<i64>>> {
         match self.0.column_by_name(name) {
             Some(_) => self.nullable_numbers(name),
@@ -50,7 +50,7 @@ impl<'b> Columns<'b> {
     }
 
     /// Returns the counts of memprof's sampler in each row. `None` if the allocator sampled, or an older agent wrote no
-    /// counts.
+    /// counts. Fails if a column has another type.
     pub(crate) fn sampler_counts(&self) -> anyhow::Result<Vec<Option<SamplerCounts>>> {
         let mut rows = vec![[None; SamplerCounts::COLUMNS.len()]; self.0.num_rows()];
         for (index, name) in SamplerCounts::COLUMNS.into_iter().enumerate() {

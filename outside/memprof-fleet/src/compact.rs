@@ -43,7 +43,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
 }
 
 /// Merges the files of all hours that ended before `until`, and deletes the merged ones. Files that cannot be read are
-/// noted and left as they are.
+/// noted and left as they are. Fails if a request to the store fails.
 pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Result<CompactStats> {
     let mut stats = CompactStats::default();
     for table in Table::ALL {
@@ -72,8 +72,9 @@ pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Resu
     Ok(stats)
 }
 
-/// Merges the files of an hour into the file with this number, and deletes them. Returns the number of merged files; 0 if
-/// there was nothing to merge, or another agent has merged the hour since the files were listed.
+/// Merges the files of an hour into the file with this number, and deletes them. Files that cannot be read are noted
+/// and left out. Returns the number of merged files; 0 if there was nothing to merge, or another agent has merged the
+/// hour since the files were listed.
 fn merge_hour(
     store: &Arc<ProfileStore>,
     table: Table,
@@ -202,7 +203,8 @@ fn column_names(table: Table) -> Vec<&'static str> {
     }
 }
 
-/// Adds the rows of a batch of samples to `rows`. `known` has the index of each context, by process and time.
+/// Adds the rows of a batch of samples to `rows`. `known` has the index of each context, by process and time. Fails if
+/// a column is missing or of another type.
 fn read_samples(
     columns: &Columns<'_>,
     rows: &mut Rows,

@@ -18,8 +18,8 @@ use crate::time::{Hour, Instant};
 /// Folder of objects for a test of the store.
 const PROBE_FOLDER: &str = "doctor";
 
-/// Runs `memprof fleet doctor`: reads all files of the store and tests its conditional writes. Prints
-/// the findings; the exit code is 1 if there are any.
+/// Runs `memprof fleet doctor`: reads all files of the store, tests its conditional writes, and checks whether the
+/// spool is full. Prints the findings; the exit code is 1 if there are any.
 pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     let mut findings = Vec::new();
     let pending = pending_bytes(&config.spool)?;

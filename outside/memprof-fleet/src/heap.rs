@@ -96,7 +96,8 @@ struct StackSums {
 }
 
 impl StackSums {
-    /// Adds the samples of a profile, summed by the names of their stacks.
+    /// Adds the samples of a profile, summed by the names of their stacks. Drops a stack's allocations if one of its
+    /// samples is from a profile without allocations.
     fn add(&mut self, symbolized: &SymbolizedProfile) {
         let origins = CodeOrigins::new(symbolized, &OriginRules::default());
         let profile = &symbolized.profile;

@@ -55,6 +55,7 @@ use memprof_output::{FAILED, error_code};
 use args::{Args, Command, FleetCommand, ProcessArgs, TargetArgs};
 use config::Config;
 
+/// Runs the command of the arguments. Prints the help or the error of the parser, or the error of the command.
 fn main() -> ExitCode {
     match Args::try_parse() {
         Ok(args) => memprof_output::finish_command(run(&args), |error| exit_code_of(error).into()),

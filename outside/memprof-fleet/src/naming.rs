@@ -35,7 +35,8 @@ pub(crate) struct Naming {
     stuck: HashMap<String, Child>,
 }
 
-/// Entry point of the child: reads a dump from stdin, and writes its symbolized [`Heap`] to stdout as JSON.
+/// Entry point of the child: reads a dump from stdin, and writes its symbolized [`Heap`] to stdout as JSON. Limits its
+/// own memory, and writes no core file.
 pub(crate) fn run(args: &NameArgs) -> anyhow::Result<ExitCode> {
     let limit = |bytes| Rlimit {
         current: Some(bytes),
@@ -144,7 +145,7 @@ fn wait_for_exit(child: &mut Child, timeout: Duration) -> io::Result<Option<Exit
     child.try_wait()
 }
 
-/// Reads at most `limit` bytes; empty if there is no stream.
+/// Reads at most `limit` bytes of a stream. Empty if the stream is `None`.
 fn read_up_to(stream: Option<impl Read>, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if let Some(stream) = stream {

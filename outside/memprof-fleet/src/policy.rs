@@ -63,8 +63,9 @@ impl ServiceRule {
         self.activate || !self.attach.is_empty()
     }
 
-    /// Returns whether a process is due that was dumped, or first discovered, at `last`. Each process has its own phase
-    /// in the period, so that a thousand agents that start together do not dump together.
+    /// Returns whether a process is due, once in each of its periods. It was dumped, or first discovered, at `last`.
+    /// Each process has its own phase in the period, so that a thousand agents that start together do not dump
+    /// together.
     pub(crate) fn is_due(&self, instance: &str, last: Uptime, now: Uptime) -> bool {
         let period = i64::try_from(self.period.as_millis()).unwrap_or(i64::MAX);
         let phase = (stable_hash(instance) % period.unsigned_abs()).cast_signed();

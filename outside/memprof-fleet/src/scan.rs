@@ -281,7 +281,8 @@ fn open_file(
     Ok(reader)
 }
 
-/// Reads the footer of a Parquet file, which its last eight bytes follow: its length and a magic number.
+/// Reads the footer of a Parquet file. The last eight bytes of the file follow it: its length and a magic number. Fails
+/// if the file is shorter than that, or than the length says.
 fn read_footer(chunks: &ObjectReader, object: &Object) -> anyhow::Result<Bytes> {
     const TAIL_BYTES: u64 = 8;
     let read = || {
@@ -375,6 +376,7 @@ impl Length for ObjectReader {
 impl ChunkReader for ObjectReader {
     type T = Cursor<Bytes>;
 
+    /// Returns a reader of the bytes from `start` on, at most [`DEFAULT_READ_SIZE`] of them.
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
         let length = self.size.saturating_sub(start).min(DEFAULT_READ_SIZE);
         self.read(start, length).map(Cursor::new)

@@ -231,7 +231,7 @@ fn publish(directory: &Path, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
     rename_durably(&fresh, &path)
 }
 
-/// Renames a file, and waits until the change is on the disk.
+/// Renames a file or directory, and waits until the change is on the disk: syncs both parent directories.
 fn rename_durably(from: &Path, to: &Path) -> anyhow::Result<()> {
     let failed = || format!("failed to rename {} to {}", from.display(), to.display());
     fs::rename(from, to).with_context(failed)?;

@@ -142,7 +142,8 @@ impl ProfileStore {
             .map_err(|error| self.store_error(&format!("read {name}"), error))
     }
 
-    /// Creates an object, unless one of that name exists. Returns whether it was created.
+    /// Creates an object, unless one of that name exists. Returns whether it was created. Fails if the store cannot be
+    /// reached (exit code 3).
     pub(crate) fn create(&self, name: &str, bytes: Bytes) -> anyhow::Result<CreateOutcome> {
         let options = PutOptions {
             mode: PutMode::Create,
@@ -175,7 +176,7 @@ impl ProfileStore {
     }
 
     /// Reads the id by which a store that was replaced or emptied is recognized: the content of an object. If the
-    /// object is missing, it is created with random bytes.
+    /// object is missing, it is created with random bytes. Fails if the store cannot be reached (exit code 3).
     pub(crate) fn read_or_create_id(&self) -> anyhow::Result<Bytes> {
         if self.head(ID_OBJECT)?.is_none() {
             let mut random = [0; ID_BYTES];
@@ -187,7 +188,7 @@ impl ProfileStore {
     }
 
     /// Reads the store's clock: creates an object, deletes it, and returns the time at which the store says it was
-    /// written.
+    /// written. Fails if a request fails (exit code 3).
     pub(crate) fn read_clock(&self) -> anyhow::Result<Instant> {
         let ticks = Uptime::now().0;
         let name = format!("clock/{}-{}-{ticks}", Instant::now().0, std::process::id());
@@ -279,8 +280,8 @@ fn open_s3(url: &str, path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
 }
 
 /// Returns the S3 settings of the environment: names and values. Blanks and line ends around a value, as files and
-/// secrets have them, are trimmed; an empty value counts as not set. Invalid characters within a value are errors here,
-/// because the libraries panic on them.
+/// secrets have them, are trimmed; an empty value counts as not set. Invalid characters within a value, and an endpoint
+/// that is no HTTP address, are errors here, because the libraries panic on some of them.
 fn s3_settings(
     environment: impl Iterator<Item = (OsString, OsString)>,
 ) -> anyhow::Result<Vec<(String, String)>> {

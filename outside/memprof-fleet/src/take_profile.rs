@@ -202,7 +202,7 @@ fn ensure_sampling(client: &mut Client, rule: &ServiceRule) -> anyhow::Result<()
     }
 }
 
-/// Returns whether an activation expires within `time`; false if it has no expiry or that is malformed.
+/// Returns whether an activation expires within `time`. False if it never expires (`None`), or its expiry is malformed.
 fn expires_within(expiry: Option<&str>, time: Duration) -> bool {
     let expiry = expiry.and_then(|expiry| humantime::parse_rfc3339(expiry).ok());
     expiry.is_some_and(|expiry| expiry < SystemTime::now() + time)

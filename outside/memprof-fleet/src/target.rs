@@ -18,6 +18,7 @@ pub(crate) enum Target {
 impl FromStr for Target {
     type Err = Infallible;
 
+    /// Parses `@SERVICE`, `HOST/PID` or `HOST`. An empty text selects the whole fleet.
     fn from_str(text: &str) -> Result<Self, Infallible> {
         Ok(match (text.strip_prefix('@'), text.rsplit_once('/')) {
             _ if text.is_empty() => Self::All,
@@ -29,6 +30,7 @@ impl FromStr for Target {
 }
 
 impl fmt::Display for Target {
+    /// Formats the target as `from_str` parses it; the whole fleet as `the fleet`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::All => f.write_str("the fleet"),

@@ -107,7 +107,8 @@ pub(crate) fn parse_instant(text: &str) -> Result<Instant, String> {
     parse_instant_at(text, Instant::now())
 }
 
-/// Parses a time of day or an age relative to `now`, or an absolute time. The error says what is expected.
+/// Parses a time of day or an age relative to `now`, or an absolute time. A time of day that is still to come today is
+/// yesterday's. The error says what is expected.
 fn parse_instant_at(text: &str, now: Instant) -> Result<Instant, String> {
     let expected = "expected a time in UTC: 14:30, 2026-11-21T14:30:00Z, or 2h for two hours ago";
     let ago = text.strip_suffix(" ago").unwrap_or(text);

@@ -9,7 +9,8 @@ use crate::config::Config;
 use crate::schema::{INCOMING_FOLDER, SOURCES_KEY, Table};
 use crate::store::ProfileStore;
 
-/// Runs `memprof fleet views`: prints SQL that creates a view for each table of the store.
+/// Runs `memprof fleet views`: prints SQL that creates a view for each table of the store. Fails if the store cannot be
+/// read, or its path has a character that the engine cannot read (exit code 2).
 pub(crate) fn run(engine: Engine, config: &Config) -> anyhow::Result<ExitCode> {
     let store = ProfileStore::open(&config.store)?;
     let root = engine.pattern_root(store.url())?;

@@ -148,8 +148,8 @@ async fn serve(
     Ok(())
 }
 
-/// Handles a request, and sends the replies to its inbox. Invalid requests, and those beyond `MAX_OPEN_REQUESTS`, are
-/// noted and ignored.
+/// Handles a request, and sends the replies to its inbox. A dump begins after this machine's part of the requested
+/// spread. Invalid requests, and those beyond `MAX_OPEN_REQUESTS`, are noted and ignored.
 async fn handle_message(
     client: Client,
     host: Arc<str>,

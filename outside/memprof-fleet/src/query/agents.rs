@@ -42,7 +42,7 @@ struct AgentReplies {
 }
 
 /// Runs `memprof fleet ps` over NATS: prints the processes that agents list, as a table or, if `json`, as JSON. Fails
-/// if none replies (exit code 3).
+/// if no agent replies, and none is known from the store (exit code 3).
 pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
     let request = AgentRequest {
         target: target.clone(),
@@ -53,8 +53,9 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
     request_and_print(config, Verb::Ps, target, &request, LIST_TIMEOUT, json)
 }
 
-/// Runs `memprof fleet dump`. Waits for the requested spread and up to [`DUMP_TIMEOUT`] more. Fails if no agent replies
-/// (exit code 3), or there is no process to dump (5).
+/// Runs `memprof fleet dump`. Waits for the requested spread and up to [`DUMP_TIMEOUT`] more. Fails if no agent
+/// replies, and none is known from the store (exit code 3). Fails if there is no process to dump, and no agent is
+/// missing (5).
 pub(crate) fn dump(args: &DumpArgs) -> anyhow::Result<ExitCode> {
     let ProcessArgs {
         store,
@@ -75,8 +76,10 @@ pub(crate) fn dump(args: &DumpArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Sends a request, prints the processes in the replies, as a table or, if `json`, as JSON, and notes missing agents.
-/// Returns exit code 1 if an agent is missing or a dump failed. Fails if no agent replied (exit code 3), or there was
-/// no process to dump (5).
+/// Returns exit code 1 if an agent is missing or a dump failed.
+///
+/// Fails if no agent replied, and none is known to be missing (exit code 3). Fails if there was no process to dump, and
+/// no agent is missing (5).
 fn request_and_print(
     config: &Config,
     verb: Verb,
@@ -224,8 +227,8 @@ fn find_missing_agents(
 }
 
 /// Sends a request, and receives replies until none has come for a while and each agent that replied has sent all of
-/// its processes. Returns incomplete replies after `timeout`. Fails if the server cannot be reached, or refuses the
-/// request (exit code 3).
+/// its processes. Returns earlier if the server says that no agent listens, and returns incomplete replies after
+/// `timeout`. Fails if the server cannot be reached, or refuses the request (exit code 3).
 async fn collect_replies(
     config: &Config,
     verb: Verb,

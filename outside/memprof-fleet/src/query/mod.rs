@@ -44,6 +44,7 @@ pub(crate) struct ProfileQuery {
 
 impl ProfileQuery {
     /// Selects the profiles of a target in a time window, which ends now if it has no end. Notes are printed to stderr.
+    /// Fails if the store's URL is invalid (exit code 2).
     pub(crate) fn new(
         config: &Config,
         window: &TimeWindow,
@@ -69,8 +70,8 @@ impl ProfileQuery {
         )
     }
 
-    /// Reads the selected profiles, sorted by process and time; only those whose build id begins with `build` if it is
-    /// given. Fails if there is none (exit code 5), or the store cannot be read.
+    /// Reads the selected profiles, sorted by process and time. Only those whose build id begins with `build`, or all
+    /// if it is `None`. Fails if there is none (exit code 5), or the store cannot be read.
     pub(crate) fn profiles(&self, build: Option<&str>) -> anyhow::Result<Vec<Profile>> {
         let mut profiles = read_profiles(self)?;
         let all = profiles.len();

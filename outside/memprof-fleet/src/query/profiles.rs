@@ -64,7 +64,7 @@ impl Profile {
 }
 
 /// Reads the selected profiles, sorted by process and time. Files that cannot be read are left out. Notes report them,
-/// wrong clocks, and what memprof's sampler missed.
+/// wrong clocks, and what memprof's sampler missed. Fails if the files cannot be listed.
 pub(crate) fn read_profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
     let found = table_files(&query.store, Table::Profiles, (query.from, query.to))?;
     for finding in found.findings() {
@@ -198,7 +198,7 @@ const SHORTFALLS: [Shortfall; 5] = [
 ];
 
 /// Returns notes on what memprof's sampler missed in the newest profile of each process, so that values are too high or
-/// too low.
+/// too low. There is one note for each kind of loss that a process has.
 fn sampler_notes(profiles: &[Profile]) -> Vec<String> {
     let count = newest_profiles(profiles).count();
     let notes = SHORTFALLS.iter().filter_map(|shortfall| {
@@ -222,6 +222,7 @@ fn sampler_notes(profiles: &[Profile]) -> Vec<String> {
 }
 
 /// Returns the selected rows of a batch. Adds clocks that are wrong to `clocks`: the machine and the offset in ms.
+/// Fails if a column is missing or of another type.
 fn selected_rows(
     columns: &Columns<'_>,
     query: &ProfileQuery,

@@ -14,7 +14,8 @@ pub(crate) struct QueryResult {
     base: Option<(String, SymbolizedProfile)>,
 }
 
-/// Sums the selected profiles, of one build if `build` is given. Fails if there is none (exit code 5).
+/// Sums the selected profiles: those whose build id begins with `build`, or all if it is `None`. Fails if there is none
+/// (exit code 5).
 pub(crate) fn sum_profiles(
     query: &ProfileQuery,
     build: Option<&str>,
@@ -44,8 +45,8 @@ pub(crate) fn compare_builds(
     })
 }
 
-/// Compares the time window of `query` with that of `base`. Each is shown as the mean of its processes. If `build` is
-/// given, only processes of that build count.
+/// Compares the time window of `query` with that of `base`. Each is shown as the mean of its processes. Only builds
+/// whose ids begin with `build` count, or all if it is `None`. Fails if one window has no profile (exit code 5).
 pub(crate) fn compare_windows(
     query: &ProfileQuery,
     base: &ProfileQuery,
@@ -62,7 +63,8 @@ pub(crate) fn compare_windows(
 }
 
 /// Sums the selected profiles by stack, and adds the counts of memprof's samplers. Notes the numbers of profiles and
-/// processes. `build` selects builds by the beginning of their ids; `None` selects all.
+/// processes. `build` selects builds by the beginning of their ids; `None` selects all. Fails if no profile is selected
+/// (exit code 5).
 fn sum_by_stack(
     query: &ProfileQuery,
     build: Option<&str>,

@@ -73,7 +73,7 @@ struct ProfileBuilder {
 }
 
 impl ProfileBuilder {
-    /// Adds a stack, root first, with its bytes and objects.
+    /// Adds a stack, root first, with its bytes and objects, rounded to whole numbers.
     fn add_stack(&mut self, frames: &[String], modules: &[String], [bytes, objects]: [f64; 2]) {
         for (function, module) in frames.iter().zip(modules).rev() {
             let id = self.intern_function(function, module);

@@ -116,7 +116,8 @@ impl Weights {
     }
 }
 
-/// Sums the samples of `profiles`, times their weights. Notes unreadable files and missing samples.
+/// Sums the samples of `profiles`, times their weights. The result has their sample interval if it is the same for all.
+/// Notes unreadable files and missing samples.
 pub(crate) fn weighted_sums(
     query: &ProfileQuery,
     profiles: &[Profile],

@@ -79,7 +79,7 @@ fn first_rows_json(mut rows: Vec<impl serde::Serialize>) -> Value {
 }
 
 /// Responds with the rows that `rows` computes from the selected profiles, which come without samples, and with the
-/// time window and the notes of the query.
+/// time window and the notes of the query. Responds with a problem if a parameter is invalid, or there is no profile.
 async fn rows_response(
     State(server): Server,
     params: QueryExtractor,
@@ -102,7 +102,8 @@ async fn rows_response(
     reply.await.map(Json)
 }
 
-/// Responds with a sum of profiles, or a comparison of two builds or time windows, in the requested format.
+/// Responds with a sum of profiles, or a comparison of two builds or time windows, in the requested format. Responds
+/// with a problem if parameters are invalid or contradict each other, or there is no profile.
 async fn profile_response(
     State(server): Server,
     params: QueryExtractor,
