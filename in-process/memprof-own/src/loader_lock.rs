@@ -281,6 +281,7 @@ mod tests {
         unsafe { libc::dl_iterate_phdr(Some(stay), (&raw mut ends).cast()) };
     }
 
+    /// Callback of `dl_iterate_phdr(3)` that ends the iteration at once.
     unsafe extern "C" fn nothing(_: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
         1
     }

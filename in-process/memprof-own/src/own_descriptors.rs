@@ -77,6 +77,8 @@ mod tests {
     use super::*;
     use crate::guarded_fd::FIRST_AFTER_STDIO;
 
+    /// Returns the file to which a descriptor leads, in a directory of /proc, such as `thread-self`. `None` if the
+    /// descriptor is closed.
     fn link(directory: &str, number: RawFd) -> Option<std::path::PathBuf> {
         fs::read_link(format!("/proc/{directory}/fd/{number}")).ok()
     }

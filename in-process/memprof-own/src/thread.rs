@@ -340,6 +340,7 @@ mod tests {
 
     use super::*;
 
+    /// Returns the value of a field of the calling thread's status. `name` includes the colon, as in `SigBlk:`.
     fn status_field(name: &str) -> String {
         let status = fs::read_to_string("/proc/thread-self/status").unwrap();
         let value = status.lines().find_map(|line| line.strip_prefix(name));
