@@ -26,6 +26,7 @@ static ALLOCATOR: StoppingAllocator = StoppingAllocator;
 
 // SAFETY: the system's allocator, to which all calls are forwarded, fulfils the contract of GlobalAlloc.
 unsafe impl GlobalAlloc for StoppingAllocator {
+    /// Allocates. On a thread with `STOPS` set, clears it and first waits until the test resumes the thread.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if STOPS.replace(false) {
             STOPPED.wait();
