@@ -332,7 +332,8 @@ mod tests {
     /// Longer than anything here takes on a busy machine.
     const LONG_TIMEOUT: Duration = Duration::from_secs(20);
 
-    /// Connects a client to a host that runs `work` with the connection. Returns the error of `request`.
+    /// Connects a client to a host that runs `work` with the connection. Returns the error of `request`, which must
+    /// fail before [`LONG_TIMEOUT`]. `timeout` is that of the client.
     fn client_error<T>(
         timeout: Duration,
         work: impl FnOnce(UnixStream) -> io::Result<()> + Send + 'static,
@@ -436,7 +437,8 @@ mod tests {
         assert_eq!(client_error(LONG_TIMEOUT, without, fetch), expected);
     }
 
-    /// Result of a request to a host in Python that does `action` in place of a reply.
+    /// Returns the error of a request to a host in Python that does `action` in place of a reply. The host's pid is
+    /// replaced by `PID`.
     fn query_python_host(action: &str) -> String {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("h.sock");

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+/// Returns the path of a file in this crate's directory.
 fn crate_file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }

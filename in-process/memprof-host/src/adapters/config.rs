@@ -211,7 +211,7 @@ fn invalid_config_error(message: String) -> Failure {
 mod tests {
     use super::*;
 
-    /// Parses `key=value` texts.
+    /// Parses `key=value` texts. Panics if one has no `=`.
     fn parse_texts(texts: &[&str]) -> Result<Settings, Failure> {
         parse(texts.iter().map(|text| text.split_once('=').unwrap()))
     }

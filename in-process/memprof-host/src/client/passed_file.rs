@@ -92,6 +92,7 @@ mod tests {
 
     use super::*;
 
+    /// Creates a temporary file with these bytes. Its position is at their end.
     fn file_with(bytes: &[u8]) -> File {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();

@@ -137,6 +137,7 @@ mod tests {
         resume
     }
 
+    /// Waits until `idle_count` threads of the pool have no connection.
     fn wait_until_idle(workers: &WorkerPool, idle_count: usize) {
         while workers.0.lock().idle_count != idle_count {
             thread::yield_now();
