@@ -148,7 +148,8 @@ mod tests {
         assert!(!FILTER.may_hold(block));
     }
 
-    /// Most blocks with one counter, and the number of cache lines that the blocks' counters are on.
+    /// Returns the largest number of blocks that share a counter, and the number of cache lines on which the blocks'
+    /// counters are.
     fn spread(blocks: impl Iterator<Item = usize>) -> (usize, usize) {
         let mut counters = HashMap::new();
         let start = (&raw const FILTER).addr();

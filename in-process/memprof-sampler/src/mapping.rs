@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// `VmRSS` and `VmLck` of this process, in KiB.
+    /// Returns the resident and the locked memory of this process (`VmRSS`, `VmLck`), in KiB.
     fn rss_and_locked() -> [u64; 2] {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         ["VmRSS:", "VmLck:"].map(|name| {

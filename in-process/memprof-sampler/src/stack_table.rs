@@ -430,8 +430,8 @@ mod tests {
         assert!(records.bytes() <= WORD_COUNT * 8 + CELL_COUNT * 8);
     }
 
-    /// Adds samples, each with another stack of that depth, and removes all but one of `every`. Returns the
-    /// number of lost samples.
+    /// Adds samples, each with another stack of `depth` frames. Keeps one of `every` samples, and removes the others at
+    /// once. Returns the number of lost samples.
     fn churn(records: &StackTable, samples: u64, every: u64, depth: usize) -> u64 {
         let mut lost = 0;
         for sample in 0..samples {

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use memprof_sampler::{PatchedEntries, Role, Shape, memprof_entry_tables};
 use program::{MOVED, Program, RET};
 
+/// Calls the function number `index`, which returns its argument.
 fn call(program: &Program, index: usize, argument: usize) -> usize {
     // SAFETY: machine code of this test, which returns its first argument, also through hooks.
     let function = unsafe {

@@ -49,6 +49,7 @@ impl Stack {
         self.page as usize + PAGE
     }
 
+    /// Returns the number of bytes of the stack that were written to.
     fn used(&self) -> usize {
         // SAFETY: a mapped page that no code runs on now.
         let bytes = unsafe { slice::from_raw_parts(self.page, PAGE) };
@@ -81,11 +82,13 @@ fn call_on(top: usize, function: usize, arguments: [usize; 5]) -> usize {
     result
 }
 
+/// Returns the address of the block that the function number `index` returns.
 fn block(index: usize) -> usize {
     0x5500_0000_0000 + index * 4096
 }
 
-/// Machine code of an allocator's function that returns the block with its index, always the same.
+/// Machine code of an allocator's function of a shape. It returns the block of `index`, always the same; a `Stored` one
+/// stores it at its first argument.
 fn code(index: usize, shape: Shape) -> Vec<u8> {
     let movabs_rax = [&[0x48, 0xb8][..], &block(index).to_le_bytes()].concat();
     match shape {
@@ -98,7 +101,8 @@ fn code(index: usize, shape: Shape) -> Vec<u8> {
     }
 }
 
-/// Patches a function of each shape, and enables the hooks.
+/// Patches a function of each shape, and enables the hooks. `is_outer` says whether all functions count as callers of
+/// other patched ones.
 fn program_with_hooks(is_outer: bool) -> (Program, PatchedEntries) {
     let functions: Vec<_> = Shape::ALL
         .into_iter()
@@ -119,14 +123,15 @@ fn program_with_hooks(is_outer: bool) -> (Program, PatchedEntries) {
     (program, entries)
 }
 
+/// Returns the addresses of all live samples.
 fn live() -> HashSet<usize> {
     let mut live = HashSet::new();
     for_each_live(|sample| assert!(live.insert(sample.address)));
     live
 }
 
-/// Calls a function of every shape once on the stack that ends at `top`. Each allocation adds a sample, each free
-/// removes one.
+/// Calls a function of every shape once on the stack that ends at `top`. Checks after each call that an allocation has
+/// added a sample, and a free has removed one. Clears the tables at the end.
 fn check_all(program: &Program, top: usize) {
     let mut stored = 0_usize;
     let mut allocated = HashSet::new();
@@ -168,7 +173,8 @@ fn check_all(program: &Program, top: usize) {
     clear().unwrap();
 }
 
-/// A change in place that fails leaves the sample as it is.
+/// Checks that a change in place that fails leaves the sample as it is, and that one that succeeds changes its size.
+/// Calls on the stack that ends at `top`.
 fn check_failed_expansion(program: &Program, top: usize) {
     let call = |shape: Shape, arguments| {
         let index = Shape::ALL.iter().position(|each| *each == shape).unwrap();
@@ -189,6 +195,7 @@ fn check_failed_expansion(program: &Program, top: usize) {
     clear().unwrap();
 }
 
+/// Passes the loader's function and the main thread's stack to the walker.
 fn prepare_walks() {
     // SAFETY: dlsym(3) with a NUL-terminated name.
     let find = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };

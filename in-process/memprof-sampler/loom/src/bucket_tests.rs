@@ -10,10 +10,12 @@ const BLOCK: usize = 0x7f00_0000_1000;
 const FIRST: Sample = Sample { size: 1, record: 1 };
 const SECOND: Sample = Sample { size: 2, record: 2 };
 
+/// Inserts a sample. Panics if the bucket is full.
 fn insert(bucket: &Bucket, address: usize, sample: Sample) {
     bucket.claim_empty(address).unwrap().fill(sample);
 }
 
+/// Removes the sample of an address and returns it. `None` if there is none, or another thread has claimed it.
 fn remove(bucket: &Bucket, address: usize) -> Option<Sample> {
     Some(bucket.claim_sample(address)?.sample())
 }

@@ -32,6 +32,7 @@ impl GatedTables {
         }
     }
 
+    /// Inserts a sample of `BLOCK`, as a hook does. If the gate is closed, gives its cell up and inserts none.
     fn sample(&self) {
         let claim = self.bucket.claim_empty(BLOCK).unwrap();
         if self.gate.may_pass() {
@@ -47,6 +48,7 @@ impl GatedTables {
         }
     }
 
+    /// Clears the tables, as the sampler does. loom reports a hook that accesses the records at the same time.
     fn clear(&self) {
         self.gate.close();
         let is_empty = self.bucket.drain(
@@ -65,6 +67,8 @@ impl GatedTables {
     }
 }
 
+/// Checks in all interleavings that `hook` runs safely beside [`GatedTables::clear`]. No sample must be left after a
+/// second clear. `prepare` fills the tables first.
 fn check(prepare: impl Fn(&GatedTables) + Sync + Send + 'static, hook: fn(&GatedTables)) {
     model(move || {
         let tables = Arc::new(GatedTables::new());

@@ -26,6 +26,7 @@ impl Record {
         record
     }
 
+    /// Writes the record's stack: both words get the value `stack`.
     fn write(&self, stack: u64) {
         fence(Release);
         for word in &self.stack {
@@ -37,7 +38,8 @@ impl Record {
         [self.stack[0].load(Relaxed), self.stack[1].load(Relaxed)]
     }
 
-    /// Evicts the record if it has no user, and writes another stack. Returns whether it did.
+    /// Evicts the record if it has no user, and writes another stack in the generation `generation`. Returns whether it
+    /// did.
     fn replace(&self, stack: u64, generation: u32) -> bool {
         let idle = self.life.idle_generation();
         let is_evicted = idle.is_some_and(|idle| self.life.evict(idle));

@@ -18,7 +18,8 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Writes functions of these names; `code` follows their first instructions.
+    /// Writes functions with these names and shapes, and their table. `code` follows their first instructions. No jump
+    /// is written yet.
     pub(crate) fn new(functions: &[(&str, Shape, Vec<u8>)]) -> Self {
         let length = trampoline_offset(EntryTable::MAX_ENTRIES) + 8192;
         let access = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
@@ -40,6 +41,7 @@ impl Program {
         program
     }
 
+    /// Writes the row, the trampoline and the relocated prologue of the function number `index`.
     fn write_entry(&mut self, index: usize, name: &str, shape: Shape) {
         let entry = offset_of!(EntryTable, entries) + index * size_of::<EntryRow>();
         let start = trampoline_offset(index);
@@ -59,6 +61,7 @@ impl Program {
         self.write(entry + offset_of!(EntryRow, name), name.as_bytes());
     }
 
+    /// Writes the jump to its trampoline over the first instructions of the function number `index`.
     pub(crate) fn write_jump(&mut self, index: usize) {
         let offset = self.function(index);
         let distance = (trampoline_offset(index) as i32 - offset as i32 - 5).to_le_bytes();
@@ -69,10 +72,12 @@ impl Program {
         self.memory[offset..offset + bytes.len()].copy_from_slice(bytes);
     }
 
+    /// Returns the offset of the function number `index` from the table's start, in bytes.
     pub(crate) fn function(&self, index: usize) -> usize {
         trampoline_offset(EntryTable::MAX_ENTRIES) + 64 * index
     }
 
+    /// Converts an offset from the table's start to an address.
     pub(crate) fn address(&self, at: usize) -> usize {
         self.memory.as_ptr() as usize + at
     }
