@@ -308,6 +308,7 @@ mod tests {
     /// Frame that the saved walkers of these tests return.
     const ELSEWHERE: usize = 0xBAD;
 
+    /// Saved walker that reports one frame, at `ELSEWHERE`, so that it never agrees with memprof's.
     unsafe extern "C" fn walk_elsewhere(frames: *mut *mut c_void, count: *mut u32, _: u32) {
         // SAFETY: the tests pass an array of many frames.
         unsafe { frames.write(ELSEWHERE as *mut c_void) };
@@ -329,6 +330,7 @@ mod tests {
         &HOOKS[index]
     }
 
+    /// Calls the hook with room for `buffer` frames, at most 128. Returns the frames that it has written.
     #[inline(never)]
     fn take_sample(hook: &'static BacktraceHook, buffer: usize) -> Vec<usize> {
         let mut frames = [ptr::null_mut(); 128];

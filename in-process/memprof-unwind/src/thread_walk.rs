@@ -333,6 +333,8 @@ mod tests {
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// Walks the stack from here. Stores its frames in [`FRAMES`] and whether it ended early, and returns the number of
+    /// frames.
     extern "C" fn walk_here() -> usize {
         let mut workspace = Workspace::acquire().unwrap();
         let (pc, sp, bp): (usize, usize, usize);

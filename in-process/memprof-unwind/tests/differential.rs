@@ -34,6 +34,7 @@ struct Library {
 }
 
 impl Library {
+    /// Opens a library of the system. `None` if it is not installed.
     fn open(name: &str) -> Option<Self> {
         let directory = Path::new("/lib/x86_64-linux-gnu");
         let usr = Path::new("/usr/lib/x86_64-linux-gnu");
@@ -69,6 +70,7 @@ impl Library {
     }
 }
 
+/// Opens the libraries of [`LIBRARIES`] that are installed. Panics if these are fewer than three.
 fn libraries() -> Vec<Library> {
     let found: Vec<_> = LIBRARIES
         .iter()
@@ -156,7 +158,8 @@ fn rules_of_system_libraries_equal_gimli_rows() {
     assert!(share < MAX_UNSUPPORTED_SHARE, "{unsupported} of {rows}");
 }
 
-/// `readelf --debug-dump=frames-interp` prints rows as `0000000000026000 rsp+8    u     c-8`.
+/// Returns the rows that readelf(1) prints for a library, by address: the CFA and the rules of `rbp` and `ra`. A row is
+/// printed as `0000000000026000 rsp+8 u c-8`; `u` means unchanged.
 fn readelf_rows(path: &Path) -> BTreeMap<u64, (String, String, String)> {
     let output = Command::new("readelf")
         .args(["--wide", "--debug-dump=frames-interp"])
@@ -191,6 +194,8 @@ fn readelf_rows(path: &Path) -> BTreeMap<u64, (String, String, String)> {
     rows
 }
 
+/// Formats a rule as readelf(1) prints its row: the CFA and the rules of `rbp` and `ra`. `None` for a rule without a
+/// frame.
 fn printed(rule: Rule) -> Option<(String, String, String)> {
     let Rule::Frame { cfa, bp } = rule else {
         return None;

@@ -29,7 +29,8 @@ impl StackReader for Stack<'_> {
 struct ListedRules<'a>(&'a [(u8, u16, u16)]);
 
 impl RuleSource for ListedRules<'_> {
-    /// Decodes the listed triple that an address selects: the kind, and offsets within the limits of [`Rule`].
+    /// Decodes one of the listed triples, selected by the address: the kind, and offsets within the limits of [`Rule`].
+    /// `Outermost` if there are no triples.
     fn rule_at(&mut self, address: usize, _: usize) -> PackedRule {
         let Some(&(kind, cfa, bp)) = self.0.get(address % self.0.len().max(1)) else {
             return Rule::Outermost.into();

@@ -157,7 +157,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Labels of a set.
+    /// Returns the labels of a set, each as the key's number and the value.
     pub(crate) fn labels(set: &LabelSet<'_>) -> Vec<(u8, String)> {
         let bytes: Vec<u8> = set
             .words()
@@ -170,7 +170,7 @@ pub(super) mod tests {
             .collect()
     }
 
-    /// Adds a value that follows other bytes.
+    /// Adds a label to a set. Eight other bytes precede the value, as [`LabelSet::add`] requires.
     pub(crate) fn add(set: &mut LabelSet<'_>, key: u8, value: &str) {
         let bytes = [&[0xff; WORD], value.as_bytes()].concat();
         let start = bytes.as_ptr().expose_provenance();

@@ -209,7 +209,7 @@ mod tests {
     use crate::label::label_set::tests::labels;
     use crate::stack_memory::PAGE;
 
-    /// A record as OTEP 4947 defines it.
+    /// Encodes a record as OTEP 4947 defines it. `valid` is its first field; 1 for a complete record.
     fn record(valid: u8, attributes: &[u8]) -> Vec<u8> {
         let mut record = std::vec![0; ATTRIBUTES_OFFSET];
         record[VALID_OFFSET] = valid;
@@ -219,6 +219,8 @@ mod tests {
         record
     }
 
+    /// Checks the labels that are read from a record, of which the keys with the indices 7 and 3 are recorded, under
+    /// the numbers 0 and 1.
     #[track_caller]
     fn check(record: &[u8], expected: &[(u8, &str)]) {
         let mut buffer = [MaybeUninit::uninit(); SET_WORDS];
