@@ -261,6 +261,7 @@ mod tests {
 
     use super::*;
 
+    /// Starts sh(1) with a script, and waits until it reads a line of standard input.
     fn start_script(script: &str) -> Child {
         let mut command = Command::new("sh");
         command.args(["-c", script]).stdin(Stdio::piped());

@@ -144,6 +144,7 @@ mod tests {
         check("R (running)", "0", None);
     }
 
+    /// Returns the reason why a process is no Node to attach to.
     fn refusal(pid: u32) -> String {
         require_node(pid).unwrap_err().to_string()
     }

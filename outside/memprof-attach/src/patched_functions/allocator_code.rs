@@ -351,7 +351,8 @@ fn load_bias(pid: u32, program: &Elf<'_>) -> Result<u64, AttachError> {
 
 #[cfg(test)]
 impl AllocatorCode {
-    /// Builds a program without a file.
+    /// Builds a program without a file. `functions` are addresses, lengths and names; one address may have several
+    /// names.
     pub(crate) fn for_test(sections: Vec<(u64, Vec<u8>)>, functions: &[(u64, u64, &str)]) -> Self {
         let mut code = Self {
             library: None,

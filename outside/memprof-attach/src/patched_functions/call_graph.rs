@@ -148,7 +148,8 @@ mod tests {
 
     const AT: u64 = 0x1000;
 
-    /// Functions of 16 bytes, each with a call or jump to a function, given by index, and an offset in it.
+    /// Builds functions of 16 bytes. Each has a branch, `None` for none: the opcode of a call or jump, the index of the
+    /// function to which it leads, and an offset in that.
     fn program(branches: &[Option<(u8, usize, u64)>]) -> AllocatorCode {
         let mut bytes = Vec::new();
         let mut functions = Vec::new();

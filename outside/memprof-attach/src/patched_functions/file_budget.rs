@@ -56,7 +56,8 @@ mod tests {
 
     use super::*;
 
-    /// Whether this test's program fits if its first section of `kind` had `size` bytes.
+    /// Takes this test's program from the budget, as if its first section of `kind` had `size` bytes. Returns whether
+    /// it fits.
     fn fits(budget: &mut FileBudget, kind: elf::SectionType, size: u64) -> bool {
         let mut bytes = fs::read("/proc/self/exe").unwrap();
         let header = elf::FileHeader64::<LittleEndian>::parse(&*bytes).unwrap();

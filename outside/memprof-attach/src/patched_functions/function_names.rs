@@ -141,7 +141,7 @@ pub(crate) fn may_contain_allocator(names: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// Names of the functions that are recognized among `symbols`; a local one ends with `*`.
+    /// Checks which of the symbols count as allocator functions; a local symbol ends with `*`.
     fn check(serves_malloc: bool, is_program: bool, symbols: &[&str], expected: &[&str]) {
         let mut names = FunctionNames::new(serves_malloc, is_program);
         for symbol in symbols {

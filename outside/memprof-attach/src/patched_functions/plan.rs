@@ -200,7 +200,8 @@ mod tests {
     /// Planned names with whether they are outer functions, and skipped ones; or the end of the error text.
     type Expected<'a> = Result<(&'a [(&'a str, bool)], &'a [&'a str]), &'a str>;
 
-    /// Plans functions that lie 32 bytes apart.
+    /// Plans functions that lie 32 bytes apart, and compares the plan or the error. Each has its names, separated by
+    /// blanks, and its code.
     fn check(functions: &[(&str, &[u8])], expected: Expected<'_>) {
         let mut bytes = Vec::new();
         let mut named = Vec::new();

@@ -186,7 +186,7 @@ mod tests {
 
     const AT: u64 = 0x40_1000;
 
-    /// Checks the size of the prologue, or the reason.
+    /// Checks the size of the prologue, or the reason why it cannot be relocated.
     fn check(code: &[u8], address: u64, expected: Result<u64, NotRelocatable>) {
         let size = Prologue::new(code, address).map(|each| each.range.end - each.range.start);
         assert_eq!(size, expected, "{code:02x?}");
