@@ -363,7 +363,7 @@ mod tests {
     use super::*;
     use crate::scan::TableFiles;
 
-    /// Writes a table of one stack.
+    /// Writes a table of one stack to the store. With `sources` it is a merged file; `None` is for an agent's.
     fn write_stacks(store: &ProfileStore, name: &str, sources: Option<&[String]>) {
         let mut rows = Rows::default();
         rows.stacks.push(NamedStack {
@@ -375,6 +375,7 @@ mod tests {
         store.create(name, bytes.into()).unwrap();
     }
 
+    /// Returns the names of all merged files of stacks, and of all files of agents.
     fn hourly_names(store: &ProfileStore) -> Vec<String> {
         let prefixes = [Table::Stacks.name(), INCOMING_FOLDER];
         let objects = prefixes

@@ -86,7 +86,8 @@ fn kind_of(error: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Seconds of the lines about an error that recurs each `step` seconds for `length` seconds.
+    /// Returns the seconds at which a line is due, for an error that recurs each `step` seconds for `length` seconds.
+    /// `error` returns its text at a second.
     fn lines(
         log: &mut ErrorLog,
         error: impl Fn(u64) -> String,

@@ -159,7 +159,7 @@ impl CompactReader<'_> {
 mod tests {
     use super::*;
 
-    /// Footer with a version, and a schema of that many elements, each a struct with a name.
+    /// Builds a footer with a version, and a schema of `elements` elements, each a struct with a name.
     fn footer(elements: usize) -> Vec<u8> {
         let head = [0x15, 2, 0x19, 0xfc];
         let count = [

@@ -148,6 +148,7 @@ mod tests {
         &message.resource_profiles[0].scope_profiles[0].profiles
     }
 
+    /// Checks that each table begins with its default entry, as OTLP requires.
     fn check_zero_entries(dictionary: &Dictionary) {
         assert_eq!(dictionary.string_table[0], "");
         assert_eq!(dictionary.stack_table[0], ProtoStack::default());

@@ -7,6 +7,7 @@ use std::process::Command;
 use crate::kill::duckdb_total;
 use crate::test_dir::{CART, HOUR, Process, Run, START, TestDir};
 
+/// Creates a store with two profiles of one hour, each in a file of its own.
 fn dir_with_two_profiles() -> TestDir {
     let dir = TestDir::new();
     for minute in 0..2 {

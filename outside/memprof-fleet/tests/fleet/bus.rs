@@ -36,7 +36,7 @@ pub(crate) fn wait_for_line(child: &mut Child, text: &str) {
     std::thread::spawn(move || lines.for_each(drop));
 }
 
-/// Port on which no process listens.
+/// Returns a port of 127.0.0.1 on which no process listened a moment ago.
 pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -45,7 +45,7 @@ pub(crate) fn free_port() -> u16 {
         .port()
 }
 
-/// Starts a NATS server.
+/// Starts a NATS server on a port of 127.0.0.1, and waits until it is ready. `config` is added to its configuration.
 pub(crate) fn server(dir: &Path, port: u16, config: &str) -> ChildGuard {
     let file = dir.join("nats.conf");
     fs::write(&file, format!("listen: \"127.0.0.1:{port}\"\n{config}")).unwrap();

@@ -14,7 +14,7 @@ const CALLS: [&str; 3] = [
     "fsync,fdatasync",
 ];
 
-/// Runs a command under strace(1) with a fault in these system calls.
+/// Builds a command that runs `command` under strace(1), which injects `fault` into the system calls `calls`.
 fn with_fault(command: &Command, calls: &str, fault: &str) -> Command {
     let mut strace = Command::new("strace");
     strace
@@ -34,7 +34,8 @@ fn with_fault(command: &Command, calls: &str, fault: &str) -> Command {
 /// Message if strace is missing.
 const NO_STRACE: &str = "strace: run `cargo xtask test`, or apt-get install strace";
 
-/// Runs a command that is killed at the `count`th of these system calls. Returns whether it made so many.
+/// Runs a command that strace(1) kills at number `count` of the system calls `calls`. Returns whether it was killed:
+/// false if it made fewer.
 fn killed(command: &Command, calls: &str, count: usize) -> bool {
     let fault = format!("signal=SIGKILL:when={count}");
     let mut strace = with_fault(command, calls, &fault);
@@ -42,7 +43,7 @@ fn killed(command: &Command, calls: &str, count: usize) -> bool {
     status.signal() == Some(9) || status.code() == Some(137)
 }
 
-/// Sums the bytes of all samples in DuckDB, by the current views.
+/// Sums the bytes of all samples in DuckDB, by the views that the program prints now. The result may be a failure.
 fn run_duckdb(dir: &TestDir) -> Run {
     let views = dir.run(&["fleet", "views", "--for", "duckdb"]).exits(0);
     let sum = "SELECT sum(inuse_bytes) FROM samples";
@@ -52,7 +53,7 @@ fn run_duckdb(dir: &TestDir) -> Run {
     Run::from_output(python.output().unwrap())
 }
 
-/// Sum of the bytes of all samples, from DuckDB.
+/// Returns the sum of the bytes of all samples, as DuckDB reads them by the views.
 pub(crate) fn duckdb_total(dir: &TestDir) -> i64 {
     let result = run_duckdb(dir).exits(0);
     result.stdout.trim().parse().unwrap()

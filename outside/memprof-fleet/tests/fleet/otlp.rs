@@ -43,7 +43,7 @@ fn read(dir: &TestDir) -> Value {
     Run::from_output(python.output().unwrap()).exits(0).json()
 }
 
-/// Module of a function, as `MODULE::FUNCTION`.
+/// Returns the module in a name `MODULE::FUNCTION`; empty if there is none.
 fn module(function: &str) -> &str {
     function.split_once("::").map_or("", |(module, _)| module)
 }

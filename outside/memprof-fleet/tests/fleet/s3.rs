@@ -20,6 +20,7 @@ impl Bucket {
         }
     }
 
+    /// Builds a command of the program with the store in S3.
     fn command(&self, args: &[&str]) -> Command {
         let url = format!("s3://{BUCKET}/prod");
         let mut command = self.dir.command(args);
@@ -41,7 +42,7 @@ impl Bucket {
         values.sum()
     }
 
-    /// Writes profiles from two hours of a process that always holds the same.
+    /// Writes four profiles from two hours into the spool, of a process that always holds 1500 bytes.
     fn spool(&self) {
         for index in 0..4 {
             self.dir.spool(

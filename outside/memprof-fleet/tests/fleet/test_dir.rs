@@ -18,6 +18,8 @@ pub(crate) struct TestDir {
 }
 
 impl TestDir {
+    /// Creates the directory with an empty spool, and a configuration of spool and store. No rule in it names a
+    /// service, so that hosts of this machine are left alone.
     pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -37,7 +39,7 @@ impl TestDir {
         self.directory.path().join(name)
     }
 
-    /// Command of the program, with the configuration of this directory.
+    /// Builds a command of the program, with the configuration and socket directory of this directory.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_memprof-fleet"));
         command

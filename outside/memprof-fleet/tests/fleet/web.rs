@@ -19,6 +19,7 @@ struct Server {
 }
 
 impl Server {
+    /// Starts `memprof serve` on a free port, and waits until it serves.
     fn start(dir: &TestDir) -> Self {
         let mut command = dir.command(&["serve", "--listen", "127.0.0.1:0"]);
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
@@ -52,6 +53,8 @@ impl Server {
     }
 }
 
+/// Creates a store with profiles of two processes in three hours. The second one has another build, and grows by a
+/// leak.
 fn dir_with_two_builds() -> TestDir {
     let dir = TestDir::new();
     let other = Process {
