@@ -33,7 +33,8 @@ pub struct Privileges {
 }
 
 impl Privileges {
-    /// Drops all capabilities of the calling thread except those in [`NEEDED`].
+    /// Drops all capabilities of the calling thread except those in [`NEEDED`]. Keeps all under the conditions of
+    /// [`Self::retain`].
     pub(crate) fn drop_unneeded() -> Self {
         let mut privileges = Self::keep_all();
         privileges.retain(NEEDED);
