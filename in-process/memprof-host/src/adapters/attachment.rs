@@ -385,7 +385,8 @@ fn boot_time_ms() -> u64 {
 #[macro_export]
 macro_rules! __export_attached {
     ($how:ident, $entry:path) => {
-        /// Entry point that `memprof attach` calls after loading this library into a process.
+        /// Entry point that `memprof attach` calls after loading this library into a process. Returns null, or a text
+        /// with the reason for a failure.
         ///
         /// # Safety
         /// Only memprof-attach calls it, on a thread that it created: `toml` is NUL-terminated, and `table` says

@@ -30,8 +30,8 @@ pub(super) fn read_settings() -> Result<Settings, Failure> {
     parse_variables(VARIABLES.get_or_set(read_variables()))
 }
 
-/// Parses the config of [`read_settings`] again, with the current text of the file that it names. `None` if the config
-/// comes from elsewhere.
+/// Parses the config of [`read_settings`] again, with the current text of the file that it names. `None` if
+/// [`read_settings`] was never called, because the program passes its own settings.
 pub(super) fn reread_settings() -> Option<Result<Settings, Failure>> {
     VARIABLES.get().map(parse_variables)
 }

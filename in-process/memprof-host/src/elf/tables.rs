@@ -225,8 +225,9 @@ impl<'a> Library<'a> {
         Ok(symbols)
     }
 
-    /// Checks the type, symbol and target of each relocation. `called_ranges` contain the addresses of functions that
-    /// are called when the library is loaded or used. `symbols` is the number of dynamic symbols.
+    /// Checks the type, symbol and target of each relocation, and fails for the first invalid one. `called_ranges`
+    /// contain the addresses of functions that are called when the library is loaded or used. `symbols` is the number
+    /// of dynamic symbols.
     fn check_relocations(
         &self,
         dynamic: &Dynamic<'_>,
