@@ -57,7 +57,7 @@ impl Drop for PatchingGuard {
     }
 }
 
-/// Releases the list of patched slots in a forked child, which has no other thread.
+/// Releases the guard in a forked child: a thread of the parent that held it or waited for it does not exist there.
 pub(crate) fn release_in_child() {
     IS_PATCHING.store(false, Release);
     WAITING.store(0, Relaxed);

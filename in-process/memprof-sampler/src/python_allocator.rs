@@ -74,7 +74,7 @@ pub enum UnwrappedPython {
 }
 
 impl PythonAllocator {
-    /// Creates an allocator from the addresses of the interpreter's functions.
+    /// Takes the addresses of the functions by which the interpreter returns and changes its allocators.
     ///
     /// # Safety
     /// They are those of one `CPython`, 3.8 to 3.13, which stays loaded.

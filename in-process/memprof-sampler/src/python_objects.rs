@@ -171,7 +171,7 @@ unsafe extern "C" fn realloc(context: usize, old: usize, size: usize) -> usize {
     block
 }
 
-/// Hook of pymalloc's free. Removes the block's sample, if there is one.
+/// Hook of pymalloc's free. Removes the block's sample, if there is one, and frees the block.
 unsafe extern "C" fn free(context: usize, block: usize) {
     if may_be_sample(block) {
         // SAFETY: the hook's caller passed these arguments.

@@ -17,8 +17,9 @@ pub enum CallTarget {
 }
 
 /// Visits the slots through which an object calls functions that it defines itself. The object is the one that contains
-/// `address`. `visit` gets the function's name, the address of the object's own definition, and the function that is
-/// called. Visits nothing if the linker bound these calls when it created the object.
+/// `address`. `visit` gets the function's name, the address of the object's own definition, and whether the slot leads
+/// to that definition, elsewhere, or is not bound yet. Visits nothing if the linker bound these calls when it created
+/// the object.
 pub fn visit_own_calls(address: usize, visit: &mut dyn FnMut(&CStr, usize, CallTarget)) {
     for_each_object(&mut |object| {
         if !object.code.contains(&address) {
