@@ -85,7 +85,8 @@ impl ComplexFrames {
         caller.walk_registers()
     }
 
-    /// Advances by one frame the walk that tracks all registers. `None` if the caller cannot be found.
+    /// Advances by one frame the walk that tracks all registers. Follows the frame pointer through code without call
+    /// frame information. `None` if the caller cannot be found.
     fn advance_to_caller(
         &mut self,
         find: FindObject,

@@ -129,9 +129,9 @@ impl RuleTable {
         }
     }
 
-    /// Searches the whole line. If the rule is missing, stores the rule that `find` returns, in a free way or in place
-    /// of the first one. Returns [`Rule::Outermost`] for an address of the kernel. Not inlined, to keep the common case
-    /// small.
+    /// Searches all ways of the address's line. If the rule is missing, stores the rule that `find` returns: in a free
+    /// way, or in place of the rule in the address's first way. Returns [`Rule::Outermost`] for an address of the
+    /// kernel. Not inlined, to keep the common case small.
     #[cold]
     #[inline(never)]
     fn search_or_insert(
