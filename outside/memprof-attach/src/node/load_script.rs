@@ -56,7 +56,8 @@ pub(super) struct LoadScript<'a> {
 }
 
 impl fmt::Display for LoadScript<'_> {
-    /// Formats the script as one JavaScript expression: a call of [`FUNCTION`] with the settings as JSON.
+    /// Formats the script as one JavaScript expression: a call of [`FUNCTION`] with the settings as JSON. Among these
+    /// is the deadline, `timeout` from now.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let deadline = now.unwrap_or_default() + self.timeout;

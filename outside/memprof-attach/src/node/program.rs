@@ -41,7 +41,8 @@ pub(super) fn require_node(pid: u32) -> Result<OwnedFd, AttachError> {
     }
 }
 
-/// Builds the error for a file of the process in /proc that could not be read, or a signal that could not be sent.
+/// Builds the error for a file of the process in /proc that could not be read. It is `Ended` if the process is gone,
+/// and a refusal if this user may not read the file.
 pub(super) fn proc_error(pid: u32, file: &str, error: io::Error) -> AttachError {
     match Errno::from_raw(error.raw_os_error().unwrap_or_default()) {
         Errno::ENOENT | Errno::ESRCH => Refusal::Ended.into(),
