@@ -22,8 +22,8 @@ pub(crate) struct Heap {
 }
 
 impl Heap {
-    /// Adds the heap of another allocator in the same process, summing samples of equal stacks. Its build id, if it has
-    /// one, replaces that of this heap.
+    /// Adds the heap of another allocator in the same process: sums the samples of equal stacks, and the counts of the
+    /// samplers. Its build id, if it has one, replaces that of this heap.
     pub(crate) fn add(&mut self, other: Self) {
         if !other.build_id.is_empty() {
             self.build_id = other.build_id;

@@ -84,8 +84,8 @@ impl<'n> Tables<'n> {
         index
     }
 
-    /// Returns the index of a location, which is a function of a module, adding it if it is new. It has no address,
-    /// because the profile is a sum over builds and machines.
+    /// Returns the index of a location, adding it if it is new. A location is the functions of an address, and their
+    /// module. It has no address, because the profile is a sum over builds and machines.
     fn intern_location(&mut self, id: AddressId) -> i32 {
         if let Some(index) = self.known_locations.get(&id) {
             return *index;
