@@ -108,8 +108,9 @@ enum ProfilingState {
 }
 
 impl Profiler {
-    /// Finds the allocators and starts the dumper thread. `now` counts as the host's start time. If the thread cannot
-    /// be started, only logs a warning: the first dump tries again.
+    /// Finds the allocators, selects their samplers and starts the dumper thread. `now` counts as the host's start
+    /// time, and as the start of sampling that is already on. If the thread cannot be started, only logs a warning: the
+    /// first dump tries again.
     pub fn new(settings: ProfilerSettings, now: SystemTime) -> Self {
         memprof_own::at_thread_start(sampler::exclude_this_thread);
         memprof_own::at_thread_end(sampler::leave_hooked_jemalloc);

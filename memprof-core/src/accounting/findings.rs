@@ -179,7 +179,8 @@ fn notable_share(part: u64, whole: u64) -> Option<f64> {
     (share > NOTABLE_SHARE && part >= NOTABLE_BYTES).then_some(share)
 }
 
-/// Returns a finding if dirty pages are a notable share of RSS.
+/// Returns a finding if dirty pages are a notable share of RSS. Dirty pages are free pages that the allocator has not
+/// given back to the kernel. Both arguments are in bytes.
 pub(super) fn dirty_pages_finding(dirty: u64, rss: u64) -> Option<LedgerFinding> {
     notable_share(dirty, rss).map(|share| LedgerFinding {
         kind: LedgerFindingKind::Dirty.into(),

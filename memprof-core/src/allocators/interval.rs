@@ -26,8 +26,8 @@ impl SampleInterval {
         Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
-    /// Creates an interval of `2^lg_sample` bytes for memprof's sampler alone, which takes finer ones too: at 1 byte, it
-    /// records nearly every allocation.
+    /// Creates an interval of `2^lg_sample` bytes for memprof's sampler alone, which takes finer ones too: at 1 byte,
+    /// it records nearly every allocation.
     ///
     /// # Errors
     /// `InvalidArgument` above 24.
@@ -64,8 +64,8 @@ impl SampleInterval {
         is_valid.then_some(Self(bytes))
     }
 
-    /// Interval at which no samples would have been lost, estimated from counts at an interval of `bytes`. At least
-    /// twice that interval, but at most 16 MiB.
+    /// Interval at which probably no sample would be lost. `samples` were taken at an interval of `bytes`, and `lost`
+    /// of them were lost. The result is a power of two: at least twice that interval, but at most 16 MiB.
     pub(crate) fn sufficient(bytes: u64, samples: u64, lost: u64) -> Self {
         let kept = samples.saturating_sub(lost).max(1);
         let bytes = bytes.saturating_mul(samples.div_ceil(kept).max(2));

@@ -162,7 +162,8 @@ impl Jemalloc {
         Some(self.mallctl.read::<usize>(INTERNAL).ok()? as u64)
     }
 
-    /// Output of `malloc_stats_print`. Without `options`, the plugin's default options apply.
+    /// Output of `malloc_stats_print`. Without `options`, the plugin's default options apply. Fails if that function is
+    /// missing, or if its call would reach another library.
     pub(crate) fn printout(&self, options: Option<&PrintOptions>) -> Result<Printout> {
         if self.mallctl.stats_print().is_none() {
             return Err(self.no_printout_error());

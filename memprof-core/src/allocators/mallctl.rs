@@ -72,7 +72,7 @@ impl Mallctl {
         self.mallctl as usize
     }
 
-    /// Pointer to `mallctl`, for code that calls it in another way.
+    /// Pointer to `mallctl`, for code that needs the C function itself.
     pub fn function(&self) -> MallctlFn {
         self.mallctl
     }

@@ -64,6 +64,7 @@ impl ProfilerExclusion {
 }
 
 impl Drop for ProfilerExclusion {
+    /// Samples this thread again in the jemallocs from which it was excluded. Only logs an error.
     fn drop(&mut self) {
         for mallctl in self.excluded_from.iter().flatten() {
             // If jemalloc refuses, the thread stays unsampled, which only reduces the number of samples.

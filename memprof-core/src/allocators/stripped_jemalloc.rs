@@ -20,8 +20,9 @@ const TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
 /// resident.
 const CHUNK_SIZE: usize = 1 << 17;
 
-/// Returns the path of the program if its file contains a jemalloc's texts and none of the known jemallocs is inside
-/// the program. `known` has the addresses of these. `None` also if the file cannot be read.
+/// Returns the path of the program if its file contains jemalloc's constant texts, but none of the known jemallocs is
+/// inside the program: then no symbol leads to that jemalloc. `known` has the addresses of the known jemallocs. `None`
+/// also if the file cannot be read.
 pub(crate) fn find_stripped_jemalloc(known: impl Iterator<Item = usize>) -> Option<PathBuf> {
     let objects = loaded_objects::list_loaded_objects();
     let program = objects.first()?;

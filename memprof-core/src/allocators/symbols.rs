@@ -238,7 +238,7 @@ pub(crate) unsafe fn as_function<F: Copy>(address: usize) -> F {
 }
 
 /// Reads the names that `wanted` accepts, with their addresses in memory. Returns an empty list if no name contains an
-/// anchor, or if the file is not the mapped one.
+/// anchor, if the file is not the mapped one, or if it is not a valid ELF file.
 fn read_names(
     object: &LoadedObject,
     anchors: &[&[u8]],

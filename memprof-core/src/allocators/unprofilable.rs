@@ -62,7 +62,8 @@ impl Unprofilable {
         }
     }
 
-    /// Reason for an allocator of a kind without a profiler. `None` stands for a process without an allocator.
+    /// Reason for an allocator of a kind without a profiler. `None` stands for a process without an allocator. In
+    /// secure-execution mode, the remedy cannot be to preload another allocator.
     pub(crate) fn no_profiler(allocator: Option<&AllocatorIdentity>) -> Self {
         let allocator = allocator.map(AllocatorIdentity::to_string);
         match is_secure_execution() {
@@ -72,7 +73,8 @@ impl Unprofilable {
     }
 
     /// Reason for a jemalloc that was started without profiling. `variable` is the environment variable that it reads;
-    /// `None` if its prefix is unknown. `environment` has the process's `MALLOC_CONF` variables.
+    /// `None` if its prefix is unknown. `environment` has the process's `MALLOC_CONF` variables. The reason differs in
+    /// secure-execution mode, where jemalloc ignores them all, and if one that it does not read enables profiling.
     pub(crate) fn not_started(
         jemalloc: &AllocatorIdentity,
         variable: Option<String>,
@@ -244,8 +246,8 @@ pub(crate) fn no_pinned_profile_error(allocator: &AllocatorIdentity) -> Error {
     )
 }
 
-/// `Unsupported` error for a request of pinned pages (nearly empty, held by few objects) when jemalloc samples itself: it
-/// puts each sampled object on pages of its own.
+/// `Unsupported` error for a request of pinned pages (nearly empty, held by few objects) when jemalloc samples itself:
+/// it puts each sampled object on pages of its own.
 pub(crate) fn pinned_pages_error(jemalloc: &AllocatorIdentity) -> Error {
     let message = format!(
         "{jemalloc} puts each object that it samples itself on pages of its own, so its samples do not show who \

@@ -159,7 +159,8 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
     check_sample_count(jemalloc, findings);
 }
 
-/// Adds findings about options that jemalloc ignores although a source sets them.
+/// Adds findings about options that jemalloc ignores although a source sets them, or although a file at the path of
+/// jemalloc's symbolic link contains them.
 fn check_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     let version = &jemalloc.version;
     for source in &jemalloc.sources {
@@ -197,7 +198,8 @@ fn check_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Adds a finding if too few samples of the live heap are expected for a useful profile.
+/// Adds a finding if fewer than [`MIN_SAMPLES`] samples of the live heap are expected, and a finer interval is
+/// reasonable. Does nothing if the interval or the size of the live heap is unknown.
 fn check_sample_count(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
     let Some(lg_sample) = jemalloc.lg_sample else {

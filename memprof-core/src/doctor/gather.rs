@@ -190,7 +190,8 @@ fn find_unwind_interposer(objects: &[LoadedObject]) -> Option<String> {
 }
 
 /// Name of the variable for this jemalloc's options, if the program defines it without exporting it. A jemalloc in a
-/// shared library then reads its own variable, which is empty.
+/// shared library then reads its own variable, which is empty. `None` also if the jemalloc is inside the program, or if
+/// the program's file cannot be read.
 fn hidden_conf_symbol(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Option<String> {
     let program = objects.first()?;
     if program.contains(jemalloc.mallctl.address()) {
@@ -209,7 +210,8 @@ fn hidden_conf_symbol(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Option<S
     is_hidden.then_some(symbol)
 }
 
-/// Checks the dump directory, and creates it if it is missing.
+/// Checks whether dumps can be stored in the dump directory, its free space, and whether its file system may block.
+/// Creates the directory if it is missing.
 fn inspect_dump_dir(store: &Store) -> DumpDirFacts {
     let mut dir = DumpDirFacts {
         path: store.directory().to_owned(),

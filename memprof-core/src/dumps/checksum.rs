@@ -26,7 +26,8 @@ pub(crate) struct ChecksummedDump<R> {
 }
 
 impl<R: Read> ChecksummedDump<R> {
-    /// Creates a reader of `profile`, then `before`, the checksum line and `after`.
+    /// Creates a reader of `profile`, then `before`, the checksum line and `after`. The checksum covers everything
+    /// except its own line.
     pub(crate) fn new(profile: R, [before, after]: [String; 2]) -> Self {
         Self {
             profile,
@@ -61,7 +62,7 @@ impl<R: Read> Read for ChecksummedDump<R> {
     }
 }
 
-/// Adds `bytes` without their carriage returns to the checksum.
+/// Adds `bytes` to the checksum. Skips carriage returns, which some ways of copying text add.
 fn update_checksum(sum: &mut Hasher, bytes: &[u8]) {
     let mut remaining = bytes;
     while let Some(end) = memchr::memchr(b'\r', remaining) {

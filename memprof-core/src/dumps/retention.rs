@@ -18,6 +18,7 @@ pub struct RetentionPolicy {
 }
 
 impl Default for RetentionPolicy {
+    /// At most 32 dumps of 1 GiB in total. None expires by its age, and no first dumps are exempt.
     fn default() -> Self {
         Self {
             count: 32,
@@ -61,8 +62,11 @@ impl NewDump<'_> {
     }
 }
 
-/// Selects the dumps to delete, oldest first. `entries` must be sorted newest first. `count` and `bytes` apply to all
-/// dumps. The first dumps of this process, and the last dump of an earlier process, are exempt from `age`.
+/// Selects the dumps to delete, oldest first, so that `new_dump` fits. `entries` must be sorted newest first. The
+/// limits `count` and `bytes` of `keep` apply to all dumps, including the new one.
+///
+/// Some dumps are exempt from `age`, and are deleted last: the first `keep.first` ones of the new dump's process, and
+/// the newest one of another process.
 pub(crate) fn select_expired<'a>(
     entries: &'a [DumpFile],
     new_dump: &NewDump<'_>,

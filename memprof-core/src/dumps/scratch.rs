@@ -84,7 +84,7 @@ impl Scratch {
         }
     }
 
-    /// Takes ownership of an empty file, which `name` tells how to open.
+    /// Takes ownership of an empty file. `name` says by which path, if any, the allocator opens it.
     fn new(file: OwnedFd, name: ScratchPath) -> io::Result<Self> {
         Ok(Self {
             file: GuardedFd::new(file.into())?,
@@ -114,7 +114,8 @@ impl Scratch {
         Self::new(file, ScratchPath::Descriptor)
     }
 
-    /// Creates a file named `name`, which must be new, in the memory file system at `directory`.
+    /// Creates a file named `name`, which must be new, in the memory file system at `directory`. First removes the
+    /// files that killed processes left there.
     fn in_hidden_file(directory: &Path, name: &str) -> io::Result<Self> {
         let memory_dir = open_memory_directory(directory)?;
         // Processes that were killed during a dump left their hidden files behind.
@@ -261,6 +262,7 @@ impl Scratch {
 }
 
 impl Drop for Scratch {
+    /// Removes the file's hidden name, if it has one. Only logs an error.
     fn drop(&mut self) {
         if let ScratchPath::Hidden(path) = &self.name
             && let Err(errno) = rustix::fs::unlinkat(CWD, path, AtFlags::empty())
@@ -317,6 +319,7 @@ struct DrainingReader<'a> {
 }
 
 impl Read for DrainingReader<'_> {
+    /// First releases the memory of the bytes that earlier calls returned, in whole pieces of [`PUNCH_SIZE`].
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = (self.reader.position - self.punched) / PUNCH_SIZE * PUNCH_SIZE;
         if length > 0 {

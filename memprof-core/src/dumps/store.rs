@@ -345,7 +345,8 @@ impl Store {
         }
     }
 
-    /// Deletes the dumps that the retention policy does not allow in addition to `new_dump`, oldest first.
+    /// Deletes the dumps that the retention policy does not allow in addition to `new_dump`, oldest first. A dump with
+    /// a time in the future counts as the oldest: the clock was set back after it was taken.
     ///
     /// # Errors
     /// `Io`: the directory cannot be read, or a dump cannot be deleted.

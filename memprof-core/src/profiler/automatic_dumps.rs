@@ -41,7 +41,7 @@ pub(super) struct AutomaticDumps {
 }
 
 impl AutomaticDumps {
-    /// Stores `watcher` in place of the current one, if any, whose thread is not stopped.
+    /// Stores `watcher` in place of the current one. Does not stop the thread of the current one.
     fn set_watcher(&self, watcher: &Arc<Watcher>) {
         *lock(&self.watcher) = Some(Arc::clone(watcher));
     }
@@ -166,7 +166,8 @@ impl Profiler {
         }
     }
 
-    /// Starts the thread that will take the exit dump.
+    /// Starts the thread that will take the exit dump. If an earlier call started one, that one stays, and the new
+    /// thread ends at once.
     ///
     /// # Errors
     /// `Io`: the thread cannot be started.

@@ -169,7 +169,8 @@ impl DumperState {
         self.changed.notify_all();
     }
 
-    /// Body of the thread: runs jobs until the thread is stopped.
+    /// Body of the thread: runs jobs until the thread is stopped. Before each job, drops the capabilities that the
+    /// program's main thread no longer has.
     fn run_jobs(&self, privileges: &mut Privileges) {
         loop {
             let mut next = self.lock_when_not(|next| matches!(next, PendingJob::Nothing));

@@ -42,7 +42,8 @@ enum LabelSource {
 impl FromStr for LabelKeys {
     type Err = Error;
 
-    /// Parses a list of keys, such as `thread,http.route,tenant:0`.
+    /// Parses a list of keys, such as `thread,http.route,tenant:0`. Also rejects the word `on` alone, which is not
+    /// meant as a key.
     fn from_str(words: &str) -> Result<Self> {
         let keys: Option<Vec<_>> = words.split(',').map(LabelKey::parse).collect();
         // A switch is meant, which JSON's `true` is, not a key of this name.
@@ -61,7 +62,7 @@ impl FromStr for LabelKeys {
 
 impl LabelKey {
     /// Parses one key: `thread`, `KEY` or `KEY:INDEX`. `None` if the name is not 1 to 64 printable ASCII characters
-    /// other than `=`, `,` and `%`, or if the index is 255 or more.
+    /// other than `=`, `,` and `%`, if the index is 255 or more, or if `thread` has an index.
     fn parse(word: &str) -> Option<Self> {
         let (name, source) = match word.rsplit_once(':') {
             Some((name, index)) => {

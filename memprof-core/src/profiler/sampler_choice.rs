@@ -13,7 +13,9 @@ use crate::sampler::SamplerSelection;
 use memprof_messages::{AllocatorKind, HeapUsage, SamplerChoice};
 
 impl Profiler {
-    /// Selects the samplers for the next activation. Returns those of `backends` that are or could be sampled.
+    /// Selects the samplers for the next activation. Returns those of `backends` that are or could be sampled. With
+    /// [`SamplerChoice::Auto`], memprof's sampler is selected only if [`needs_own_sampler`](Self::needs_own_sampler)
+    /// says so, and an error of it is ignored.
     ///
     /// # Errors
     /// Reason why memprof's sampler cannot be used although it was requested, or the error of an allocator that refused
@@ -150,7 +152,8 @@ fn is_unused(each: &Arc<Backend>) -> bool {
         && holds_only_own_memory(each)
 }
 
-/// Whether an allocator holds no more memory than it allocates for itself at its start. False if it keeps no count.
+/// Whether an allocator holds less than [`MAX_UNUSED_BYTES`], so no more memory than it allocates for itself at its
+/// start. False if it keeps no count.
 fn holds_only_own_memory(each: &Backend) -> bool {
     let allocated = match each.allocator.heap_usage() {
         Ok(Some(HeapUsage::Detailed(totals))) => totals.allocated,

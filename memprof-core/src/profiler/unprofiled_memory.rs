@@ -42,7 +42,8 @@ pub(super) struct BuiltinSampler {
     overhead: f64,
 }
 
-/// The built-in samplers of the backends that memprof's sampler does not sample.
+/// The built-in samplers of the backends that memprof's sampler does not sample. An allocator without a built-in
+/// sampler also has an element.
 pub(super) fn builtin_samplers(backends: &[Arc<Backend>]) -> Vec<BuiltinSampler> {
     let builtin = backends
         .iter()

@@ -53,7 +53,8 @@ impl Backend {
             .is_some_and(OwnSampler::uses_jemalloc_hooks)
     }
 
-    /// Whether memprof's sampler could now intercept calls by a method other than the one found first.
+    /// Whether memprof's sampler could now intercept calls by a method other than the one found first. Also true if no
+    /// method was possible before, but one is now.
     pub(crate) fn has_new_interception(&self) -> bool {
         match &self.own_sampler {
             Some(sampler) => sampler.has_new_interception(&self.allocator),
@@ -114,7 +115,8 @@ impl Backend {
         )
     }
 
-    /// Whether sampling is so expensive that an activation needs a time limit.
+    /// Whether the selected sampler is so expensive that an activation needs a time limit. Always false for the
+    /// allocator's own sampler.
     pub(crate) fn needs_time_limit(&self) -> bool {
         self.selected_sampler()
             .is_some_and(|sampler| sampler.needs_time_limit())
@@ -165,7 +167,8 @@ impl Backend {
         }
     }
 
-    /// Starts sampling, at `interval` if given. Returns warnings for the operator.
+    /// Starts sampling. If `interval` is `None`, the selected sampler's current or most recent interval applies, or
+    /// else the configured one. Returns warnings for the operator.
     ///
     /// # Errors
     /// As for [`Allocator::activate`], or memprof's sampler cannot be used.

@@ -42,7 +42,8 @@ pub enum StartScope {
 }
 
 /// Starts sampling before a profiler exists, so that a program is sampled from its first moments. `interval` is `None`
-/// for one sample per 512 KiB. The profiler later takes over, or stops it if the allocator samples.
+/// for one sample per 512 KiB. Forked children go on sampling, except with [`StartScope::Process`]. Unless that is the
+/// `scope`, the profiler later takes over, or stops the sampling if the allocator samples.
 ///
 /// # Errors
 /// Reason why memprof's sampler cannot be used in this process.
@@ -130,7 +131,8 @@ impl OwnSampler {
         self.sampler.as_ref().err()
     }
 
-    /// Selects the sampler for the next activation, and stops the other one.
+    /// Selects the sampler for the next activation, and stops the other one. If the allocator's sampler is selected,
+    /// also drops the samples that [`sample_from_start`] took.
     ///
     /// # Errors
     /// Reason why memprof's sampler cannot be used, or the error of the sampler that refused to stop.

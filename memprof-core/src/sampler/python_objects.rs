@@ -109,8 +109,8 @@ pub(super) fn choose_none() {
     state.off_because = None;
 }
 
-/// Returns a guard that keeps forks away, for at most a few microseconds: from 3.12 on the interpreter's functions take a
-/// mutex, which a child would find locked for ever. `None` if forks are in progress all the time.
+/// Returns a guard that keeps forks away, for at most a few microseconds: from 3.12 on the interpreter's functions take
+/// a mutex, which a child would find locked for ever. `None` if forks are in progress all the time.
 ///
 /// A thread that holds that mutex copies a structure; it neither forks nor waits for the interpreter's global lock. So
 /// the mutex becomes free while another thread waits in the handler of its fork, with the global lock.
@@ -122,9 +122,9 @@ fn keep_forks_away() -> Option<ForkGuard> {
     })
 }
 
-/// Samples small objects from now on, if they are to be sampled and no other tool's hook is installed. Idempotent; called
-/// again and again while sampling is on, because another tool, or the interpreter as it starts anew, may take the hooks
-/// away, and another tool's may go.
+/// Samples small objects from now on, if they are to be sampled and no other tool's hook is installed. Idempotent;
+/// called again and again while sampling is on, because another tool, or the interpreter as it starts anew, may take
+/// the hooks away, and another tool's may go.
 pub(super) fn install() {
     // Without a guard, the next call tries again.
     let changed = keep_forks_away().and_then(|_no_fork| lock(&STATE).install());

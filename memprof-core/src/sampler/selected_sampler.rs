@@ -61,7 +61,7 @@ impl SelectedSampler<'_> {
         is_active
     }
 
-    /// Whether sampling is so expensive that an activation needs a time limit.
+    /// Whether sampling is so expensive that an activation needs a time limit: through jemalloc's hooks, it is.
     pub(crate) fn needs_time_limit(&self) -> bool {
         self.sampler.is_hooked()
     }
@@ -76,8 +76,8 @@ impl SelectedSampler<'_> {
         self.interval.load(Ordering::Relaxed)
     }
 
-    /// Starts sampling for `allocator`, at `interval` if given. A new interval or allocator drops all samples. Returns
-    /// warnings for the operator.
+    /// Starts sampling for `allocator`. `None` keeps the interval. Drops all samples if the interval or the allocator
+    /// changes, or if frees may have been missed since they were taken. Returns warnings for the operator.
     ///
     /// # Errors
     /// `Io`: no memory for the tables. `Busy`: samples must be dropped, but a thread stays inside the sampler.
@@ -196,7 +196,8 @@ impl SelectedSampler<'_> {
         self.sampler.stop()
     }
 
-    /// Drops all samples, and sets the interval if given.
+    /// Drops all samples, and sets the interval if given. If sampling is on, it starts anew; if not, the interception
+    /// is removed.
     ///
     /// # Errors
     /// `Busy`: a thread stays inside the sampler. Otherwise as for [`stop`](Self::stop), or `Io` as for
@@ -238,8 +239,11 @@ impl SelectedSampler<'_> {
     }
 
     /// Compares the samples of a profile with the bytes that `allocator` holds now and that it held `before` the
-    /// profile was written. Returns the bytes of calls that the sampler did not see. If the allocator holds less than
-    /// the samples, repeats the comparison to exclude a coincidence: the program may have freed much memory in between.
+    /// profile was written. Returns the bytes of calls that the sampler did not see; zeros with a tally or with samples
+    /// of several allocators, for which no total exists.
+    ///
+    /// If the allocator holds less than the samples, repeats the comparison to exclude a coincidence: the program may
+    /// have freed much memory in between.
     fn compare_with_total(
         &self,
         allocator: &Allocator,
@@ -335,7 +339,8 @@ impl SelectedSampler<'_> {
         })
     }
 
-    /// Counts for the dump's comments, with `unseen`, the bytes of calls that no hook saw. `None` if nothing was sampled.
+    /// Counts for the dump's comments, with `unseen`, the bytes of calls that no hook saw. `None` if nothing was
+    /// sampled.
     fn summary(&self, unseen: UnseenBytes) -> Option<SamplerSummary> {
         let counts = memprof_sampler::counts();
         self.sampler.since.map(|since| SamplerSummary {

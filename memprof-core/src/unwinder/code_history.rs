@@ -176,7 +176,8 @@ impl CodeHistory {
         }
     }
 
-    /// Records that a segment is loaded: a new one, one that still is, or one that is loaded again.
+    /// Records that a segment is loaded. Its entry stays if the segment was loaded all the time, or if no other code
+    /// was at its addresses since it was unloaded. Otherwise appends a new entry.
     fn record_segment(&mut self, range: Range<usize>, offset: u64, build_id: &[u8], path: &[u8]) {
         let is_same = |index: &usize| {
             let segment = &self.segments[*index];

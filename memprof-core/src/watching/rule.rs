@@ -100,7 +100,7 @@ impl RuleState {
     }
 
     /// Returns `rss` if it is at least `step` bytes above the baseline. Otherwise `None`. The baseline is the first
-    /// value, or the value at the last dump or activation.
+    /// value, or the value at the last dump or activation. It also follows a fall of at least `step` bytes.
     fn rss_if_grown(&mut self, rss: u64, step: u64) -> Option<u64> {
         let baseline = self.baseline.get_or_insert(rss);
         // The baseline also follows a fall, but only by a whole step, so that values that swing around it do not fire.

@@ -104,7 +104,8 @@ impl Watcher {
         Ok(())
     }
 
-    /// Starts a `gdump`. Replaces a running one.
+    /// Sets the limits of a `gdump`, the watch for high-water marks, which begins now. Replaces a running one. The
+    /// thread must be started by [`start`](Self::start).
     pub(crate) fn set_gdump(&self, limits: GdumpLimits) {
         self.lock().gdump = Some(HighWaterWatch::new(
             limits,
@@ -114,7 +115,7 @@ impl Watcher {
         self.changed.notify_all();
     }
 
-    /// Ends the `gdump` and returns its last status. `None` if none was running.
+    /// Ends the `gdump`, the watch for high-water marks, and returns its last status. `None` if none was running.
     pub(crate) fn stop_gdump(&self) -> Option<GdumpStatus> {
         let ended = self.lock().gdump.take();
         self.changed.notify_all();
@@ -273,7 +274,9 @@ impl WatchState {
     }
 
     /// Records the outcome for every rule that fires at this reading, because all of them share the dump that
-    /// [`find_due_dump`](Self::find_due_dump) returned.
+    /// [`find_due_dump`](Self::find_due_dump) returned. A dump also counts for a `gdump` whose mark the reading
+    /// exceeds. Records nothing if no dump was taken because of another one or for lack of memory, so the rules fire
+    /// again.
     fn record_outcome(&mut self, outcome: DumpOutcome, reading: &MemoryReading, now: Instant) {
         for watched in &mut self.rules {
             match outcome {

@@ -89,6 +89,7 @@ impl CxxString {
 }
 
 impl Drop for CxxString {
+    /// Frees the string object, and also its buffer if C++ code allocated one.
     fn drop(&mut self) {
         let is_local = self.is_local();
         // SAFETY: the pointer is from `Box::leak` in `new`, and this is its only drop.
