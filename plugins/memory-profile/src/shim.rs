@@ -56,7 +56,7 @@ global_asm!(
     unbound = sym unbound,
 );
 
-/// Target of unbound trampolines. Returns ENOSYS.
+/// Target of the C functions that tikv-jemalloc-ctl calls, while no jemalloc is bound to them. Returns ENOSYS.
 extern "C" fn unbound() -> c_int {
     const ENOSYS: c_int = 38;
     ENOSYS

@@ -131,7 +131,8 @@ fn label_sets_text(sets: LabelSetStats) -> String {
     )
 }
 
-/// One line per allocator, with the messages that it supports.
+/// One line per allocator, with the messages that it supports. Then one for a `malloc` that memprof does not know, and
+/// one for a stripped jemalloc, if there are such.
 pub(crate) fn abilities_text(status: &ProfilerStatus) -> String {
     let line = |allocator: &AllocatorStatus| {
         let name = allocator.to_string();

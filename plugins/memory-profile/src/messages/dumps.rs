@@ -19,7 +19,8 @@ const JEMALLOC_PROFILE: &str = "application/x-jemalloc-heap-profile";
 /// Content type of tcmalloc's dumps, which have another header.
 const TCMALLOC_PROFILE: &str = "application/x-tcmalloc-heap-profile";
 
-/// Handles `dump`: stores a dump, and replies with its description. With `keep=off`, replies with its bytes instead.
+/// Handles `dump`: stores a dump of each allocator that `allocator` selects, and replies with their description. With
+/// `keep=off`, stores nothing and replies with the bytes of the largest one.
 pub(super) fn dump(
     profiler: &Profiler,
     mut args: Arguments,

@@ -22,7 +22,8 @@ pub(super) fn activate(
     reply_activation(reply, activation)
 }
 
-/// Handles `deactivate`: stops sampling, and replies with the new state.
+/// Handles `deactivate`: stops sampling in the allocators of the kind `allocator`, or in all without that argument.
+/// Replies with the new state.
 pub(super) fn deactivate(
     profiler: &Profiler,
     mut args: Arguments,
@@ -33,7 +34,8 @@ pub(super) fn deactivate(
     reply_activation(reply, profiler.deactivate(allocator).map_err(to_failure)?)
 }
 
-/// Handles `reset`: drops all samples, sets the sample interval if given, and replies with the new state.
+/// Handles `reset`: drops all samples of the allocators that `allocator` selects, and sets the sample interval if
+/// given. Replies with the new state.
 pub(super) fn reset(
     profiler: &Profiler,
     mut args: Arguments,

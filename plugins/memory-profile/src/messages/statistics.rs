@@ -9,8 +9,8 @@ use crate::reply::{reply_success, to_failure};
 use crate::stats_format::StatsFormat;
 use crate::text::{background_threads_text, stats_text};
 
-/// Handles `stats`: replies with the heap totals and the printout of each allocator. Also logs them, unless `log=off`.
-/// With `format=text`, the body is the plain text instead of JSON.
+/// Handles `stats`: replies with the heap totals and the printout of each allocator, or only of those of the kind
+/// `allocator`. Also logs them, unless `log=off`. With `format=text`, the body is the plain text instead of JSON.
 pub(super) fn stats(
     profiler: &Profiler,
     mut args: Arguments,

@@ -16,7 +16,8 @@ struct Arena {
 }
 
 /// Text about glibc's arenas: one line for each of the largest [`MAX_SHOWN`], then the number of other arenas and the
-/// total. `None` if `info` is not the output of `malloc_info(3)`.
+/// total. If `info` was cut off, the last line says so in place of the total. `None` if `info` is not the output of
+/// `malloc_info(3)`.
 pub(super) fn arenas_text(info: &str) -> Option<String> {
     let mut arenas: Vec<Arena> = Vec::new();
     let mut total = Arena::default();
