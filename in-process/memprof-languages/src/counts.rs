@@ -50,7 +50,8 @@ impl Counters {
         }
     }
 
-    /// Counts one walk by its outcome.
+    /// Counts one walk by its outcome. A walk that ended early also counts as one with frames. A walk of a thread
+    /// without frames of the language counts as a sample only.
     pub(crate) fn add(&self, outcome: WalkOutcome) {
         self.samples.fetch_add(1, Relaxed);
         let more = match outcome {

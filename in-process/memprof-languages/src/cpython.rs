@@ -223,8 +223,8 @@ impl CPython {
     }
 
     /// Adds a `_PyInterpreterFrame` of 3.11 or newer. `native` is an address in the native frame that executes it, or
-    /// `usize::MAX` until that is known. Skips a frame that `CPython` is still creating. `None` if the frame is not as
-    /// expected.
+    /// `usize::MAX` until that is known. Skips a frame that `CPython` is still creating, and one of the interpreter's
+    /// own code. `None` if the frame is not as expected.
     fn push_frame(
         &self,
         frame: usize,

@@ -96,9 +96,11 @@ impl NativeStack<'_> {
 }
 
 /// Writes the frames of `native` to `merged`, with the frames of `managed` in place of the native frames that execute
-/// them. `interpreter` is the code of the interpreter's function, which executes managed frames. If the walk ended
-/// before a managed frame's native one, the managed frame comes after all native ones. Returns the number of written
-/// frames. Drops those for which there is no room.
+/// them. `interpreter` is the code of the interpreter's function, which executes managed frames. Returns the number of
+/// written frames. Drops those for which there is no room.
+///
+/// If the native frame of a managed one is not found because the walk ended before it, the managed frame comes after
+/// all native ones. If it is not found for another reason, the managed frame comes next.
 pub(crate) fn merge_frames(
     native: NativeStack<'_>,
     managed: &ManagedFrames<'_>,

@@ -73,8 +73,8 @@ pub(crate) trait NameText {
     fn max_len(&self) -> u32;
 }
 
-/// Returns the managed word of the name with this hash, and adds the name to the table if it is new. If the table is
-/// full or has no memory, returns the word that stands for all other names.
+/// Returns the managed word of the name with this hash: the number that stands for the name in stacks. Adds the name to
+/// the table if it is new. If the table is full or has no memory, returns the word that stands for all other names.
 pub(crate) fn intern(hash: u64, line: u32, text: &impl NameText) -> usize {
     try_intern(hash, line, text).unwrap_or(word_of(OTHER))
 }

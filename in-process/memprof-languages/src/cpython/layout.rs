@@ -35,8 +35,8 @@ pub struct CPythonSymbols {
 /// Reason why the frames of a `CPython` cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnsupportedCPython {
-    /// A version whose layout is unknown, as `PY_VERSION_HEX`. 0 for one before 3.11 whose `_PyRuntime` has another size
-    /// than those of 3.8 to 3.10.
+    /// A version whose layout is unknown, as `PY_VERSION_HEX`. 0 for one before 3.11 whose `_PyRuntime` has another
+    /// size than those of 3.8 to 3.10.
     Version(u32),
     /// A build without the global interpreter lock.
     FreeThreaded,
