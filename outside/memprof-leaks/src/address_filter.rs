@@ -12,7 +12,7 @@ const UNIT_SHIFT: u32 = 21;
 pub(crate) struct AddressFilter(Vec<u64>);
 
 impl AddressFilter {
-    /// Creates the set of all units that the ranges touch. No range may be empty.
+    /// Creates the set of all units of 2 MiB that the ranges touch. No range may be empty.
     pub(crate) fn new<'a>(ranges: impl Iterator<Item = &'a Range<u64>>) -> Self {
         let mut units = vec![0; UNIT_COUNT / 64];
         for range in ranges {

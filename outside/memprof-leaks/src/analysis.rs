@@ -132,8 +132,8 @@ impl AnalysisReport {
     }
 
     /// Takes a snapshot, analyzes it, calls `work` with the analysis, and releases the snapshot. Returns the result of
-    /// `work`. If the heap is inconsistent, takes a new snapshot instead; the last of [`MAX_ATTEMPTS`] is given to `work`
-    /// in any case, with a note. Fails with `SilentMemory` if a page of the memory does not arrive in time.
+    /// `work`. If the heap is inconsistent, takes a new snapshot instead; the last of [`MAX_ATTEMPTS`] is given to
+    /// `work` in any case, with a note. Fails with `SilentMemory` if a page of the memory does not arrive in time.
     pub(crate) fn with_snapshot<T>(
         &mut self,
         target: &CopyTarget,

@@ -67,7 +67,8 @@ fn take_census(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Res
     Ok(Census { report, ..census })
 }
 
-/// Counts the Python objects of a snapshot. Fails with `NoPython` if no interpreter was found.
+/// Counts the Python objects of a snapshot. Types beyond the first [`MAX_TYPES`] are counted together. Fails with
+/// `NoPython` if no interpreter was found, and with `Headroom` if memory runs short meanwhile.
 fn count_objects(analyzed: &AnalyzedSnapshot<'_>) -> Result<Census, Error> {
     let view = &analyzed.view;
     let interpreters = analyzed.python.as_ref().ok_or(Error::NoPython)?;

@@ -61,8 +61,8 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Marks the unreachable object to which a word points in one of the encodings. Returns its start, `None` if there
-    /// is none.
+    /// Marks the unreachable object to which a word points in disguise: by one of its halves, with a tag, shifted, or
+    /// mangled by glibc. Returns its start, `None` if there is none.
     fn mark(&self, word: u64) -> Option<u64> {
         self.mark_half(word).or_else(|| self.mark_encoded(word))
     }
@@ -102,8 +102,9 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// Marks the unreachable objects that disguised pointers in the roots and in reachable objects hold, and all that
-/// these reach. Returns their number and size. Reads all of this once more, unless every object is reachable.
+/// Marks the unreachable objects that disguised pointers in the roots and in reachable objects hold, the nodes of lists
+/// with XORed links, and all that these reach. Returns their number and size. Reads all of this once more, unless every
+/// object is reachable.
 ///
 /// # Errors
 /// `Headroom`: the process writes so much that its copy takes too much memory.

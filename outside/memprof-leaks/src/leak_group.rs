@@ -12,8 +12,8 @@ pub struct LeakGroup {
     /// Functions that allocated them, leaf first, if a profiler in the process has samples of them. `None` if
     /// it has none: such objects may have the stack of another group.
     pub stack: Option<NamedStack>,
-    /// Functions that allocated sampled objects of the same class and size. `None` if the group has a stack, or there are
-    /// no such objects.
+    /// Functions that allocated sampled objects of the same class and size. `None` if the group has a stack, or there
+    /// are no such objects.
     pub origin: Option<SampledOrigin>,
     /// Number of objects.
     pub objects: u64,

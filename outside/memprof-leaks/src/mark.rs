@@ -78,8 +78,8 @@ struct Marker<'a> {
 }
 
 /// Marks all objects that the roots reach. Uses up to eight threads, and up to `max_bytes` for the objects' pointers.
-/// Calls `progress` several times a second in a large heap. Fails with `Headroom` if the process writes so much that its
-/// copy takes too much memory.
+/// Calls `progress` several times a second in a large heap. Fails with `Headroom` if the process writes so much that
+/// its copy takes too much memory.
 pub(crate) fn mark_reachable(
     snapshot: &Snapshot,
     view: &SnapshotMemory,

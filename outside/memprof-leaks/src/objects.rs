@@ -119,7 +119,8 @@ impl Objects {
         spans.for_each(|span| span.record_pointer_to_start(address));
     }
 
-    /// Whether [`record_pointer_to_start`](Self::record_pointer_to_start) would record a pointer that is not recorded yet.
+    /// Whether [`record_pointer_to_start`](Self::record_pointer_to_start) would record a pointer that is not recorded
+    /// yet.
     fn is_unrecorded_start(&self, address: u64) -> bool {
         let at = self.spans.partition_point(|span| span.range.end < address);
         let mut spans = self.spans[at..]

@@ -238,8 +238,8 @@ fn mark_and_note_disguised(
     Ok(())
 }
 
-/// Marks the objects that the roots reach, and the garbage that Python's collector will free. Records in `report`
-/// how many bytes were searched.
+/// Marks the objects that the roots reach, arrays without elements, and the garbage that Python's collector will free.
+/// Records in `report` how many bytes were searched, and which pointers could not be read or recognized.
 fn mark_all(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,

@@ -182,8 +182,8 @@ impl ViewedParts {
     }
 }
 
-/// Reads the mappings of a process that `is_included` accepts, with their resident pages. Fails if the process was
-/// killed.
+/// Reads the mappings of a process that `is_included` accepts, with their resident pages. Mappings of the kernel's own,
+/// such as `[vdso]`, get no pages. Fails if the process was killed.
 pub(crate) fn read_regions(
     pid: u32,
     is_included: impl Fn(&Mapping<'_>) -> bool,

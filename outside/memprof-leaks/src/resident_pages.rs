@@ -104,7 +104,8 @@ impl Pages {
         excluded: PAGE_IS_FILE | PAGE_IS_PFNZERO,
     };
 
-    /// Whether a pagemap entry is of this kind. Entries do not show whether it is that page of zeros.
+    /// Whether a page with this pagemap entry is of this kind. The kernel's shared page of zeros looks like any other
+    /// page there, so it counts too.
     fn contains(self, entry: u64) -> bool {
         let categories = [
             (PRESENT, PAGE_IS_PRESENT),

@@ -60,8 +60,8 @@ impl SampledOrigin {
     }
 }
 
-/// Least number of objects without a sample that come with `sampled` ones, with 95 % confidence: the number of samples is
-/// binomially distributed.
+/// Least number of objects without a sample that come with `sampled` ones, with 95 % confidence: the number of samples
+/// is binomially distributed.
 fn least_unsampled(sampled: u64, probability: f64) -> f64 {
     let sampled = sampled as f64;
     let deviation = (sampled * (1.0 - probability)).sqrt();

@@ -83,7 +83,7 @@ fn is_c_library(path: &[u8]) -> bool {
 }
 
 impl CopyTarget {
-    /// Checks without stopping the process whether it can be copied.
+    /// Checks without stopping the process whether it can be copied. Locks it against other instances of memprof.
     ///
     /// # Errors
     /// A reason why it cannot.

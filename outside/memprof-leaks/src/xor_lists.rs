@@ -11,7 +11,8 @@ const STEPS_PER_OBJECT: u64 = 4;
 /// Reads a word of a snapshot. `None` if it cannot be read.
 type ReadWord<'a> = dyn FnMut(u64) -> Option<u64> + 'a;
 
-/// Marks the unreachable nodes of lists of which two neighbours are reachable. Returns their starts.
+/// Marks the unreachable nodes of lists in which each link is the XOR of both neighbours' addresses, if two nodes next
+/// to them are reachable. Returns their starts. Gives up after [`STEPS_PER_OBJECT`] steps per unreachable object.
 pub(crate) fn mark_xor_lists(objects: &Objects, word: &mut ReadWord<'_>) -> Vec<u64> {
     let mut steps = STEPS_PER_OBJECT * objects.unreachable_count();
     let mut marked = Vec::new();

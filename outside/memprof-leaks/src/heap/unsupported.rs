@@ -87,7 +87,8 @@ const ALLOCATORS: [AllocatorSigns; 8] = [
 ];
 
 impl AllocatorSigns {
-    /// Names to search for in a file's symbol tables.
+    /// Names to search for in a file's symbol tables: functions of the allocator, and the function whose presence shows
+    /// that the allocator is not used.
     fn function_names(&self) -> impl Iterator<Item = &&'static str> {
         let absent = Some(&self.absent).filter(|name| !name.is_empty());
         self.functions.iter().chain(absent)

@@ -6,8 +6,8 @@ use super::external::ExternalHolder;
 use super::graph::PointerGraph;
 use super::{HolderTree, NO_NODE};
 
-/// Finds the holder of each object that the roots reach. The nodes of the roots have the numbers after those of the
-/// objects.
+/// Finds the holder of each object that the roots reach. An object that several external holders reach gets the nearest
+/// of these, and is listed as shared. The nodes of the roots have the numbers after those of the objects.
 pub(super) fn find_dominator_tree(graph: PointerGraph, roots: &[ExternalHolder]) -> HolderTree {
     let count = graph.first.len() as u32 - 1;
     let nearest = nearest_holders(&graph, roots, count);
@@ -38,7 +38,8 @@ pub(super) fn find_dominator_tree(graph: PointerGraph, roots: &[ExternalHolder])
     tree
 }
 
-/// Index of each object's nearest holder, by the object's number; [`NO_NODE`] if no root reaches the object.
+/// Index of each object's nearest holder, by the object's number; [`NO_NODE`] if no root reaches the object. Holders of
+/// a lower rank come first, however far they are.
 fn nearest_holders(graph: &PointerGraph, roots: &[ExternalHolder], count: u32) -> Vec<u32> {
     let mut nearest = vec![NO_NODE; count as usize];
     for same in roots.chunk_by(|one, next| one.rank == next.rank) {

@@ -96,7 +96,7 @@ impl PythonPointers {
     }
 
     /// Records the address `end`, behind the last pointer of an object. Records nothing if less than a word follows it,
-    /// or if it lies in front of the object.
+    /// if it lies in front of the object, or if there is no room for further ends.
     fn set_end(&mut self, number: usize, object: &Object, end: u64) {
         let Range { start, end: last } = object.range;
         let bit = 1 << (number % BITS);

@@ -17,7 +17,8 @@ const MAX_DESCRIPTOR_SIZE: u64 = 4096;
 /// Bytes of a file's first page, which has its program headers.
 const HEADERS_SIZE: usize = 4096;
 
-/// Addresses that belong to one thread. The kernel merges mappings, so other memory may lie beside them in the same one.
+/// Addresses that belong to one thread. The kernel merges mappings, so other memory may lie beside them in the same
+/// one.
 #[derive(Debug, Default)]
 pub(super) struct ThreadMemory {
     /// Ranges with their threads' ids, by address.
@@ -26,7 +27,8 @@ pub(super) struct ThreadMemory {
 
 impl ThreadMemory {
     /// Finds the memory of all threads: from the stack pointer to the stack's end, the thread-local variables, which
-    /// end with the thread's descriptor, and the local variables of functions in Python.
+    /// end with the thread's descriptor, and the local variables of functions in Python. Omits a stack whose end is not
+    /// known.
     pub(super) fn new(
         view: &SnapshotMemory,
         threads: &[Registers],

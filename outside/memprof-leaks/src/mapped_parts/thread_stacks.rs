@@ -19,7 +19,8 @@ const SEARCH_LIMIT: u64 = 64 << 20;
 /// Bytes that are read at a time.
 const BLOCK_SIZE: u64 = 64 << 10;
 
-/// Finds the stacks of all threads but the main one, whose mapping the kernel names.
+/// Finds the stacks of all threads but the main one, whose mapping the kernel names. Also finds those of ended threads
+/// that are still mapped.
 pub(super) fn find_stacks(space: &AddressSpace) -> Vec<MemoryClaim> {
     let pointers = read_stack_pointers(space.pid);
     let guard_ends = guard_ends(space);

@@ -100,12 +100,13 @@ impl PointerTable {
         self.postpones_unread
     }
 
-    /// log2 of the unit of the distances, in bytes.
+    /// log2 of the unit, in bytes, in which the table counts the distance from an object to a target; 0 if it keeps
+    /// words as they are.
     pub(super) fn shift(&self) -> u32 {
         self.shift
     }
 
-    /// Adds a part. Does nothing if it does not fit: then its objects are unread.
+    /// Adds a part. If it does not fit, its objects stay unread, and the table counts as full.
     pub(super) fn add(&self, part: &SpanPart, encoder: &mut PartEncoder) {
         encoder.begin_word(part.words.len() - 1);
         let size = (encoder.numbers.len() + encoder.offsets.len() * size_of::<u32>()) as u64;
@@ -170,7 +171,8 @@ impl PointerTable {
 }
 
 impl PartEncoder {
-    /// log2 of the unit of the distances, in bytes.
+    /// log2 of the unit, in bytes, in which the distance from an object to a target is counted; 0 if words are kept as
+    /// they are.
     pub(super) fn shift(&self) -> u32 {
         self.shift
     }

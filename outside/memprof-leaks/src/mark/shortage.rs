@@ -28,7 +28,7 @@ impl Shortage {
         self.is_seen.load(Ordering::Relaxed)
     }
 
-    /// Fails if a worker has seen a shortage.
+    /// Fails with the first error that a worker has seen. Removes that error, so that a later call succeeds.
     pub(super) fn require_none(&self) -> Result<(), Error> {
         let mut first = self.error.lock().unwrap_or_else(PoisonError::into_inner);
         first.take().map_or(Ok(()), Err)

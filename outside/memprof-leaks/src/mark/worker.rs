@@ -32,8 +32,8 @@ impl<'a> MarkWorker<'a> {
         }
     }
 
-    /// Queues marked objects, up to [`MAX_QUEUED`]. None is lost: [`Objects::marked_unscanned`](crate::objects::Objects::marked_unscanned) finds the others by
-    /// their marks.
+    /// Queues marked objects, up to [`MAX_QUEUED`]. None is lost:
+    /// [`Objects::marked_unscanned`](crate::objects::Objects::marked_unscanned) finds the others by their marks.
     pub(super) fn queue(&mut self, starts: &[u64]) {
         let room = MAX_QUEUED.saturating_sub(self.found.len());
         self.found.extend(starts.iter().take(room));
@@ -79,8 +79,8 @@ impl<'a> MarkWorker<'a> {
         around.unwrap_or_else(|| range.clone())
     }
 
-    /// Marks the objects to which the words of a range of at most a block point. Returns the number of bytes that could
-    /// not be read.
+    /// Marks the objects to which the words of a range of at most a block point. In executable memory, words may begin
+    /// at each multiple of [`CODE_STEP`] bytes. Returns the number of bytes that could not be read.
     pub(super) fn mark_range(&mut self, range: Range<u64>) -> usize {
         let start = range.start.next_multiple_of(8);
         if start >= range.end {

@@ -139,7 +139,7 @@ impl Span {
         }
     }
 
-    /// Marks of the objects that begin in one of `words`.
+    /// Marks of the objects whose bits are in the word with index `word`: one bit for each object.
     pub(super) fn mark_word(&self, mark: Mark, word: usize) -> u64 {
         self.marks.word(2 * word + mark as usize)
     }

@@ -23,7 +23,8 @@ pub(super) struct Layout {
     pub(super) next: u64,
     pub(super) modules: u64,
     pub(super) threads: u64,
-    /// In `PyThreadState`, from 3.11 on: the result of `pthread_self(3)`, and the last chunk of its functions' local variables.
+    /// In `PyThreadState`, from 3.11 on: the result of `pthread_self(3)`, and the last chunk of its functions' local
+    /// variables.
     pub(super) thread_frames: Option<[u64; 2]>,
     /// In `PyHeapTypeObject`: the table of keys that the dicts of its objects share.
     pub(super) cached_keys: u64,

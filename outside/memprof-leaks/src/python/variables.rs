@@ -121,7 +121,8 @@ impl VariableSearch<'_, '_> {
             .text(self.view, address, self.types)
     }
 
-    /// Adds the variables of a module, unless it was added by another name.
+    /// Adds the variables of a module, and those of classes that it defines, unless it was added by another name. Skips
+    /// other modules, and names that begin with two underscores. Stops adding when the limit of variables is reached.
     fn add_module(&mut self, name: u64, module: u64) {
         if !self.types.is_module(module) || !self.seen.insert(module) {
             return;

@@ -92,7 +92,8 @@ fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
 }
 
 /// Path, limit and usage of the cgroup that has least left, among a process's own and those above it. `limit` and
-/// `usage` name the files of these two numbers. `None` if no cgroup has a limit.
+/// `usage` name the files of these two numbers. For the controller `memory`, the usage is without the page cache that
+/// the kernel can drop. `None` if no cgroup has a limit.
 fn find_tightest_cgroup(
     pid: u32,
     controller: &str,

@@ -35,8 +35,8 @@ pub enum SearchEnd {
 }
 
 /// Reaps the copies of a process that another memprof has left behind. `since` is their earliest start time, in clock
-/// ticks since boot (`starttime` of proc(5)). Blocks up to a minute for copies that have not ended yet. Returns the
-/// number of remaining ones.
+/// ticks since boot (`starttime` of proc(5)). Blocks up to a minute for copies that have not ended yet. If that memprof
+/// was killed (`end`), also waits two seconds for a copy that may still be made. Returns the number of remaining ones.
 pub fn reap_copies(pid: u32, since: u64, end: SearchEnd) -> usize {
     let start = Instant::now();
     loop {

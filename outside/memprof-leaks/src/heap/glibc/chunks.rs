@@ -63,7 +63,8 @@ impl Segment {
         }
     }
 
-    /// Step from a chunk with this size field. `None` if no chunk of this size can lie here.
+    /// Step from `chunk`, whose size field is `size`: to the next chunk, or to the end of the memory if the chunk
+    /// closes it. `None` if no chunk of this size can lie here.
     pub(super) fn next_step(
         &self,
         memory: &mut CachedReader<'_>,

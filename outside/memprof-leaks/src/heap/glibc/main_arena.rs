@@ -29,8 +29,9 @@ pub(super) struct UnwalkedBytes {
 }
 
 /// Finds the segments of the main arena, and walks them. `first_chunk` is its first chunk in the memory of brk(2); if
-/// it is `None`, that chunk is searched. `others` are the ranges of the other arenas. Returns the bytes of the arena
-/// that were not walked. Fails as `walk` does.
+/// it is `None`, that chunk is searched. `others` are the ranges of the other arenas. If more mapped memory is found
+/// than the arena has got, none of it is walked. Returns the bytes of the arena that were not walked, and such a
+/// surplus. Fails as `walk` does.
 pub(super) fn walk_segments(
     view: &SnapshotMemory,
     arena: &Arena,
@@ -94,7 +95,8 @@ struct SegmentSearch<'a> {
 
 impl SegmentSearch<'_> {
     /// Finds and walks the segments in the memory of brk(2). The first one begins at `first`; if that is `None`, it is
-    /// searched, too. Returns the bytes from the start of the first to the end of the last one.
+    /// searched, too. Returns the bytes from the start of the first to the end of the last one. If a segment cannot be
+    /// followed, returns the length of `range`.
     fn walk_break(
         &mut self,
         range: Range<u64>,

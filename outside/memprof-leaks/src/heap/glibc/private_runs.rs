@@ -27,7 +27,7 @@ impl PrivateRun {
     }
 }
 
-/// Runs of private memory, without that of brk(2), by address.
+/// Runs of adjacent private mappings without a file, by address. Omits the memory of brk(2).
 pub(super) fn private_runs(view: &SnapshotMemory) -> Vec<PrivateRun> {
     let mut runs: Vec<PrivateRun> = Vec::new();
     let of_mappings = view.regions.iter().filter(|region| is_private(region));
