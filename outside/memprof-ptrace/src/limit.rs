@@ -39,8 +39,8 @@ impl Limit {
         }
     }
 
-    /// Returns the command with which root raises the limit to `value`: of a running process, or of the whole system for
-    /// mappings. A sufficient hard limit (`None`: unlimited) is kept: a lowered one can be raised again only with
+    /// Returns the command with which root raises the limit to `value`: of a running process, or of the whole system
+    /// for mappings. A sufficient hard limit (`None`: unlimited) is kept: a lowered one can be raised again only with
     /// `CAP_SYS_RESOURCE`.
     pub fn raise_command(self, pid: u32, value: u64, hard: Option<u64>) -> String {
         let option = match self {

@@ -55,8 +55,8 @@ impl Memory {
         Self::open_copy_by_child(pid, pid)
     }
 
-    /// Like [`open_by_child`](Self::open_by_child), for a copy (`pid`) of process `original`. If the child of an earlier
-    /// command still waits for memory of `original`, every read fails at once.
+    /// Like [`open_by_child`](Self::open_by_child), for a copy (`pid`) of process `original`. If the child of an
+    /// earlier command still waits for memory of `original`, every read fails at once.
     ///
     /// # Errors
     /// Like [`open_by_child`](Self::open_by_child).

@@ -123,8 +123,8 @@ impl PidFd {
         Some(ExitStatus::from_raw(code))
     }
 
-    /// Returns the wait status of a process that is still a zombie, from /proc/PID/stat. `None` if it runs, was reaped, or
-    /// the file cannot be read.
+    /// Returns the wait status of a process that is still a zombie, from /proc/PID/stat. `None` if it runs, was reaped,
+    /// or the file cannot be read.
     fn zombie_status(&self) -> Option<i32> {
         let text = fs::read(format!("/proc/{}/stat", self.pid)).ok()?;
         let stat = ProcStat::parse(&text).ok()?;

@@ -33,7 +33,8 @@ impl ProcDir {
         }
     }
 
-    /// Directory of the process with that pid, each file of which is read once: the kernel makes it anew for each reader.
+    /// Directory of the process with that pid, each file of which is read once: the kernel makes it anew for each
+    /// reader.
     pub(crate) fn for_pid_once(pid: u32) -> Self {
         Self {
             known: Some(RefCell::default()),

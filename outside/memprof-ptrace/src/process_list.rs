@@ -61,8 +61,8 @@ impl ProcessLister {
         Ok(ProcDir::list_pids()?.collect())
     }
 
-    /// Examines one process. The kernel may wait for the process's lock on its mappings, or for its file system, without
-    /// a limit.
+    /// Examines one process. Omits it if it has ended, or if it is this process or a kernel thread. The kernel may wait
+    /// for the process's lock on its mappings, or for its file system, without a limit.
     pub fn examine(&self, pid: u32) -> ListResult {
         let proc_dir = ProcDir::for_pid_once(pid);
         // The process has ended meanwhile.

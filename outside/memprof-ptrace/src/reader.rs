@@ -208,8 +208,8 @@ impl Reader {
 }
 
 impl Reader {
-    /// Time for which the child and this thread have waited for a processor since the last call. 0 if so little time has
-    /// `elapsed` that reading it would cost more.
+    /// Time for which the child and this thread have waited for a processor since the last call. 0 if so little time
+    /// has `elapsed` that reading it would cost more.
     fn new_run_delay(&mut self, elapsed: Duration) -> Duration {
         if elapsed < SLOW_REPLY_TIME {
             return Duration::ZERO;

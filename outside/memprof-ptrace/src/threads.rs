@@ -31,8 +31,9 @@ pub struct WaitingSyscall {
 /// Number of threads that are listed even beyond the time limit.
 const MIN_THREADS: usize = 64;
 
-/// Lists the threads of a process from index `first` on, and from the start again, until `time_limit` is over. Reading
-/// a runnable thread's call takes a clock tick of the kernel, and a busy process has thousands of such threads.
+/// Lists the threads of a process from index `first` on, and from the start again, until `time_limit` is over. At least
+/// [`MIN_THREADS`] are listed, even after that. Reading a runnable thread's call takes a clock tick of the kernel, and
+/// a busy process has thousands of such threads.
 ///
 /// # Errors
 /// The process has ended, or this user may not inspect it.

@@ -28,7 +28,8 @@ pub struct XState {
 }
 
 impl XState {
-    /// Wraps the bytes of `PTRACE_GETREGSET`. `Unsupported` if they have no XSAVE header.
+    /// Wraps the bytes of `PTRACE_GETREGSET`, and drops the words at their end that are zero. `Unsupported` if they
+    /// have no XSAVE header.
     pub(crate) fn new(mut bytes: Vec<u8>) -> io::Result<Self> {
         let length = bytes.len();
         if length < MIN_SIZE {

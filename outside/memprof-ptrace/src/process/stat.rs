@@ -27,7 +27,7 @@ pub struct ProcStat {
 }
 
 impl ProcStat {
-    /// Parses the file.
+    /// Parses the text of /proc/PID/stat.
     ///
     /// # Errors
     /// A field is missing that Linux 2.6 writes.

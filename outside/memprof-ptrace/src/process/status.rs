@@ -74,7 +74,7 @@ impl ProcStatus {
         ProcDir::for_pid(thread).parse("status", Self::parse)
     }
 
-    /// Parses the file.
+    /// Parses the text of /proc/PID/status.
     ///
     /// # Errors
     /// A field is missing that every Linux since 4.11 writes.
