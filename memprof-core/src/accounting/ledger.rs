@@ -32,7 +32,7 @@ pub(crate) fn untouched_bytes(anonymous: u64, allocators: &[AllocatorHeap]) -> u
         .saturating_sub(anonymous)
 }
 
-/// Sum over all allocators that distinguish live from free memory.
+/// Sum of the heap totals, in bytes, over all allocators that distinguish live from free memory.
 fn detailed_total(allocators: &[AllocatorHeap]) -> HeapTotals {
     let totals = allocators.iter().filter_map(|each| match each.totals {
         Some(HeapUsage::Detailed(totals)) => Some(totals),

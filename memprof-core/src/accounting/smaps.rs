@@ -16,7 +16,7 @@ pub(crate) fn read_current_smaps() -> Result<Smaps> {
         .ok_or_else(|| Error::new(ErrorKind::Io, format!("{ROLLUP} lacks one of the sums")))
 }
 
-/// Parses the text of `smaps_rollup`. `None` if a sum is missing.
+/// Parses the text of `smaps_rollup`, whose sums are in KiB, and converts them to bytes. `None` if a sum is missing.
 fn parse_rollup(text: &str) -> Option<Smaps> {
     let field = |name: &str| -> Option<u64> {
         let value = text.lines().find_map(|line| line.strip_prefix(name))?;

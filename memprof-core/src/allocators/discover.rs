@@ -49,9 +49,11 @@ pub(crate) struct DiscoveredAllocators {
 }
 
 /// Finds every allocator in the process except one in the image that contains the address `own_image`. If none of them
-/// serves `malloc`, also finds the file that does. `host` is the jemalloc that the host passed, if any. `readers` will
-/// read the statistics of jemallocs. `known` has sorted fingerprints of objects without an allocator, which are
-/// skipped.
+/// serves `malloc`, also finds the file that does.
+///
+/// `host` is the jemalloc that the host passed, if any. `readers` will read the statistics of jemallocs. `known` has
+/// the sorted fingerprints of objects that are skipped, because a search found no allocator in them. The result has
+/// those of this search.
 pub(crate) fn discover_allocators(
     host: Option<Mallctl>,
     own_image: usize,

@@ -101,7 +101,7 @@ impl LoadedObject {
     }
 }
 
-/// Lists all loaded objects, the program first.
+/// Lists all objects that the loader has loaded, the program first. The program's path is [`EXECUTABLE`].
 pub(crate) fn list_loaded_objects() -> Vec<LoadedObject> {
     let listing = LoaderList::capture();
     let objects = listing.objects().enumerate();

@@ -73,8 +73,10 @@ impl Unprofilable {
     }
 
     /// Reason for a jemalloc that was started without profiling. `variable` is the environment variable that it reads;
-    /// `None` if its prefix is unknown. `environment` has the process's `MALLOC_CONF` variables. The reason differs in
-    /// secure-execution mode, where jemalloc ignores them all, and if one that it does not read enables profiling.
+    /// `None` if its prefix is unknown. `environment` has the process's `MALLOC_CONF` variables.
+    ///
+    /// The reason differs in two cases. In secure-execution mode, jemalloc ignores the environment. If a variable that
+    /// this jemalloc does not read enables profiling, the reason names that variable.
     pub(crate) fn not_started(
         jemalloc: &AllocatorIdentity,
         variable: Option<String>,

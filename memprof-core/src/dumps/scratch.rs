@@ -156,9 +156,10 @@ impl Scratch {
     }
 
     /// Abandons the dump if the headroom becomes too small. `shortage` gets the number of bytes written so far, and
-    /// returns an error if the headroom does not suffice for the rest. From then on, each call releases the memory, so
-    /// further output is discarded. The allocator never sees an error, because some allocators abort on one. Returns
-    /// false once the allocator has finished.
+    /// returns an error if the headroom does not suffice for the rest. Returns false once the allocator has finished.
+    ///
+    /// While an abandoned dump is still being written, each call releases the memory, so the output is discarded. The
+    /// allocator never sees an error, because some allocators abort on one.
     pub(crate) fn abandon_on_shortage(&self, shortage: impl FnOnce(u64) -> Option<Error>) -> bool {
         let mut progress = lock(&self.progress);
         match &*progress {

@@ -62,10 +62,11 @@ pub(super) fn builtin_samplers(backends: &[Arc<Backend>]) -> Vec<BuiltinSampler>
     builtin.map(sampler).collect()
 }
 
-/// Warnings about live bytes that are missing in the dumps. They are given if the dumps show less than half of the live
-/// bytes, and lack a notable number of them. The missing bytes are divided into those that may have been allocated
-/// before sampling began and those that were allocated later. For tcmalloc, a smaller missing part also leads to a
-/// warning.
+/// Warnings about live bytes that are missing in the dumps. Empty if the dumps show at least half of the live bytes, or
+/// if only few bytes are missing. For tcmalloc, a smaller missing part also leads to a warning.
+///
+/// The missing bytes are divided into those that may have been allocated before sampling began and those that were
+/// allocated later. Each of the two parts has a warning of its own, if it is notable.
 pub(super) fn unprofiled_warnings(memory: &UnprofiledMemory) -> Vec<String> {
     let unseen = memory.live.saturating_sub(memory.shown);
     let tcmalloc = memory

@@ -10,7 +10,7 @@ use super::jemalloc_hooks::remove_hooks_in_child;
 /// Whether forked children keep sampling: true if sampling began with the program and has no time limit.
 static SAMPLES_IN_CHILDREN: AtomicBool = AtomicBool::new(false);
 
-/// Makes forked children keep sampling, because it has no time limit.
+/// Makes forked children keep sampling, because the sampling in this process has no time limit.
 pub(super) fn keep_sampling_in_children() {
     SAMPLES_IN_CHILDREN.store(true, Ordering::Relaxed);
 }

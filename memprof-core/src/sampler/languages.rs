@@ -116,7 +116,8 @@ impl Interpreter {
         }
     }
 
-    /// Returns the reason why its frames are not read. `None` if they are read.
+    /// Returns the reason why its frames are not read: the one found at the last activation, or that reading was given
+    /// up. `None` if they are read.
     fn off_because(&self) -> Option<String> {
         let given_up = || {
             memprof_languages::is_given_up()

@@ -31,7 +31,8 @@ pub(super) fn may_have_sampled(allocator: &AllocatorIdentity) -> bool {
     [0, allocator.address].contains(&SAMPLED_ALLOCATOR.load(Ordering::Acquire))
 }
 
-/// Whether the samples, if any, belong to another allocator.
+/// Whether the samples, if any, belong to an allocator other than this one. Before the first [`set`], they belong to
+/// the allocator of `malloc`.
 pub(super) fn is_another(allocator: &AllocatorIdentity) -> bool {
     match SAMPLED_ALLOCATOR.load(Ordering::Acquire) {
         0 => has_samples() && !allocator.owns_malloc,
