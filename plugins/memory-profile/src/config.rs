@@ -204,7 +204,7 @@ impl Config {
     }
 }
 
-/// Failure for an invalid configuration.
+/// Failure of kind `InvalidArgument` for an invalid configuration, without a remedy.
 fn config_failure(message: String) -> Failure {
     Failure::new(ErrorKind::InvalidArgument, message)
 }

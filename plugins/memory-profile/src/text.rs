@@ -201,7 +201,7 @@ fn gdump_progress(gdump: &GdumpStatus) -> String {
     format!("gdump took {taken} of {files} dumps, until {until}")
 }
 
-/// One line per jemalloc with background threads.
+/// One line per jemalloc: whether its background threads are on, and their maximum number.
 pub(crate) fn background_threads_text(states: &[BackgroundThreads]) -> String {
     let line = |background: &BackgroundThreads| {
         let state = if background.background_thread {

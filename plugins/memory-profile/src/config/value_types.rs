@@ -10,7 +10,7 @@ pub(super) enum WholeNumber {
 }
 
 impl WholeNumber {
-    /// The configured number.
+    /// The configured number, which is 0 or more; the user of this type checks its range.
     pub(super) fn number(&self) -> usize {
         let Self::Number(number) = self;
         *number

@@ -72,7 +72,7 @@ pub(super) fn gdump(
     reply_success(reply, &text, result)
 }
 
-/// Handles `list`: replies with the descriptions of the kept dumps.
+/// Handles `list`: replies with the descriptions of the kept dumps, newest first.
 pub(super) fn list(
     profiler: &Profiler,
     args: Arguments,
