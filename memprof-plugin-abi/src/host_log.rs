@@ -128,7 +128,7 @@ fn count_for_process(state: u64, own: u32) -> u32 {
 struct InFlightCall(());
 
 impl InFlightCall {
-    /// Counts a call until the guard is dropped.
+    /// Counts a call into the host, which begins now, until the guard is dropped.
     fn begin() -> Self {
         IN_FLIGHT.add_call(process::id());
         Self(())

@@ -48,7 +48,7 @@ pub const fn header() -> LibHeader {
     unsafe { LibHeader::from_constructor::<LayoutRef>(root_module, CheckTypeLayout::Yes) }
 }
 
-/// Constructor of the root module. abi_stable calls it.
+/// Constructor of the root module, which has the struct layouts to compare. abi_stable calls it.
 extern "C" fn root_module() -> RootModuleResult {
     /// Value of [`Layout::structs`]; never called.
     unsafe extern "C" fn structs(
