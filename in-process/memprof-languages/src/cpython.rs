@@ -153,10 +153,12 @@ impl CPython {
         Some(ChainEnd::Outermost)
     }
 
-    /// Adds the frames of `CPython` 3.11 and 3.12, in which each activation, a call of the interpreter's function, has
-    /// a `_PyCFrame` in its native frame. In 3.11, the byte at offset `is_entry` marks the outermost frame of an
-    /// activation. In 3.12, for which `is_entry` is `None`, a frame on the native stack follows it. `None` if a frame
-    /// is not as expected.
+    /// Adds the frames of `CPython` 3.11 and 3.12. There, an activation is a call of the interpreter's function, and
+    /// has a `_PyCFrame` in its native frame. `None` if a frame is not as expected.
+    ///
+    /// An activation executes one frame or several, and ends with its outermost one. In 3.11, the byte at offset
+    /// `is_entry` of a frame marks that one. In 3.12, `is_entry` is `None`: after that one, a frame follows that is no
+    /// function's, but lies on the native stack.
     fn read_c_frames(
         &self,
         thread: usize,

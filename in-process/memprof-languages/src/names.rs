@@ -85,7 +85,7 @@ pub(crate) fn try_intern(hash: u64, line: u32, text: &impl NameText) -> Option<u
     id.map(word_of)
 }
 
-/// The managed word of the name with this id.
+/// The managed word of the name with this id: the number that stands for the name in stacks.
 fn word_of(id: usize) -> usize {
     MANAGED << 40 | id << 1 | 1
 }

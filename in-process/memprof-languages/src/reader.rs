@@ -79,7 +79,7 @@ pub(crate) struct ReadableRange {
 }
 
 impl ReadableRange {
-    /// Number of bytes.
+    /// Number of bytes in the range, at least 1.
     pub(crate) fn len(self) -> usize {
         self.len
     }
