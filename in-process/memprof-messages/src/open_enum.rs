@@ -116,7 +116,8 @@ impl NamedEnum for ErrorKind {
     }
 }
 
-/// Parses a name. Every named enum uses this for its `FromStr`.
+/// Parses the name of a value. Fails for an unknown name, with the list of the known ones. Every named enum uses this
+/// for its `FromStr`.
 pub(crate) fn parse_name<T: NamedEnum>(name: &str) -> Result<T, UnknownName> {
     T::from_name(name).ok_or_else(|| UnknownName {
         name: name.to_owned(),

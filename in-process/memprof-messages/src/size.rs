@@ -41,7 +41,7 @@ pub fn has_unit(text: &str) -> bool {
     text.ends_with(|letter: char| letter.is_ascii_alphabetic())
 }
 
-/// Returns the size of a unit in bytes. `None` if the unit is unknown.
+/// Returns the size of a unit in bytes. `k`, `KB` and `KiB` are the same unit. `None` if the unit is unknown.
 fn unit_bytes(unit: &str) -> Option<u64> {
     let mut letters = unit.chars();
     let first = letters.next()?.to_ascii_uppercase();

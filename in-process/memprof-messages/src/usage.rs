@@ -112,7 +112,7 @@ impl<const N: usize> UsageWriter<N> {
             .write_values(&argument.values)
     }
 
-    /// Appends all arguments of a message, with optional ones in brackets.
+    /// Appends all arguments of a message. Optional ones are in brackets, and alternatives are separated by `|`.
     const fn write_arguments(self, message: &MessageSpec) -> Self {
         let mut writer = self;
         let mut index = 0;
