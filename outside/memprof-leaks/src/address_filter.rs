@@ -27,7 +27,7 @@ impl AddressFilter {
         Self(units)
     }
 
-    /// Returns false only if the address is in none of the ranges.
+    /// Returns false only if the address is in none of the ranges. May return true for an address near one.
     #[inline]
     pub(crate) fn may_contain(&self, address: u64) -> bool {
         let unit = address >> UNIT_SHIFT;

@@ -257,7 +257,8 @@ impl<'a> RangeReader<'a> {
         }
     }
 
-    /// Calls `visit` with the words of a range of any length.
+    /// Calls `visit` with the words of a range of any length, block by block. In each block, omits the words from the
+    /// first one that cannot be read.
     fn visit_range(&mut self, range: Range<u64>, visit: &mut impl FnMut(u64)) {
         let end = range.end;
         for start in range.step_by(BLOCK_SIZE) {

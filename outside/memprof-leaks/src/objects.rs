@@ -129,9 +129,11 @@ impl Objects {
         self.has_headerless && spans.any(|span| span.is_unrecorded_start(address))
     }
 
-    /// Marks unreachable arrays without elements, `new T[0]` in C++. The only pointer to them is to their end, behind
-    /// the element count. If objects have no headers, this end is the start of the next object. Pointers to the ends of
-    /// other objects hold nothing, because most are to the next object's start. `LeakSanitizer` treats both alike.
+    /// Marks unreachable arrays without elements, `new T[0]` in C++. Such an object ends with the element count, 0, and
+    /// the only pointer to it is to its end.
+    ///
+    /// If objects have no headers, that end is also the start of the next object. Pointers to the ends of other objects
+    /// hold nothing, because most are to the next object's start. `LeakSanitizer` treats both alike.
     pub(crate) fn mark_empty_arrays(&self, memory: &mut CachedReader<'_>) {
         let is_empty_array = |object: &Object| {
             object.size() <= MAX_COOKIE_SIZE

@@ -105,7 +105,7 @@ pub(crate) fn executable_mappings(view: &SnapshotMemory) -> Vec<Mapping> {
     mappings.collect()
 }
 
-/// Whether an address follows executable memory, as a return address does.
+/// Whether the byte before an address is in executable memory, as for a return address.
 fn is_code(view: &SnapshotMemory, address: u64) -> bool {
     let region = address.checked_sub(1).and_then(|call| view.region(call));
     region.is_some_and(|region| region.is_executable)

@@ -36,7 +36,8 @@ pub enum UnsearchedAmount {
 }
 
 impl Unsearched {
-    /// Describes `bytes` of memory that may hold pointers.
+    /// Describes `bytes` of memory that may hold pointers. `what` names the memory, and `why` is the reason why it was
+    /// not searched.
     pub(crate) fn for_bytes(bytes: u64, what: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             role: UnsearchedRole::Pointers,
@@ -46,7 +47,8 @@ impl Unsearched {
         }
     }
 
-    /// Describes `count` kernel objects that may hold pointers.
+    /// Describes `count` things that may hold pointers, such as kernel objects. `what` names them in the plural, and
+    /// `why` is the reason why they were not searched.
     pub(crate) fn for_count(count: u64, what: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             amount: Some(UnsearchedAmount::Count(count)),

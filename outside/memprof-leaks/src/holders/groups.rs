@@ -163,7 +163,7 @@ fn new_group(kind: GroupKind, parent: usize, is_shared: bool) -> HolderGroup {
     }
 }
 
-/// Most groups of objects in `max_bytes` of memory.
+/// Most groups of objects in `max_bytes` of memory, but at most [`MAX_GROUPS`].
 pub(super) fn max_groups(max_bytes: u64) -> u64 {
     MAX_GROUPS.min(max_bytes / BYTES_PER_GROUP)
 }

@@ -89,7 +89,7 @@ impl PythonPointers {
         found
     }
 
-    /// Whether the pointer from an object to another is a variable.
+    /// Whether the pointer from one object to another, both given by their numbers, is a variable of Python.
     pub(super) fn is_variable(&self, object: u32, target: u32) -> bool {
         let values = self.tables.get(&object);
         values.is_some_and(|values| values.binary_search(&target).is_ok())
@@ -125,7 +125,7 @@ impl PythonPointers {
         }
     }
 
-    /// Whether the object with that number contains pointers of variables.
+    /// Whether the object with that number contains pointers that are variables of Python.
     pub(super) fn has_variables(&self, object: u32) -> bool {
         self.tables.contains_key(&object)
     }

@@ -45,7 +45,8 @@ const FORMS: [BlockForm; 3] = [
 /// Size and alignment of a Zend chunk (`ZEND_MM_CHUNK_SIZE`).
 const ZEND_CHUNK: u64 = 2 << 20;
 
-/// Finds the blocks of all runtimes. Only resident pages are read.
+/// Finds the aligned blocks from which the runtimes of languages allocate their objects, by their headers. Only
+/// resident pages are read.
 pub(super) fn find_blocks(space: &AddressSpace) -> Vec<MemoryClaim> {
     let mut claims = Vec::new();
     for form in FORMS.iter().filter(|form| (form.is_possible)(space)) {

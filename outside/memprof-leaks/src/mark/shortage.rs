@@ -14,7 +14,7 @@ pub(super) struct Shortage {
 }
 
 impl Shortage {
-    /// Stops the workers if memory is short now.
+    /// Records a shortage if memory is short now. The workers then stop at their next piece of work.
     pub(super) fn check(&self, snapshot: &Snapshot) {
         if let Err(error) = snapshot.require_headroom() {
             let mut first = self.error.lock().unwrap_or_else(PoisonError::into_inner);

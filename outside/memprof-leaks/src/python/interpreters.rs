@@ -73,7 +73,7 @@ impl Interpreters {
         }
     }
 
-    /// Reader of the types of their objects.
+    /// Reader of the types of the interpreters' objects.
     pub(crate) fn types<'a>(&self, view: &'a SnapshotMemory) -> PythonTypes<'a> {
         PythonTypes::new(view, Some(self.layout), self.pools.clone())
     }

@@ -173,10 +173,11 @@ impl<'a> PythonTypes<'a> {
         Some(object_type.name)
     }
 
-    /// Address where the pointers in an object end. Behind it, the object's block may have pointers of one that was
-    /// there before. It is the object's start for a weak reference, and for a type without pointers: numbers, bytes,
-    /// strings of ASCII. Also for an object that the interpreter has freed, but keeps for the next of its type. `None`
-    /// if it is no Python object, or its pointers may be anywhere.
+    /// Address where the pointers in an object end. Behind it, the object's block may have pointers of an object that
+    /// was there before. `None` if it is no Python object, or its pointers may be anywhere.
+    ///
+    /// It is the object's start if no pointer counts: in a weak reference, in a type without pointers (numbers, bytes,
+    /// strings of ASCII), and in an object that the interpreter has freed but keeps for the next of its type.
     pub(crate) fn end_of_pointers(
         &mut self,
         memory: &mut CachedReader<'_>,
@@ -238,7 +239,7 @@ impl<'a> PythonTypes<'a> {
         }
     }
 
-    /// Whether an object has a type, but no references.
+    /// Whether an object has a type, but no references, as one that the interpreter has freed but keeps for reuse.
     fn is_dead(&mut self, memory: &mut CachedReader<'_>, object: &Object) -> bool {
         PREFIX_SIZES.into_iter().any(|before| {
             let start = object.range.start + before;

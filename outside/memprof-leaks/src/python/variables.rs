@@ -81,7 +81,7 @@ struct VariableSearch<'a, 't> {
     found: Vec<PythonVariable>,
 }
 
-/// Finds the variables of all modules in `sys.modules`.
+/// Finds the variables of all modules in `sys.modules`, and those of their classes, until a limit is reached.
 pub(crate) fn find_variables<'a>(
     view: &'a SnapshotMemory,
     interpreters: &'a Interpreters,

@@ -86,7 +86,7 @@ pub(super) fn add_kernel_words(
     }
 }
 
-/// Counts a kernel object whose name begins with a prefix of the table.
+/// Counts a kernel object if its name begins with a prefix of the table. Does nothing for other names.
 fn count_opaque(table: &'static [(&str, &str, &str)], name: &str, counts: &mut OpaqueCounts) {
     let kind = table.iter().find(|(prefix, ..)| name.starts_with(prefix));
     if let Some((_, what, why)) = kind {

@@ -133,7 +133,7 @@ pub(crate) fn estimate_pause(mappings: &[MappingUsage], threads: u32) -> Duratio
     pause_with(page_time, mappings, threads)
 }
 
-/// Pause if the entry of a page is copied in `page_time`.
+/// Estimated pause for a copy if the entry of a page of 4 KiB is copied in `page_time`.
 fn pause_with(page_time: Duration, mappings: &[MappingUsage], threads: u32) -> Duration {
     let small: u64 = mappings
         .iter()

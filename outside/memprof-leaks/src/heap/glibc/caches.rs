@@ -171,7 +171,8 @@ fn walk_free_list(
     }
 }
 
-/// Reads the cache at an address. `None` if it is inconsistent.
+/// Reads the thread cache that is in the object at an address. `None` if the object is none, or the cache is
+/// inconsistent.
 fn read_cache(view: &SnapshotMemory, address: u64) -> Option<Cache> {
     let size = view.word(address - 8)?;
     let mut layouts = CACHE_LAYOUTS

@@ -29,9 +29,10 @@ pub(super) struct UnwalkedBytes {
 }
 
 /// Finds the segments of the main arena, and walks them. `first_chunk` is its first chunk in the memory of brk(2); if
-/// it is `None`, that chunk is searched. `others` are the ranges of the other arenas. If more mapped memory is found
-/// than the arena has got, none of it is walked. Returns the bytes of the arena that were not walked, and such a
-/// surplus. Fails as `walk` does.
+/// it is `None`, that chunk is searched. `others` are the ranges of the other arenas. Fails as `walk` does.
+///
+/// Returns the bytes that the arena has got from the kernel but that were not walked. If more mapped memory looks like
+/// segments than the arena has got, none of it is walked, and the result has it as a surplus.
 pub(super) fn walk_segments(
     view: &SnapshotMemory,
     arena: &Arena,

@@ -47,7 +47,7 @@ pub(super) fn private_runs(view: &SnapshotMemory) -> Vec<PrivateRun> {
     runs
 }
 
-/// Whether a mapping may be malloc's: private, and of no file.
+/// Whether a mapping may be malloc's: private, and of no file, except for huge pages. False for the memory of brk(2).
 fn is_private(region: &Region) -> bool {
     let has_file = region.is_file && !region.name.starts_with(HUGE_PAGES);
     !region.is_shared && !has_file && !region.name.starts_with("[heap")
