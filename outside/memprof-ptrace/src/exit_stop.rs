@@ -327,7 +327,7 @@ impl ExitingProgram {
         &self.stopped
     }
 
-    /// Returns the threads that its exit has ended.
+    /// Returns the threads that its exit has ended, with the registers that they had then.
     pub fn killed_threads(&self) -> &[KilledThread] {
         &self.killed
     }

@@ -233,7 +233,7 @@ fn read_run_delay(path: &str) -> Duration {
     Duration::from_nanos(number.unwrap_or(0))
 }
 
-/// Builds the error for memory that does not arrive.
+/// Builds the error (`TimedOut`) for memory that does not arrive in time.
 fn unresponsive_error() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "its memory does not answer")
 }
