@@ -22,7 +22,8 @@ pub(crate) use gather::gather_facts;
 /// Free space in bytes below which a dump directory counts as nearly full.
 const MIN_FREE_SPACE: u64 = 64 << 20;
 
-/// Derives findings from the facts, from the most general to the most specific.
+/// Derives findings from the facts: about runtimes with their own heaps, the process, each allocator, each jemalloc,
+/// and the dump directory, in this order.
 pub(crate) fn diagnose(facts: &Facts) -> Vec<Finding> {
     let heaps = facts.runtime_heaps.iter();
     let mut findings: Vec<_> = heaps.map(|heap| heap.to_finding()).collect();

@@ -185,7 +185,8 @@ impl Profiler {
         }
     }
 
-    /// State of sampling, as the allocators report it: on, if one of them is being sampled.
+    /// State of sampling, as the allocators report it: active if one of them is being sampled, unavailable if none of
+    /// the default ones can be, and otherwise inactive.
     fn profiling_state(&self) -> ProfilingState {
         if self.allocators.is_active() {
             return ProfilingState::Active(self.switch.activation());

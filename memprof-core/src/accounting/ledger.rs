@@ -20,7 +20,8 @@ use super::findings::{
 use super::resident_memory::ResidentMemory;
 
 /// Bytes by which the allocators' counts exceed the resident memory. The allocators count this memory, mostly early
-/// metadata, but the process has not touched it yet. `anonymous` is the resident anonymous memory in bytes.
+/// metadata, but the process has not touched it yet. Of the pages of a sampled object, only those that the object
+/// itself reaches count. `anonymous` is the resident anonymous memory in bytes.
 pub(crate) fn untouched_bytes(anonymous: u64, allocators: &[AllocatorHeap]) -> u64 {
     let heap = detailed_total(allocators);
     let counted = heap.resident.max(heap.active.saturating_add(heap.metadata));

@@ -147,9 +147,9 @@ fn file_anchors() -> [&'static [u8]; 3] {
     ]
 }
 
-/// Finds the allocators of one kind, in each object that defines `anchor`. `is_own_name` accepts the names of functions
-/// of that kind. Skips an allocator that calls another allocator's functions instead of its own: these functions do not
-/// know its state.
+/// Finds the allocators of one kind, in each object that defines `anchor`. An allocator to which several symbols lead
+/// is listed once. `is_own_name` accepts the names of functions of that kind. Skips an allocator that calls another
+/// allocator's functions instead of its own: these functions do not know its state.
 fn identify_all(
     identify: impl Fn(&ObjectSymbols<'_>) -> Option<Allocator>,
     anchor: &CStr,

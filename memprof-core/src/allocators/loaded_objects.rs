@@ -223,7 +223,8 @@ fn program_path() -> Option<&'static Path> {
     path.is_absolute().then_some(path)
 }
 
-/// Lists the mappings of `objects` in the format of `proc_pid_maps(5)`, for a process that cannot read /proc.
+/// Lists the mappings of `objects` in the format of `proc_pid_maps(5)`, for a process that cannot read /proc. The
+/// program has the path of [`program_path`], if that is known.
 pub(crate) fn maps_text(objects: &[LoadedObject]) -> String {
     let mut text = String::new();
     for object in objects {

@@ -175,7 +175,7 @@ impl Mimalloc {
     }
 }
 
-/// Appends a piece of `mi_stats_print_out` to the printout behind `opaque`.
+/// Appends a piece of `mi_stats_print_out` to the printout behind `opaque`. Ignores a null piece.
 unsafe extern "C" fn forward_piece(piece: *const c_char, opaque: *mut c_void) {
     if piece.is_null() {
         return;

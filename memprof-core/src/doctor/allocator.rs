@@ -12,7 +12,7 @@ const MIN_SAMPLES: u64 = 100;
 const FINE_LG_SAMPLE: u64 = 12;
 
 /// Adds findings about an allocator of any kind: missing functions, memprof's sampler as a replacement, and too small
-/// an interval.
+/// an interval. For a jemalloc, [`check_jemalloc`] reports the replacement.
 pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Finding>) {
     let name = &allocator.name;
     if !allocator.missing.is_empty() {

@@ -77,7 +77,9 @@ pub(super) fn check_process(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Adds findings about variables that configure a build of jemalloc other than the process's.
+/// Adds findings about variables that configure a build of jemalloc other than the process's. Adds none if some
+/// jemalloc of the process may read any of them, because its own variable is unknown. Skips a variable that the finding
+/// about profiling already names.
 fn check_variables(facts: &Facts, findings: &mut Vec<Finding>) {
     let read: Option<Vec<&str>> = facts
         .jemallocs

@@ -67,7 +67,7 @@ pub(crate) fn require_headroom(bytes: u64) -> Result<()> {
 }
 
 /// Returns the error for a running dump that must be abandoned. The dump may need `rest` more bytes. `None` while the
-/// headroom suffices.
+/// headroom suffices for `rest`, or for [`MAX_WRITE_AHEAD`] if that is less, and for a reserve.
 pub(crate) fn current_shortage_error(rest: u64) -> Option<Error> {
     shortage_error(nearest_limit(), rest)
 }

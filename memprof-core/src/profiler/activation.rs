@@ -153,8 +153,8 @@ impl Profiler {
         })
     }
 
-    /// Stops sampling in the allocators of the kind `allocator`, or in all if it is `None`. Existing samples are kept,
-    /// and frees are still recorded.
+    /// Stops sampling in the allocators of the kind `allocator`, or in all if it is `None`. Also ends the time limit.
+    /// Existing samples are kept, and frees are still recorded.
     ///
     /// # Errors
     /// The error of the first allocator that refused; the others are still deactivated. `Unsupported`: there is no
@@ -241,7 +241,8 @@ impl Profiler {
             .remedy(format!("activate sampler=memprof, or leave {what} out")))
     }
 
-    /// Starts a lease that deactivates this profiler after `duration`.
+    /// Starts a lease that ends the current activation after `duration`: it stops sampling, or restores the sampling
+    /// that was on before.
     ///
     /// # Errors
     /// `Io`: its thread cannot be started.

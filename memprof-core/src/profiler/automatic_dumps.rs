@@ -65,7 +65,8 @@ impl AutomaticDumps {
 }
 
 impl Profiler {
-    /// Replaces the watch rules, and starts the watcher thread if the rules need it.
+    /// Replaces the watch rules, and starts the threads that they need: the watcher's, and the one that takes a dump at
+    /// the exit. Warns if a rule needs a memory cgroup and none can be read.
     ///
     /// # Errors
     /// `Io`: the thread of the watcher or of the exit dump cannot be started.
@@ -82,7 +83,8 @@ impl Profiler {
         self.start_watcher(&watcher)
     }
 
-    /// Dumps at each new high-water mark of the resident memory, within `limits`.
+    /// Dumps at each new high-water mark of the resident memory, within `limits`. Turns off jemalloc's built-in dumps
+    /// of that kind, with a warning. Also warns while profiling is inactive.
     ///
     /// # Errors
     /// The reason why profiling is impossible. `Io`: the watcher thread cannot be started.

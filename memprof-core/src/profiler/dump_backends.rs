@@ -298,7 +298,8 @@ fn unseen_call_warnings(dump: &Dump) -> impl Iterator<Item = String> + use<> {
     frees.into_iter().chain(allocations)
 }
 
-/// Warning that stacks lack their outermost frames. `None` if all are complete.
+/// Warning that stacks lack their outermost frames. Names the reason and the file of most of them. `None` if all are
+/// complete.
 fn early_end_warning(dump: &Dump) -> Option<String> {
     let most = dump.early_ends.first()?;
     let samples: u64 = dump.early_ends.iter().map(|each| each.samples).sum();

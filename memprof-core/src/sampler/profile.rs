@@ -161,7 +161,8 @@ impl<W: Write> ProfileWriter<W> {
 
 /// Splits the counts of a stack, as `write_stack` takes them, by the types of its live objects. Each element has the
 /// leaf frame for a type, and the counts of its objects. The rest, if any, comes last with `None`: objects of unknown
-/// types, and those that were freed.
+/// types, and those that were freed. A type stays in the rest if it has more objects than are left, because the program
+/// frees objects meanwhile.
 fn split_by_type(
     mut rest: [u64; 4],
     types: impl Iterator<Item = (u64, TypedObjects)>,

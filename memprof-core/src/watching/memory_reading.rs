@@ -17,7 +17,8 @@ pub(crate) struct MemoryReading {
 }
 
 impl MemoryReading {
-    /// Reads all values of this moment.
+    /// Reads the values of this moment: the resident memory, the available memory (the cgroup's limit or the machine's
+    /// memory, whichever is smaller), and the cgroup.
     ///
     /// # Errors
     /// `Io`: `/proc/thread-self/statm` cannot be read.

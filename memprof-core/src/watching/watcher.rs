@@ -230,7 +230,8 @@ fn catch_panic(act: impl FnOnce() -> DumpOutcome) -> DumpOutcome {
 }
 
 impl WatchState {
-    /// Time until the next reading. `None` if nothing needs to be polled.
+    /// Time until the next reading: [`POLL_INTERVAL`] if a rule or a `gdump` depends on the memory in use, or else the
+    /// time until the next rule may fire. `None` if nothing needs to be polled.
     fn time_until_due(&self, now: Instant) -> Option<Duration> {
         if self.is_over {
             return None;

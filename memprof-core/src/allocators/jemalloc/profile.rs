@@ -10,7 +10,7 @@ use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
 
 impl Jemalloc {
-    /// Writes a heap profile to `scratch` and checks it.
+    /// Writes a heap profile to `scratch` and checks it. Excludes the calling thread from profiling from now on.
     ///
     /// # Errors
     /// jemalloc or the kernel refused, or the written profile is damaged.

@@ -68,7 +68,9 @@ impl Jemalloc {
 /// ones say nothing about the number of sampled ones.
 const MAX_INTERVALS: f64 = 5.0;
 
-/// Estimates the sampled objects from jemalloc's counts and its `active` bytes.
+/// Estimates the sampled objects from jemalloc's counts and its `active` bytes. Zeros if less than one object is
+/// expected. From 5.3.1 on, sampled objects are the active bytes that no other count explains; in earlier releases,
+/// they are among the objects of the smallest large size class.
 fn estimate_sampled_objects(counts: &HeapCounts, active: u64) -> SampledObjects {
     let in_pages = |size: u64| size.next_multiple_of(counts.page.max(1));
     let (mut objects, mut bytes, mut pages) = (0.0, 0.0, 0.0);
