@@ -51,7 +51,8 @@ struct ParsedRule(WatchRule);
 impl TryFrom<WatchTable> for ParsedRule {
     type Error = &'static str;
 
-    /// Fails if the table does not have exactly one condition, or if it has both `activate` and `at_exit`.
+    /// Fails if the table does not have exactly one condition, or if it has both `activate` and `at_exit`. An absent
+    /// `min_interval` is 0 for `every`, and [`DEFAULT_MIN_INTERVAL`] for other conditions.
     fn try_from(table: WatchTable) -> Result<Self, &'static str> {
         let at_exit = table.at_exit.then_some(Condition::AtExit);
         let conditions = [
