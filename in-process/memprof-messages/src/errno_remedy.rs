@@ -125,7 +125,8 @@ const REMEDIES: &[(Errno, &[Operation], &str)] = &[
     ),
 ];
 
-/// Remedy for an error of the kernel. `None` if the table has none for this errno and operation.
+/// Remedy for an error of the kernel. A command in it has this process's id and, if it raises the limit of open files,
+/// the new limit. `None` if the table has no remedy for this errno and operation.
 pub fn errno_remedy(errno: Errno, operation: Operation) -> Option<String> {
     let mut rows = REMEDIES.iter();
     let (_, _, text) =
