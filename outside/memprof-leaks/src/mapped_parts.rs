@@ -124,7 +124,8 @@ pub fn mapped_parts(pid: u32, walked: Option<&HeapResidency>) -> Result<Vec<Mapp
     Ok(divide_memory(&space, &claims))
 }
 
-/// Divides the private memory among the claims. The default owner of a mapping gets the memory that has no claim.
+/// Divides the private memory among the claims. The default owner of a mapping gets the memory that has no claim,
+/// unless it was never touched. Omits parts without resident memory, except for parts that RSS never contains.
 fn divide_memory(space: &AddressSpace, claims: &[MemoryClaim]) -> Vec<MappedPart> {
     let owners = claimed_memory(claims);
     let mut parts = HashMap::new();

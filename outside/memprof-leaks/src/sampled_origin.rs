@@ -42,7 +42,8 @@ fn sampling_probability(size: u64, interval: u64) -> f64 {
 
 impl SampledOrigin {
     /// Derives the origin of `unsampled` objects from the samples of each function. Each object was sampled with that
-    /// `probability`, if sampling was on when it was allocated.
+    /// `probability`, if sampling was on when it was allocated. Keeps the [`MAX_FUNCTIONS`] functions with most
+    /// samples. The origin counts as probable if the first of them must have allocated more than half of the objects.
     fn new(samples: &BTreeMap<String, u64>, unsampled: u64, probability: f64) -> Self {
         let shares = samples.iter().map(|(function, sampled)| OriginShare {
             function: function.clone(),

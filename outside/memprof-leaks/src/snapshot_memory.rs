@@ -67,7 +67,8 @@ impl SnapshotMemory {
     }
 
     /// Opens the objects of shared memory, and adds the pages with data that the process itself has not touched, or
-    /// whose page tables were dropped. Notes those that cannot be read.
+    /// whose page tables were dropped. Adds pages of files on disk up to [`MAX_DISK_BYTES`] in all, and none of a file
+    /// that the process may only read. Notes those that cannot be read.
     fn add_shared_objects(&mut self, snapshot: &Snapshot) {
         let (mut unopened, mut unread) = (0, 0);
         let mut on_disk = MAX_DISK_BYTES;

@@ -207,8 +207,9 @@ impl HeldSamples {
         groups.into_values().collect()
     }
 
-    /// Calls `visit` with the index of each selected sample, and whether no other selected sample of its
-    /// group holds it: the objects of a list hold each other, and must be counted once.
+    /// Calls `visit` with the index of each selected sample, and whether no other selected sample of its group holds
+    /// it: the objects of a list hold each other, and must be counted once. `is_selected` says for each stack whether
+    /// its samples are selected.
     fn visit_selected(&self, is_selected: &[bool], mut visit: impl FnMut(usize, bool)) {
         // Lists of the children of each sample, for a walk in depth-first order.
         let mut first_child = vec![NO_NODE; self.all.len()];

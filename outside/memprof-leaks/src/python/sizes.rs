@@ -20,7 +20,9 @@ pub(crate) struct ObjectSize {
     pub(crate) tables: [Option<(u64, u64)>; 2],
 }
 
-/// Size of the object at an address. `None` if its fields are inconsistent.
+/// Size of the object at an address, whose type is `class`, and addresses and sizes of its tables: of a list, a dict, a
+/// set, a bytearray, or a class's cached keys. A table of keys that several dicts share counts 0 bytes. `None` if the
+/// fields of the object are inconsistent.
 pub(crate) fn size_of_object(
     view: &SnapshotMemory,
     memory: &mut CachedReader<'_>,

@@ -56,7 +56,7 @@ impl SamplerTables {
         words.filter(|word| *word != 0)
     }
 
-    /// Stack of the sample at `start`. `None` if there is none.
+    /// Stack of the sample at `start`. `None` if there is no sample, or if its first frame is not in code.
     pub(super) fn stack(&self, view: &SnapshotMemory, start: u64) -> Option<Stack> {
         let mut frames = [0; MAX_FRAMES];
         self.0.iter().find_map(|remote| {

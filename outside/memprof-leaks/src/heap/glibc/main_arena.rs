@@ -126,7 +126,8 @@ impl SegmentSearch<'_> {
         Ok(found.map_or(0, |found| found.end - found.start))
     }
 
-    /// Appends the segments in a run of private memory, each of which is a mapping of its own.
+    /// Appends the segments in a run of private memory, each of which is a mapping of its own. Skips pages in `others`,
+    /// the ranges of other arenas.
     fn add_segments(&mut self, run: &PrivateRun, others: &[Range<u64>], found: &mut Vec<Segment>) {
         let mut end = run.range.start;
         for page in run.pages_from(run.range.start) {
@@ -141,7 +142,8 @@ impl SegmentSearch<'_> {
         }
     }
 
-    /// Segment that begins at an address, and ends before `limit`. `None` if the chunks from there on reach no end.
+    /// Segment that begins at an address, and ends before `limit`. `None` if no first chunk is there, or if the chunks
+    /// from there on reach no end. Such chunks are remembered, so that they are not followed again.
     fn find_segment(&mut self, start: u64, limit: u64) -> Option<Segment> {
         let size = self.memory.word(start + 8)?;
         let is_first = size & SIZE_FLAGS == PREVIOUS_IN_USE_FLAG
