@@ -178,8 +178,8 @@ impl Allocators {
         }
     }
 
-    /// Reason why none of these allocators can be profiled: the reason of the first one, or that the program contains a
-    /// stripped jemalloc. `None` if one can.
+    /// Reason why none of these allocators can be profiled: that the program contains a stripped jemalloc if it does,
+    /// otherwise the reason of the first allocator. `None` if one can.
     fn unprofilable_reason(&self, backends: &[Arc<Backend>]) -> Option<Unprofilable> {
         let mut reasons = backends.iter().map(|each| each.unprofilable_reason());
         let first = reasons.next()??;

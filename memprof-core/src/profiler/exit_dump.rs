@@ -31,7 +31,8 @@ pub(crate) struct ExitDump {
 }
 
 impl ExitDump {
-    /// Starts the thread that will run `work` at the exit.
+    /// Starts the thread that will run `work` at the exit. It waits for [`run`](Self::run), and ends without running
+    /// `work` after [`cancel`](Self::cancel).
     ///
     /// # Errors
     /// `Io`: the thread cannot be started.

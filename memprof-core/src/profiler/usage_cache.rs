@@ -39,7 +39,7 @@ struct ReadCost {
 }
 
 impl CachedUsage {
-    /// Calls `read`, which reads the statistics of each allocator, and measures its duration.
+    /// Calls `read`, which reads the statistics of each allocator. Keeps the statistics, and how long the call took.
     pub(super) fn measure(read: impl FnOnce() -> Vec<AllocatorHeap>) -> Self {
         let start = Instant::now();
         let heaps = read();

@@ -201,7 +201,8 @@ impl Interception {
         }
     }
 
-    /// Patches the GOT slots of all loaded objects. Does nothing if another method is in use.
+    /// Patches the GOT slots of all loaded objects, and lets those of libraries that are loaded later be patched too.
+    /// Does nothing if another method is in use.
     ///
     /// # Errors
     /// `Unavailable`: the loader cannot be locked, or the kernel refuses every slot.

@@ -160,8 +160,9 @@ impl State {
         reason.filter(|_| is_new)
     }
 
-    /// Installs the hooks, or fails with the reason why objects are not sampled. Succeeds without hooks if the
-    /// interpreter takes its objects from `malloc`, whose calls are sampled anyway.
+    /// Installs the hooks, or fails with the reason why objects are not sampled. Removes the hooks if objects are not
+    /// wanted, or while a tally counts. Succeeds without hooks if the interpreter takes its objects from `malloc`,
+    /// whose calls are sampled anyway.
     fn try_install(&mut self) -> Result<(), String> {
         let Some(PythonObjects { allocator, .. }) = self.objects else {
             return self.unwanted_because.clone().map_or(Ok(()), Err);

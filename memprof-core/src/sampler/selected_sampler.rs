@@ -306,7 +306,8 @@ impl SelectedSampler<'_> {
         Ok(jemalloc)
     }
 
-    /// Writes a profile to `scratch` that shows which stacks' objects pin the slabs of `allocator`.
+    /// Writes a profile to `scratch` that shows which stacks' objects pin the slabs of `allocator`: how many free bytes
+    /// in slabs these objects keep from being released.
     ///
     /// # Errors
     /// As for [`Self::require_slabs`]. Otherwise: there are no samples, or jemalloc or the kernel refused.
