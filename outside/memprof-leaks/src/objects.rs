@@ -207,7 +207,8 @@ impl Objects {
         })
     }
 
-    /// Position of the used object that begins at `start`. `None` if it is marked as scanned.
+    /// Position of the used object that begins at `start`. `None` if it is marked as scanned, or if `start` is in no
+    /// span.
     #[inline]
     pub(crate) fn unscanned_position(&self, start: u64) -> Option<ObjectPosition> {
         let (span, bit) = self.bit_of_start(start)?;

@@ -122,7 +122,8 @@ impl Interpreters {
         }
     }
 
-    /// Adds the local variables of a thread's functions. `own_id` and `chunk` are the offsets in
+    /// Adds the memory of a thread's chunks, which hold the local variables of its functions. Stops at a chunk of
+    /// impossible size, or when [`MAX_CHUNKS`] are found. `own_id` and `chunk` are the offsets in
     /// [`Layout::thread_frames`].
     fn add_frames(&mut self, view: &SnapshotMemory, thread: u64, own_id: u64, chunk: u64) {
         let id = view.field(thread, own_id).unwrap_or_default();

@@ -30,7 +30,8 @@ pub(crate) struct SignalStacks {
 }
 
 impl CopyTarget {
-    /// Reads the alternate signal stacks of the threads. Blocks up to a second, and stops one thread at a time.
+    /// Finds where the alternate signal stacks of the threads start. Blocks up to a second, and stops one thread at a
+    /// time. Tries again later with threads that are at no safe point.
     pub(crate) fn read_signal_stacks(&self) -> SignalStacks {
         let mut stacks = SignalStacks::default();
         let deadline = Instant::now() + TOTAL_TIMEOUT;

@@ -116,8 +116,9 @@ fn add_chunks(
     }
 }
 
-/// Chunk in a mapping that begins at an address and ends at `limit` or before. `pages` are the resident pages from
-/// there on; `tail` is that of [`add_mapped_chunks`]. `None` if there is none.
+/// Chunk in a mapping that begins at `start` and ends at `limit` or before. The chunk of an aligned allocation may
+/// begin behind `start`. `pages` are the resident pages from `start` on; `tail` is that of [`add_mapped_chunks`].
+/// `None` if there is none.
 fn find_mapped_chunk(
     mut word: impl FnMut(u64) -> Option<u64>,
     pages: impl Iterator<Item = u64>,

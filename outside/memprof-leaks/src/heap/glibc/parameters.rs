@@ -42,7 +42,7 @@ pub(super) struct Parameters {
 }
 
 impl Parameters {
-    /// Finds the structure near the main arena, by fields that fit together. `None` if there is none.
+    /// Finds `struct malloc_par` near the main arena, by fields that fit together. `None` if there is none.
     pub(super) fn find(view: &SnapshotMemory, main: &Arena) -> Option<Self> {
         let arena = main.struct_range();
         let has_memory = main.top(view)?.is_some();
