@@ -149,7 +149,8 @@ impl Allocators {
         Ok(selected)
     }
 
-    /// Selects the allocators for a message that names no kind. Fails with the reason if there are none.
+    /// Selects the allocators for a message that names no kind, as described for [`backends_for`](Self::backends_for).
+    /// Fails with the reason if there are none.
     fn default_backends(&self) -> std::result::Result<BackendList, Unprofilable> {
         let backends = self.all();
         let is_default = |each: &&Arc<Backend>| {

@@ -28,7 +28,8 @@ pub(super) fn list_early_ends() -> Vec<EarlyEnds> {
     ends
 }
 
-/// File of the object that contains an address. `None` if the object was unloaded in the meantime.
+/// File of the object that contains an address; for the program itself, its real path if that can be read. `None` if
+/// the object was unloaded in the meantime.
 fn path_of_object_at(objects: &[LoadedObject], address: usize) -> Option<PathBuf> {
     let object = objects.iter().find(|object| {
         let start = object.start_address();
@@ -40,7 +41,7 @@ fn path_of_object_at(objects: &[LoadedObject], address: usize) -> Option<PathBuf
     Some(program.unwrap_or(path))
 }
 
-/// Converts a reason of the sampler to the one in messages.
+/// Converts the sampler's reason why a stack ended early to the same reason as messages name it.
 fn to_message_reason(reason: memprof_sampler::EarlyEndReason) -> EarlyEndReason {
     use memprof_sampler::EarlyEndReason as Sampled;
     match reason {

@@ -87,7 +87,8 @@ impl Jemalloc {
         self.opt_prof && !self.samples_new_threads()
     }
 
-    /// Switches sampling and verifies it. Without `opt.prof`, jemalloc 5.2.1 returns success and does nothing.
+    /// Turns sampling on or off, and verifies that jemalloc did so: without `opt.prof`, jemalloc 5.2.1 returns success
+    /// and does nothing.
     fn set_active(&self, active: bool) -> Result<()> {
         self.mallctl
             .write_bool(c"prof.active", active)
