@@ -19,7 +19,7 @@ pub(crate) struct MemoryBudget {
 
 impl MemoryBudget {
     /// Returns the budget for the analysis of a process. Both numbers are bytes. If `limit` is `None`, the limit is a
-    /// share of the process's `resident` memory.
+    /// share of the process's `resident` memory, but at least [`MIN_DEFAULT_BYTES`].
     pub(crate) fn new(resident: u64, limit: Option<u64>) -> Self {
         Self {
             limit: limit.unwrap_or((resident / 100 * RSS_PERCENT).max(MIN_DEFAULT_BYTES)),

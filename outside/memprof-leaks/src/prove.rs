@@ -156,7 +156,7 @@ impl UnreachableObjects {
         self.objects.bitmap_bytes(2) + (self.checksums.capacity() * size_of::<u32>()) as u64
     }
 
-    /// Objects that are unreachable and unchanged in a later snapshot.
+    /// Objects that were unreachable in the earlier snapshot, and are unreachable and unchanged in a later one.
     fn still_unreachable(&self, analyzed: &AnalyzedSnapshot<'_>) -> impl Iterator<Item = Object> {
         let mut memory = CachedReader::new(&analyzed.view);
         let mut before = self.objects.unreachable().zip(&self.checksums).peekable();

@@ -57,7 +57,7 @@ impl Unsearched {
     }
 
     /// Describes a heap, or a part of one, whose objects are not reported. `amount` is `None` if the size is unknown,
-    /// or part of `what`.
+    /// or if `what` contains it.
     pub(crate) fn for_objects(
         amount: Option<UnsearchedAmount>,
         what: impl Into<String>,

@@ -73,8 +73,8 @@ impl HeapObjectKinds {
         kinds
     }
 
-    /// Assigns kinds of their own to dicts of attributes and their tables. Reads the objects by address,
-    /// which is fast.
+    /// Assigns kinds of their own to dicts of attributes and their tables. Reads the objects in the order of their
+    /// addresses, which is fast.
     fn assign_attribute_kinds(
         &mut self,
         dict: u32,

@@ -54,7 +54,8 @@ impl Span {
         size_of::<Self>() as u64 + (length / granule / 64 + 1) * 8 * words
     }
 
-    /// Span without objects yet, which begin at multiples of `granule` bytes from its start.
+    /// Span without objects yet, which begin at multiples of `granule` bytes, a power of 2, from its start. `header` is
+    /// the number of bytes at an object's end that belong to the next one's header.
     pub(crate) fn new(range: Range<u64>, granule: u64, header: u64) -> Self {
         Self::with_shift(range, granule.trailing_zeros(), header)
     }

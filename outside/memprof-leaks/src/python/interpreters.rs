@@ -88,8 +88,8 @@ impl Interpreters {
         self.layout.pool_size()
     }
 
-    /// Adds an interpreter and the local variables of its threads, if its `sys.modules` contains the module `sys`.
-    /// `state` is the address of its `PyInterpreterState`.
+    /// Adds an interpreter and the local variables of its threads, if the first [`MAX_SEARCHED_MODULES`] entries of its
+    /// `sys.modules` contain the module `sys`. `state` is the address of its `PyInterpreterState`.
     fn add_interpreter(&mut self, view: &SnapshotMemory, state: u64, types: &mut PythonTypes<'_>) {
         let layout = self.layout;
         let modules = view.field(state, layout.modules).filter(|modules| {

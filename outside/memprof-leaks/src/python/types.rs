@@ -253,7 +253,7 @@ impl<'a> PythonTypes<'a> {
         })
     }
 
-    /// Finds the type of an object. Returns also the bytes in front of the Python object. `None` if it is no
+    /// Finds the type of an object. Returns also the number of bytes in front of the Python object. `None` if it is no
     /// Python object.
     pub(crate) fn find_type(
         &mut self,
