@@ -47,7 +47,8 @@ impl AgeBuckets {
         (width > 0).then_some(Self { width, taken })
     }
 
-    /// Least age, in seconds, of a sample in the bucket that starts at `alloc_time`; 0 if the bucket was not complete.
+    /// Least age, in seconds, of a sample in the bucket that starts at `alloc_time`. It is 0 if that bucket had not
+    /// ended when the profile was taken.
     pub(crate) fn min_age(self, alloc_time: AllocTime) -> u32 {
         self.taken
             .saturating_sub(alloc_time.seconds().saturating_add(self.width))

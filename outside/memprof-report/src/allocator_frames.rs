@@ -99,8 +99,8 @@ const RUST_TRAIT_PREFIXES: [&str; 3] = [
 /// Trait of Rust's global allocators, in the name of each of its functions.
 const GLOBAL_ALLOC: &str = " as core::alloc::global::GlobalAlloc>::";
 
-/// Returns, for each stack by its id, the number of addresses at the leaf that belong to the allocator. At least one
-/// address of each stack remains.
+/// Returns, for each stack by its id, the number of addresses at the leaf that belong to the allocator: they lie in an
+/// allocator's library, or all their functions are the allocator's. At least one address of each stack remains.
 pub(crate) fn allocator_depths(profile: &Profile, names: &Names) -> Vec<u32> {
     let addresses = profile.stacks.addresses();
     let libraries: Vec<bool> = profile

@@ -25,8 +25,10 @@ pub(crate) fn mentions_closure(name: &str) -> bool {
 
 /// Returns a closure's name behind the path of the function that defines it: `shop::load::{closure#0}`. `outer` are the
 /// frames towards the root. The path comes from the frame that has the closure's type among its generic arguments, as
-/// in `map<shop::load::{closure_env#0}>`. Without one, it is the name of the nearest function in the closure's source
-/// file. `None` if there is neither.
+/// in `map<shop::load::{closure_env#0}>`. If there is none, it is the name of the nearest function in the closure's
+/// source file. `None` if there is neither.
+///
+/// That nearest function is preferred if the path only numbers its implementation, as in `{impl#2}`.
 pub(crate) fn qualified_closure<'n>(
     name: &str,
     outer: impl Iterator<Item = OuterFrame<'n>>,

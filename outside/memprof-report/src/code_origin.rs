@@ -107,8 +107,9 @@ pub struct CodeOrigins {
 type FrameKey = (StringId, Option<StringId>, Option<StringId>, Option<usize>);
 
 impl CodeOrigins {
-    /// Determines the code origin of each function of a profile: the program's own, a library's, plumbing. Where no
-    /// function seems to be the program's own, those of system libraries count as its own.
+    /// Determines the code origin of each function of a profile. If no named function is the program's own, those of
+    /// system libraries count as its own. Functions without names in the program's plugins and libraries may count as
+    /// its own, and functions with the shape of a malloc wrapper as plumbing.
     pub fn new(named: &SymbolizedProfile, origin_rules: &OriginRules) -> Self {
         let SymbolizedProfile { profile, names, .. } = named;
         let evidence = ProfileEvidence::new(named);
@@ -244,8 +245,8 @@ fn script_verdict(frame: &Frame, names: &Names, origin_rules: &OriginRules) -> V
     }
 }
 
-/// Returns the names of the Rust crates that have a function `main`: they are the program. Each of `frames` comes with
-/// the name of its function.
+/// Returns the names of the Rust crates that have a function `main`: such a crate is the program. Each of `frames`
+/// comes with the name of its function.
 fn main_crates<'n>(frames: impl Iterator<Item = (&'n str, &'n Frame)>) -> HashSet<String> {
     frames
         .filter_map(|(name, _)| name.strip_suffix("::main"))

@@ -74,8 +74,8 @@ fn split_symbol(symbol: &str) -> (&str, &str) {
     split_clone_suffix(without_version(symbol))
 }
 
-/// Demangles a name without a suffix. `None` if it is not mangled, its demangled form is empty or longer than
-/// `MAX_BYTES`.
+/// Demangles a name without a suffix. A Rust name that is malformed as such is read as one of C++. `None` if the name
+/// is not mangled, or its demangled form is empty or longer than `MAX_BYTES`.
 fn demangle_plain(plain: &str, options: &DemangleOptions) -> Option<String> {
     let name = match Language::from_symbol(plain)? {
         Language::Rust => demangle_rust(plain).or_else(|| demangle_cpp(plain, options)),

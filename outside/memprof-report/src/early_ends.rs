@@ -53,7 +53,7 @@ fn note_if_any(ends: &[EarlyEnds], samples: u64) -> Option<String> {
 }
 
 /// Formats as `12 in libx.so.1 (code without call frame information and frame pointer)`; without the file if the code
-/// is in none.
+/// is in none. An unknown reason is shown as the dump names it.
 fn early_end_text(ends: &EarlyEnds) -> String {
     let EarlyEnds {
         samples,

@@ -23,8 +23,8 @@ pub fn compile_pattern(text: &str) -> Result<Regex> {
 }
 
 impl Filter {
-    /// Removes samples without a frame that matches `focus`, and those with one that matches `ignore`. The first
-    /// `depths[stack]` frames, the allocator's, match nothing.
+    /// Removes samples without a frame that matches `focus`, and those with one that matches `ignore`. A pattern that
+    /// is `None` removes nothing. The first `depths[stack]` frames, the allocator's, match nothing.
     pub(crate) fn apply(&self, profile: &mut Profile, names: &Names, depths: &[u32]) {
         if self.focus.is_none() && self.ignore.is_none() {
             return;

@@ -69,7 +69,7 @@ impl Folded {
         fold.into_sorted()
     }
 
-    /// Visible functions of a stack, root first: all, or those of its highest code origin.
+    /// Visible functions of a stack, root first: all, or, after `with_origin_filter`, those of its highest code origin.
     pub(crate) fn visible_functions<'s>(
         &self,
         stack: FoldedStack<'s>,
@@ -201,8 +201,8 @@ impl FoldBuilder {
         }
     }
 
-    /// Returns the id of a frame's function, or of its function and line with [`Granularity::Lines`], and updates the
-    /// code origin of that id.
+    /// Returns the id of a frame's function, or of its function and line with [`Granularity::Lines`] if the file is
+    /// known. The id's code origin is the highest of those with which this was called.
     fn intern_function(
         &mut self,
         frame: &Frame,
@@ -261,9 +261,9 @@ impl FoldBuilder {
         id
     }
 
-    /// Replaces closures without a path among the `functions` of a stack, leaf first, by names with the path.
-    /// `addresses` are the frames of the stack. `mentions_closure` says by string id whether a name may contain the
-    /// type of a closure.
+    /// Replaces closures without a path among the `functions` of a stack, leaf first, by names with the path, where one
+    /// is found. `addresses` are the frames of the stack. `mentions_closure` says by string id whether a name may
+    /// contain the type of a closure.
     fn qualify_closures(
         &mut self,
         functions: &mut [StringId],

@@ -175,6 +175,7 @@ impl<'a> LimitedReader<'a> {
 }
 
 impl BufRead for LimitedReader<'_> {
+    /// Yields no bytes beyond the limit, and records in `is_exceeded` that the input has more.
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         let buffer = self.input.fill_buf()?;
         self.is_exceeded |= buffer.len() as u64 > self.remaining;
@@ -231,6 +232,8 @@ struct BombGuard<'a, R> {
 }
 
 impl<R: Read> Read for BombGuard<'_, R> {
+    /// Fails with `QuotaExceeded` if the decompressed bytes exceed `limits.ratio` times the compressed ones, and
+    /// `RATIO_FLOOR`.
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let count = self.input.read(out)?;
         self.count += count as u64;
@@ -255,6 +258,7 @@ struct DamagedGzipReader<'a, R> {
 }
 
 impl<R: Read> Read for DamagedGzipReader<'_, R> {
+    /// Records damage in `damage`. With `force`, damaged data is taken for the end of the input, else it is an error.
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.input.read(out).or_else(|error| {
             let is_damage = matches!(

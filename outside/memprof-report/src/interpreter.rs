@@ -53,7 +53,8 @@ const OBJECT_FILE: &str = "<object>";
 /// Most types in the note.
 const MAX_TYPES: usize = 5;
 
-/// Note on Python's objects of up to 512 bytes, by type. `None` if the profile has none.
+/// Note on Python's objects of up to 512 bytes: their share of the total, and that of the `MAX_TYPES` largest types.
+/// `None` if the profile has none.
 fn small_objects_by_type(named: &SymbolizedProfile, sample_type: SampleType) -> Option<String> {
     let names = &named.names;
     let mut by_type = HashMap::<&str, i128>::new();
@@ -93,9 +94,12 @@ fn small_objects_by_type(named: &SymbolizedProfile, sample_type: SampleType) -> 
     })
 }
 
-/// Returns advice for an interpreted program. A profile with the program's functions gets a note on Python's small
-/// objects: their types, or that they may be missing. Any other gets the share that ends in an interpreter, and a tool
-/// that shows the functions; `None` if no file is a known interpreter, or the share is below `MIN_SHARE_PERCENT`.
+/// Returns advice for an interpreted program.
+///
+/// If the profile has the program's functions, it is a note on Python's small objects: their types, or that they may be
+/// missing. Else it is the share that ends in an interpreter, and a tool that shows the functions. For Java, that is
+/// the share of stacks without a named method. `None` if no file is a known interpreter, or the share is below
+/// `MIN_SHARE_PERCENT`.
 pub(crate) fn interpreter_advice(
     named: &SymbolizedProfile,
     sample_type: SampleType,

@@ -70,7 +70,7 @@ impl SetLabel {
         }
     }
 
-    /// Creates a label with a number in that unit, which may be empty.
+    /// Creates a label with a number in `unit`. An empty unit means that the number has none.
     pub(crate) fn with_number(key: Arc<str>, number: i64, unit: Arc<str>) -> Self {
         let text = match &*unit {
             "" => number.to_string(),
@@ -132,8 +132,8 @@ impl Labels {
         Some(id)
     }
 
-    /// Returns the labels of a set: none if the set is unknown, each key with `[other]` for the sets that had no free
-    /// cell in the process's table.
+    /// Returns the labels of a set; none if the set is unknown. One set stands for all that had no free cell in the
+    /// process's table: it has each key with the value `[other]`.
     pub(crate) fn labels_of(&self, id: LabelId) -> Cow<'_, [SetLabel]> {
         match self.sets.get(&id) {
             Some(labels) => Cow::Borrowed(labels),

@@ -111,8 +111,8 @@ impl ManagedNames {
         }
     }
 
-    /// Reads the text of a line `LANGUAGE`, perhaps with ` off: REASON`: whether objects of an interpreter's own heap
-    /// are in the profile.
+    /// Reads the text of a line `LANGUAGE`, perhaps with ` off: REASON`. Such a line says that the profile has the
+    /// objects of an interpreter's own heap or, with `off`, why it lacks them.
     pub(crate) fn read_objects(&mut self, text: &str) {
         self.has_objects_line = true;
         self.objects_off_because = text

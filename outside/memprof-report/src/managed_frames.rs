@@ -9,8 +9,9 @@ use crate::profile::Profile;
 use crate::stacks::AddressId;
 use crate::symbolized_profile::SymbolizedProfile;
 
-/// Puts managed words back into the stacks from which an export took them, given the text `PLACE:ID,… of STACK…`.
-/// Ignores malformed parts. Returns the number of frames of the new stacks.
+/// Puts managed words back into the stacks from which an export took them, given the text `PLACE:ID,… of STACK…`. PLACE
+/// is the number of addresses before the word, ID its number, and STACK the number of a stack, from 1. Ignores
+/// malformed parts. Returns the number of frames of the new stacks.
 pub(crate) fn restore_managed_words(comment: &str, profile: &mut Profile) -> usize {
     let Some((managed, stacks)) = comment.split_once(" of ") else {
         return 0;
@@ -85,7 +86,7 @@ pub(crate) fn name_frames(profile: &mut Profile, names: &mut Names, shown: Stack
 }
 
 /// Removes the native frames of stacks in which an interpreted program runs. Keeps those of the program's own
-/// libraries: named functions outside the directories of the language.
+/// libraries: named functions outside the directories of the language. Then counts the allocator's frames anew.
 pub(crate) fn select_program_frames(named: &mut SymbolizedProfile, origin_rules: &OriginRules) {
     let origins = CodeOrigins::new(named, origin_rules);
     let SymbolizedProfile {

@@ -69,8 +69,10 @@ impl ModuleNames {
         }
     }
 
-    /// Returns the name of a place without a symbol: its module and the offset of `call` in the module. Without a
-    /// mapping, it is the address of the call, or `[unknown]` if that is 0.
+    /// Returns the name of a place without a symbol: its module and the offset of `call` in the module. Unloaded code
+    /// has its module only. Memory without a name is `[jit]` if it is executable, else `[anonymous]`.
+    ///
+    /// Without a mapping, the name is the address of the call, or `[unknown]` if that is 0.
     pub(crate) fn place_name(&self, mapping: Option<&Mapping>, call: Address) -> String {
         match mapping {
             None if call.0 == 0 => "[unknown]".to_owned(),

@@ -86,8 +86,8 @@ pub enum Format {
 }
 
 impl Options {
-    /// Frames of stacks that the report shows: those that the options select, native ones in jeprof's format, all with
-    /// `flat`.
+    /// Frames of stacks that the report shows: native ones in jeprof's format, else those that the options select. With
+    /// `flat`, all frames are shown in place of the program's.
     pub(crate) fn shown_frames(&self) -> StackFrames {
         match (self.format, self.stack_frames) {
             // jeprof looks addresses up in files.

@@ -40,8 +40,8 @@ mod tag {
     pub(super) const COMMENT: u64 = 13;
 }
 
-/// Reads an uncompressed `profile.proto`. Its values count as unsampled. Fails if it is malformed, has no sample type,
-/// or exceeds `limits`.
+/// Reads an uncompressed `profile.proto`. Its values need no scaling by the sample interval. Fails if it is malformed,
+/// has no sample type, or exceeds `limits`.
 pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
     let mut reader = Reader {
         bytes,
@@ -209,9 +209,9 @@ impl<'a> Reader<'a> {
         Ok(bytes.map(i64::cast_unsigned))
     }
 
-    /// Returns the path of the main program: that of the first mapping (profile.proto) that is neither a library nor
-    /// memory, because some writers keep another order. `None` if there is none. Fails if a mapping's string is
-    /// missing.
+    /// Returns the path of the main program: that of the first mapping which is neither a library nor memory.
+    /// profile.proto has the program first, but some writers keep another order. `None` if there is none. Fails if a
+    /// mapping's string is missing.
     fn main_program(&self, messages: &[proto::Mapping]) -> Result<Option<String>> {
         for message in messages {
             let mapping = Mapping {
@@ -225,11 +225,11 @@ impl<'a> Reader<'a> {
         Ok(None)
     }
 
-    /// Adds an address to `profile` for each location, also where two have the same one. Adds the ids of their mappings
-    /// to `named_mappings`. Returns the location ids with the ids of their addresses, sorted by location id.
+    /// Adds an address to `profile` for each location, also if two have the same one. Adds the ids of their mappings to
+    /// `named_mappings`. Returns the location ids with the ids of their addresses, sorted by location id.
     ///
-    /// The addresses are one higher than in the file: pprof has those of calls, [`Profile`] return addresses. Fails if
-    /// two locations have the same id.
+    /// The addresses are one higher than in the file: pprof has those of calls, [`Profile`] return addresses. Frames
+    /// without a name are left out, with a warning. Fails if two locations have the same id.
     fn read_locations(
         &mut self,
         profile: &mut Profile,

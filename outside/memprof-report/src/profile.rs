@@ -131,7 +131,8 @@ impl Mapping {
         )
     }
 
-    /// Returns whether an address lies in this mapping. A pprof location may name a mapping in which it does not lie.
+    /// Returns whether an address lies in this mapping; always true for one of linked addresses, which spans all. A
+    /// pprof location may name a mapping in which it does not lie.
     pub(crate) fn contains(&self, address: Address) -> bool {
         self.is_of_linked_addresses() || (self.start..self.end).contains(&address)
     }

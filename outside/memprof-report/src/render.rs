@@ -148,7 +148,7 @@ impl RenderInput<'_> {
         notes
     }
 
-    /// Text `71 samples in 1 stack`, or only the stacks if the profile has no sample counts.
+    /// Text `71 samples in 1 stack` for the samples with a value; only the stacks if the profile has no sample counts.
     fn sample_count_text(&self, sample_type: SampleType) -> String {
         let index = usize::from(!sample_type.is_alloc());
         let is_held = |sample: &&Sample| sample.values[sample_type] != 0;

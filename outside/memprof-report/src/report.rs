@@ -35,8 +35,8 @@ impl std::fmt::Debug for Input<'_> {
     }
 }
 
-/// Reads a profile, and its base for a comparison, and writes the report to `out`. Without `sources`, functions are
-/// shown as offsets.
+/// Reads a profile, and its base for a comparison, and writes the report to `out`. Without `sources`, a function that
+/// the file does not name is shown as an offset.
 ///
 /// Returns warnings and notes for the reader of the report, one line each.
 ///
@@ -211,7 +211,8 @@ fn unattributed_note(profile: &Profile) -> Option<String> {
     })
 }
 
-/// Returns a note on the share of the row for samples without a stack. `None` if there are none.
+/// Returns a note on the share of the row for samples without a stack. `None` if there are none, or the total
+/// overflows.
 fn missing_stacks_note(profile: &Profile, sample_type: SampleType) -> Option<String> {
     let missing = sum_of_frame(profile, NO_STACK, sample_type);
     let total = profile.totals()?[sample_type];
@@ -250,7 +251,8 @@ fn drop_memprof_stacks_with_note(named: &mut SymbolizedProfile, sample_type: Sam
     }
 }
 
-/// Parses a profile, undoes the sampling, symbolizes and filters it. Without `sources`, functions are named by offset.
+/// Parses a profile, undoes the sampling, symbolizes and filters it. Without `sources`, a function that the file does
+/// not name is named by offset.
 ///
 /// # Errors
 /// The profile cannot be read, or lacks the sample type, ages or label that the options name; only binaries with

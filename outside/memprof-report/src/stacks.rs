@@ -49,7 +49,7 @@ impl Stacks {
         })
     }
 
-    /// Adds an address as a place of its own, even if it is known: in another mapping it is other code.
+    /// Adds an address, and returns a new id even if the address is known: in another mapping it is other code.
     pub fn add_address(&mut self, address: Address) -> AddressId {
         self.addresses.push(address);
         AddressId(self.addresses.len() as u32 - 1)
@@ -106,7 +106,7 @@ impl Stacks {
     }
 
     /// Compares the pending stack with the last one in the order of jemalloc's dumps (`prof_gctx_comp`): by addresses
-    /// as bytes, then by ids, since an address may be several places. Greater if there is no last one.
+    /// as bytes, then by ids, since an address may have several ids. Greater if there is no last one.
     fn compare_with_last(&self) -> Ordering {
         let Some(last) = self.ends.len().checked_sub(1) else {
             return Ordering::Greater;
@@ -124,7 +124,8 @@ impl Stacks {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Changes the frames of each stack, leaf first; the ids stay. A stack from which all are removed stays as it was.
+    /// Lets `select` change the frames of each stack, leaf first; the ids of the stacks stay. A stack from which it
+    /// removes all frames stays as it was.
     pub(crate) fn select_frames(&mut self, mut select: impl FnMut(&mut Vec<AddressId>)) {
         let mut selected = Vec::with_capacity(self.frames.len());
         let mut ends = Vec::with_capacity(self.ends.len());

@@ -32,7 +32,9 @@ pub struct SteadyStack {
     pub inuse: i64,
 }
 
-/// Finds the stacks in `folded` that hold memory of every age.
+/// Finds the stacks in `folded` that hold memory of every age: the time without the youngest and the oldest age bucket
+/// is divided into [`SPAN_COUNT`] spans, and the stack holds bytes from each of them. Its result is the smallest span's
+/// bytes, projected to the whole time.
 ///
 /// # Errors
 /// The samples of the profile have no ages, or too few different ones.

@@ -123,7 +123,7 @@ enum BuildIdMatch {
 }
 
 impl BuildIdMatch {
-    /// Note about names from the files at `paths`, which have no equal build id.
+    /// Note about names from the files at `paths`, whose build ids are unknown or differ. Lists up to three paths.
     fn note_on(self, paths: &[&str]) -> String {
         const MAX_SHOWN: usize = 3;
         let shown = paths[..paths.len().min(MAX_SHOWN)].join(", ");

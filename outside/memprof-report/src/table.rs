@@ -18,7 +18,8 @@ pub struct Row {
     distance: u128,
 }
 
-/// Returns one row per function, the largest first: by flat value, or by cumulative value with `by_cum`.
+/// Returns one row per function, the largest first: by flat value, or by cumulative value with `by_cum`. A function
+/// whose values are 0, also in the base, has no row.
 pub fn function_rows(folded: &Folded, by_cum: bool) -> Vec<Row> {
     let mut rows: Vec<Row> = (0..folded.functions.len() as u32)
         .map(|id| Row {

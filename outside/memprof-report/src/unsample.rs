@@ -101,7 +101,8 @@ fn unsample_values(
     Some(scaled)
 }
 
-/// Number of allocations for which one sampled allocation of this mean size stands; 1 if nothing was sampled.
+/// Number of allocations for which one of the sampled `objects` stands, by their mean size. It is 1 if nothing was
+/// sampled, or if the amounts are known and only shared out by samples.
 fn sample_weight(objects: i64, bytes: i64, sampling: Sampling) -> f64 {
     if objects <= 0 || bytes <= 0 {
         return 1.0;
@@ -201,7 +202,7 @@ impl TotalsTolerance {
 }
 
 /// Returns a warning if the sum over the stacks differs from the header by more than the tolerance and the header's own
-/// rounding; `None` if not.
+/// rounding. `None` if not, or if the `raw` values agree.
 fn header_mismatch_warning(
     header: SampleValues,
     raw: SampleValues,

@@ -113,8 +113,11 @@ impl<'c> ResultFlow<'c> {
         false
     }
 
-    /// Follows the code at `address` to the next branch or return, and returns the branches or the reason why the path
+    /// Follows the code at `address` to the next branch or return. Returns the branches, or the reason why the path
     /// ends. `holders` are the places of the result at the path's start.
+    ///
+    /// A called function is taken to return its first argument, as memset does. A branch that is taken only if the
+    /// result is null is not followed.
     fn follow_to_branch(
         &mut self,
         address: u64,
@@ -217,7 +220,8 @@ fn is_null_test(instruction: &Instruction, holders: &Holders) -> bool {
     }
 }
 
-/// Updates `holders`, the places of the result, for an instruction without a branch.
+/// Updates `holders`, the places of the result, for an instruction without a branch. If the result is stored outside of
+/// the stack, no place is left: such a function need not return it.
 fn track_move(instruction: &Instruction, holders: &mut Holders, info: &mut InstructionInfoFactory) {
     let is_move = instruction.mnemonic() == Mnemonic::Mov && instruction.op_count() == 2;
     let moved = is_move.then(|| (instruction.op0_kind(), instruction.op1_kind()));

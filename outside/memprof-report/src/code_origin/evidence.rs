@@ -36,7 +36,8 @@ pub(super) struct ProfileEvidence {
 }
 
 impl ProfileEvidence {
-    /// Collects the evidence from all names of a profile.
+    /// Collects the evidence from all names of a profile: the crates and packages that have a function `main`, the
+    /// language's runtime, and whether it has Rust code.
     pub(super) fn new(named: &SymbolizedProfile) -> Self {
         let SymbolizedProfile { profile, names, .. } = named;
         let addresses = 0..profile.stacks.addresses().len() as u32;
@@ -135,8 +136,10 @@ impl ProfileEvidence {
     }
 }
 
-/// Decides on a function for which no rule holds, by its mapped file. In a file that no rule names, the function is the
-/// program's own if it has a name or the file is the main program, else a library's.
+/// Decides on a function for which no rule holds, by its mapped file. If a rule names the file, that rule decides.
+///
+/// In any other file, the function is the program's own if the file is the main program or was unloaded, or if the
+/// function has a name and the file is no system library. Else it is a library's.
 fn verdict_by_mapped_file(function: &FunctionEvidence<'_>) -> Verdict {
     let file = function.file;
     // A function that a JIT compiler named is one of the script.

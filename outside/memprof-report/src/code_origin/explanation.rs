@@ -14,8 +14,9 @@ use crate::symbolized_profile::SymbolizedProfile;
 /// Most functions that are explained.
 const MAX_SHOWN: usize = 20;
 
-/// Writes why the functions named `function` are the program's own, plumbing or a library's. If no name is equal,
-/// explains all that contain it. Fails if no function has such a name, or `out` fails.
+/// Writes, for up to `MAX_SHOWN` functions named `function`, their code origin, the reason for it, and the option that
+/// changes it. If no name is equal, explains those that contain it. Fails if no function has such a name, or `out`
+/// fails.
 pub(crate) fn explain_origin(
     named: &SymbolizedProfile,
     origin_rules: &OriginRules,

@@ -7,8 +7,8 @@ const RUST_STD: [&str; 3] = ["core", "alloc", "std"];
 
 /// Returns the possible namespaces of a function: the first component of its path. `<T as Trait>::f` has two, the
 /// crates of the type and of the trait: by the orphan rule, one of them has the implementation. Rust's own crates are
-/// left out if the other crate is known, because they cannot name it. Empty if the path has one component only, or its
-/// start is not an identifier.
+/// left out if the other crate is known, because they cannot name it. A name that starts with `<` and has no crate is
+/// of `core`. Empty if another name has one component only, or does not start with an identifier.
 pub(super) fn namespaces(function: &str) -> Vec<Cow<'_, str>> {
     let Some(inside) = function.strip_prefix('<') else {
         return plain_namespace(function).into_iter().collect();

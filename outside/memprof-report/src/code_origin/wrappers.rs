@@ -95,7 +95,7 @@ impl FrontCalls {
 }
 
 /// Marks the verdicts on wrappers of malloc as plumbing, and those on wrappers around them, up to [`MAX_ROUNDS`]
-/// levels.
+/// levels. A function is no wrapper if less than [`MIN_FRONT_PERCENT`] of its stacks have it in front of the allocator.
 pub(super) fn mark_wrappers(origins: &mut CodeOrigins, named: &SymbolizedProfile) {
     let stacks = LeafView {
         named,
@@ -228,7 +228,8 @@ impl<'p> LeafView<'p> {
     }
 
     /// Finds the first function after the allocator and plumbing at the leaf of a stack, and adds the stack to its
-    /// entry in `calls`. Adds nothing if that function cannot be a wrapper, or has no caller.
+    /// entry in `calls`. A library's function without a symbol is replaced by the one that it helps, see
+    /// [`named_front`](Self::named_front). Adds nothing if the function cannot be a wrapper, or has no caller.
     fn add_front_call(
         &self,
         origins: &CodeOrigins,
@@ -272,8 +273,8 @@ impl<'p> LeafView<'p> {
     }
 
     /// Returns the function in front of the allocator, and its caller, which is `None` at the root. The function is
-    /// `first`, unless that is a library's function without a symbol: such a one is a helper of the function with a
-    /// symbol that called it in the same file. `frames` are those after `first`.
+    /// `first`, unless that is a library's function without a symbol. Such a one is a helper of the function with a
+    /// symbol that called it in the same file, if that one may be a wrapper. `frames` are those after `first`.
     fn named_front(
         &self,
         origins: &CodeOrigins,
@@ -327,7 +328,8 @@ impl<'p> LeafView<'p> {
         )
     }
 
-    /// Returns the shape by which a function is a wrapper. `None` if it is no wrapper.
+    /// Returns the shape by which a function is a wrapper. `None` if it is no wrapper. Its name, the number of its
+    /// callers, and its use of the block decide.
     fn wrapper_shape(&self, calls: &FrontCalls) -> Option<WrapperShape> {
         let name = calls.name.map(|name| self.named.names.strings.get(name));
         let name = name.map(AllocatingName::parse).unwrap_or_default();
@@ -378,8 +380,9 @@ impl<'p> LeafView<'p> {
     }
 }
 
-/// Returns the use that a function makes of the block from its call of `callee`, an allocation function. `shape` is
-/// that of the call.
+/// Returns the use that a function makes of the block from its call of `callee`, an allocation function: it keeps the
+/// block, returns a block of constant size, or returns one of a size that its caller chose. `shape` is that of the
+/// call.
 fn block_use(shape: &CallShape, callee: &str) -> BlockUse {
     let [first, second] = shape.arguments;
     // A constant size: the argument of malloc, both of calloc, the second of realloc.

@@ -1,7 +1,7 @@
 //! Demangles the qualified names of D functions: <https://dlang.org/spec/abi.html#name_mangling>.
 
 /// Demangles the path of a D name, without types: `shop.Cart.add` of `_D4shop4Cart3addMFiZv`. A template instance ends
-/// the path, as in `shop.build!(…)`. `None` if it has another form.
+/// the path, as in `shop.build!(…)`. `_Dmain` becomes `D main`. `None` if it has another form.
 pub(super) fn demangle_d(name: &str) -> Option<String> {
     if name == "_Dmain" {
         return Some("D main".to_owned());
@@ -58,8 +58,8 @@ fn parse_identifier(name: &str, at: usize) -> Option<(&str, usize)> {
     (!word.is_empty()).then_some((word, start + len))
 }
 
-/// Returns the distance of a back reference in bytes, in base 26 with a lower-case last digit, and the index behind it.
-/// `None` if it is none.
+/// Returns the distance of a back reference in bytes, and the index behind it. Its digits are letters in base 26, of
+/// which the last is in lower case. `None` if no such number is at `at`.
 fn parse_back_reference(name: &str, mut at: usize) -> Option<(usize, usize)> {
     let mut distance: usize = 0;
     loop {

@@ -74,7 +74,8 @@ impl CodeHistory {
         self.is_unmarked = !value.ends_with(" marked");
     }
 
-    /// Reads `0-1 START-END OFFSET BUILD-ID PATH`. Ignores it if it is malformed.
+    /// Reads `0-1 START-END OFFSET BUILD-ID PATH`: code that was there from generation 0 to 1, and was unloaded.
+    /// Ignores it if it is malformed.
     pub(super) fn read_unloaded(&mut self, value: &str) {
         let parsed = || {
             let (generations, rest) = value.split_once(' ')?;
@@ -120,7 +121,8 @@ impl CodeHistory {
         self.ranges.extend(range.filter(|_| has_room));
     }
 
-    /// Finds out which code was at the address of a call in `generation`, or in any one if it is `None`.
+    /// Finds out which code was at the address of a call in `generation`, or in any one if it is `None`. The owner is
+    /// unknown if several files were there, or none although one is mapped there now.
     fn code_owner(&self, profile: &Profile, call: Address, generation: Option<u32>) -> CodeOwner {
         let is_now = |first, last| generation.is_none_or(|now| (first..=last).contains(&now));
         let here = |range: &&CodeRange| range.start <= call && call < range.end;
@@ -183,8 +185,8 @@ impl Mapping {
 }
 
 impl DumpReader<'_> {
-    /// Moves frames in code that the memory map lacks to addresses of their own, and appends mappings for them. Fails
-    /// if the frames exceed the memory budget.
+    /// Moves frames in code that the memory map lacks to addresses of their own, appends mappings for them, and names
+    /// their files in a warning. Fails if the frames exceed the memory budget.
     pub(super) fn place_unloaded_code(&mut self) -> Result<()> {
         let history = std::mem::take(&mut self.code_history);
         let places = history.changed_ranges();

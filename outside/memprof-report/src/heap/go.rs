@@ -36,8 +36,9 @@ impl DumpReader<'_> {
         Ok(())
     }
 
-    /// Names the addresses of the last stack by the comments that followed it. Fails if the names exceed the memory
-    /// budget.
+    /// Names the addresses of the last stack by the comments that followed it. Stops at a comment whose address the
+    /// stack lacks. The address after the last comment is named `runtime.goexit`, which Go leaves out. Fails if the
+    /// names exceed the memory budget.
     pub(super) fn finish_go_stack(&mut self) -> Result<()> {
         let frames = std::mem::take(&mut self.go_frames);
         let Some(sample) = self.profile.samples.last().filter(|_| !frames.is_empty()) else {
@@ -76,8 +77,8 @@ impl DumpReader<'_> {
 }
 
 /// Scales the samples of a Poisson process with a mean interval of `rate` bytes, and truncates the estimates. Go does
-/// both in its pprof files (`scaleHeapSample`), so its texts get the same totals. The profile's values then count as
-/// unsampled.
+/// both in its pprof files (`scaleHeapSample`), so its texts get the same totals. Then marks the profile as one whose
+/// values need no more scaling.
 pub(super) fn scale_samples(profile: &mut Profile, rate: u64) {
     for sample in &mut profile.samples {
         for (index, [objects, space]) in [

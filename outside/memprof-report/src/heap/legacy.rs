@@ -99,7 +99,8 @@ impl DumpReader<'_> {
     }
 
     /// Sets what only the whole dump shows: its sampling, and whether it has allocated values. `has_maps` says whether
-    /// the dump has mappings: Go's text has none, unlike that of gperftools. Fails if sampling was off.
+    /// the dump has mappings: Go's text has none, unlike that of gperftools. Warns of records with negative values,
+    /// which are left out. Fails if sampling was off, or no other record is left.
     pub(super) fn finish_legacy(&mut self, legacy: &LegacyDump, has_maps: bool) -> Result<()> {
         let is_go = self.has_go_comments || legacy.is_unpadded && !has_maps;
         if legacy.word.is_sampling_off() {

@@ -21,8 +21,8 @@ pub(super) struct MapLine {
     pub(super) has_offset: bool,
 }
 
-/// Parses a line of a memory map in one of this module's formats. `None` if it has another one, or if the mapping ends
-/// before it starts.
+/// Parses a line of a memory map: as in `/proc/PID/maps`, as in FreeBSD's `map`, or a range and a path only. A line
+/// without permissions counts as code. `None` if it has another form, or if the mapping ends before it starts.
 pub(super) fn parse_map_line(line: &[u8]) -> Option<MapLine> {
     let (start, rest) = parse_address(line.trim_ascii())?;
     let is_range = rest.first() == Some(&b'-');

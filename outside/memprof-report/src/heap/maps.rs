@@ -19,8 +19,8 @@ pub(super) struct MemoryMap {
 }
 
 impl DumpReader<'_> {
-    /// Reads a line after the mappings' header: a mapping, a variable or a comment. Counts any other line. Fails if a
-    /// limit is exceeded.
+    /// Reads a line after the mappings' header: a mapping, a variable or a comment. Variables in a mapping are replaced
+    /// by their values. Any other line is left out, and counted for a warning. Fails if a limit is exceeded.
     pub(super) fn read_mapping(&mut self, line: &[u8]) -> Result<()> {
         if let Some(comment) = line.strip_prefix(b"#") {
             return self.read_comment(comment);

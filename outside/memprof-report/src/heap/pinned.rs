@@ -6,9 +6,9 @@ use super::DumpReader;
 use crate::profile::{SampleType, Sampling, UNATTRIBUTED};
 
 impl DumpReader<'_> {
-    /// Converts a profile of pinned slabs, which was read as one of growth because it has the same format: its amounts
-    /// are known and only shared out by samples. A profile that is sampled is not of pinned slabs, and `is_pinned` is
-    /// cleared.
+    /// Converts a profile of pinned slabs, which was read as one of growth because it has the same format. Its amounts
+    /// are known, and only shared out by samples. The line of the memory without a stack gets a count of 0. If the
+    /// profile is sampled, it is not of pinned slabs, and `is_pinned` is cleared.
     pub(super) fn convert_if_pinned(&mut self) {
         let profile = &mut self.profile;
         if !profile.is_pinned || profile.sampling != Sampling::None {

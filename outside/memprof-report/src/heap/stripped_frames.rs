@@ -98,8 +98,8 @@ fn append_marks(marks: &[u8], comment: &mut String) {
     }
 }
 
-/// Sets the allocation times, labels and code generations of `samples` to the pseudo frames in a comment, given its text
-/// after `# marks: `. Ignores malformed parts.
+/// Restores removed pseudo frames from a comment, given its text after `# marks: `: sets the allocation times, labels
+/// and code generations of the `samples` that it lists by number. Ignores malformed parts.
 pub(super) fn restore_marks(comment: &str, samples: &mut [Sample], history: &mut CodeHistory) {
     let Some((words, stacks)) = comment.split_once(" of ") else {
         return;

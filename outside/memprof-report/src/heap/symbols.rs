@@ -89,8 +89,8 @@ impl Symbols {
         self.0.contains_key(&address)
     }
 
-    /// Converts the symbols to names of the profile's addresses. jeprof lists symbols by other addresses: a leaf by its
-    /// own, all other frames by one less. Go lists all frames by one less. `None` if the dump has no symbols.
+    /// Converts the symbols to names of the profile's addresses. A symbol's address is the return address less 1, as Go
+    /// writes all frames and jeprof all but the leaf; else it is the address itself. `None` if the dump has no symbols.
     pub(super) fn into_names(self, profile: &Profile) -> Option<Names> {
         if self.0.is_empty() {
             return None;

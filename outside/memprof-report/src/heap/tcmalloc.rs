@@ -42,7 +42,8 @@ enum Expected {
 
 /// Rewrites a dump of jemalloc or tcmalloc as tcmalloc's text, line by line, without the frames at the leaf whose
 /// addresses are in `allocator`; see
-/// [`SymbolizedProfile::allocator_addresses`](crate::SymbolizedProfile::allocator_addresses).
+/// [`SymbolizedProfile::allocator_addresses`](crate::SymbolizedProfile::allocator_addresses). Pseudo frames become
+/// comments at the end, and a checksum is left out.
 ///
 /// # Errors
 /// `dump` is in neither format, is malformed or truncated, or has lines beyond the limits; writing to `out` fails.

@@ -120,7 +120,8 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Returns the set with the labels of a sample, and adds it to `labels` if it is new. `None` if there are none.
+    /// Returns the set with the labels of a sample, and adds it to `labels` if it is new. A label with neither text nor
+    /// number is left out. `None` if no label is left. Fails if a string is missing, or the memory budget is exceeded.
     fn intern_label_set(
         &mut self,
         found: &[proto::Label],

@@ -17,6 +17,7 @@ pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 impl<'a> Iterator for Fields<'a> {
     type Item = Result<(u64, Value<'a>)>;
 
+    /// Yields an error for the first field that is malformed or truncated, and ends after it.
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
             return None;
@@ -128,7 +129,8 @@ impl FieldScan {
         self.has_strings
     }
 
-    /// Returns whether the input is the start of a profile rather than other bytes that happen to look like one.
+    /// Returns whether the input is the start of a profile, rather than other bytes that happen to look like one: its
+    /// strings have started, or it has three fields.
     pub(crate) fn is_likely_profile(&self) -> bool {
         const MIN_FIELDS: usize = 3;
         self.has_strings || self.fields >= MIN_FIELDS

@@ -119,8 +119,9 @@ pub(crate) struct ValueTypes {
 }
 
 impl ValueTypes {
-    /// Decides for each type of a file which column holds its values. Returns the types, and their columns in the order
-    /// of the file.
+    /// Decides for each type of a file which column holds its values: that of the [`SampleType`] with its name and unit
+    /// if that is still free, else a new one in the rows. Returns the types, and their columns in the order of the
+    /// file.
     pub(crate) fn new(types: Vec<ValueType>) -> (Self, Vec<Column>) {
         let mut arranged = Self::default();
         let columns = types.into_iter().map(|value_type| {
@@ -172,8 +173,8 @@ impl ValueTypes {
         found.map(|(column, _)| column)
     }
 
-    /// Exchanges the values at `index` of each row with those of the samples that have the same kind of unit. Returns
-    /// the sample type under which the row's values are then.
+    /// Exchanges the values at `index` of each row with those of the samples: with the bytes in use if the row's unit
+    /// is bytes, else with the objects in use. Returns the sample type under which the row's values are then.
     fn move_to_samples(&mut self, index: usize, samples: &mut [Sample]) -> SampleType {
         let is_bytes = |found: &Option<ValueType>| {
             found
@@ -213,7 +214,7 @@ impl Profile {
         }
     }
 
-    /// Returns the value of a sample at a position.
+    /// Returns the value of a sample in a column; 0 for a column of the rows if the profile has no rows.
     pub(crate) fn value(&self, sample: &Sample, column: Column) -> i64 {
         match (column, &self.value_types) {
             (Column::Sample(sample_type), _) => sample.values[sample_type],

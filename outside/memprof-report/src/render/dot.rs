@@ -18,7 +18,7 @@ const DEFAULT_FUNCTIONS: usize = 80;
 const MIN_EDGE_PERCENT: f64 = 0.1;
 
 /// Writes the graph of the functions with the largest cumulative values, `top` or [`DEFAULT_FUNCTIONS`] of them, and of
-/// the calls between them.
+/// the calls between them. Calls with less than [`MIN_EDGE_PERCENT`] of the total are left out.
 pub(super) fn write_dot(
     input: &RenderInput<'_>,
     options: &Options,

@@ -134,6 +134,7 @@ struct NodeColumn<'f, T> {
 }
 
 impl<T: Serialize> Serialize for NodeColumn<'_, T> {
+    /// Writes a list with one value for each node, or an empty one if `folded` is `None`.
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         let nodes = self.folded.into_iter().flat_map(preorder);
         serializer.collect_seq(nodes.map(self.value))
@@ -277,6 +278,7 @@ fn viewer_ages(input: &RenderInput<'_>, options: &Options) -> Option<ViewerAges>
 struct ScriptEscaper<W>(W);
 
 impl<W: Write> Write for ScriptEscaper<W> {
+    /// Writes `<`, `>` and `&` as JSON's `\u003c`, `\u003e` and `\u0026`, so that no string can end the script element.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut rest = bytes;
         while let Some(index) = memchr::memchr3(b'<', b'>', b'&', rest) {

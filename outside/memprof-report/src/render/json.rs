@@ -180,7 +180,8 @@ struct Diff {
 /// Most age spans per function.
 const MAX_COHORTS: u32 = 60;
 
-/// Writes the document, with all functions unless `top` limits them.
+/// Writes the JSON document, with all functions unless `top` limits them. Fails if the profile lacks the label of
+/// `--by`.
 pub(super) fn write_json(
     input: &RenderInput<'_>,
     options: &Options,
@@ -263,7 +264,7 @@ pub(super) fn write_json(
     Ok(())
 }
 
-/// Computes the shares of a label's values for the document. Fails if the profile has no such label.
+/// Computes the shares of a label's values for the JSON document. Fails if the profile has no such label.
 fn label_shares<'a>(
     profile: &Profile,
     key: &'a str,
@@ -301,7 +302,7 @@ fn type_totals(named: &SymbolizedProfile, base: Option<&SymbolizedProfile>) -> T
         .collect()
 }
 
-/// Converts the profile's origin for the document.
+/// Converts the profile's origin for the JSON document. A part that is unknown is `None`.
 fn origin_fields(profile: &Profile) -> Origin<'_> {
     let origin = &profile.origin;
     Origin {
@@ -332,7 +333,7 @@ fn origin_fields(profile: &Profile) -> Origin<'_> {
     }
 }
 
-/// Converts the profile's mappings for the document.
+/// Converts the profile's mappings for the JSON document. Addresses are texts such as `0x7f00`.
 fn mapping_rows(profile: &Profile) -> Vec<Mapping<'_>> {
     let mappings = profile.mappings.iter();
     mappings

@@ -20,7 +20,8 @@ use crate::profile::sample_types::ValueType;
 /// Prefers speed to size: most such files are read once and deleted.
 const COMPRESSION: Compression = Compression::fast();
 
-/// Writes the profile, less its base if there is one, as a gzip-compressed `profile.proto`.
+/// Writes the profile as a gzip-compressed `profile.proto`. If there is a base, writes the differences, and leaves out
+/// sample types that only one of the two profiles has.
 pub(super) fn write_pprof(
     input: &RenderInput<'_>,
     options: &Options,
@@ -82,8 +83,8 @@ fn time_nanos(profile: &Profile, known: i64) -> i64 {
     }
 }
 
-/// Comments of the profile: those of a pprof profile, else memprof's version, and `KEY: VALUE` for each part of the
-/// origin that is known.
+/// Comments of the profile: those of a pprof profile, else memprof's version, and `KEY: VALUE` for the sample interval
+/// and each part of the origin that is known. The name of the base comes last, if there is one.
 fn comments(input: &RenderInput<'_>) -> Vec<String> {
     let profile = &input.profile.profile;
     if profile.value_types.is_some() {

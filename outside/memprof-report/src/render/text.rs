@@ -209,7 +209,7 @@ fn write_changes(
     Ok(())
 }
 
-/// Adds a plus sign to a positive amount.
+/// Adds a plus sign to an amount that has no minus sign.
 fn with_sign(amount: String) -> String {
     if amount.starts_with('-') {
         amount

@@ -36,8 +36,9 @@ pub(super) fn read_call_shapes<'d, R: ReadRef<'d>>(
     }
 }
 
-/// Returns the shapes of calls in x86-64 code. `None` if the file lacks a section, or the table of its unwinding rules
-/// is damaged.
+/// Returns the shapes of calls in x86-64 code. Functions of more than [`CallShape::MAX_BYTES`] are not read, so the
+/// shapes of their calls are unknown. `None` if the file lacks a section, or the table of its unwinding rules is
+/// damaged.
 fn read_shapes<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     data: R,

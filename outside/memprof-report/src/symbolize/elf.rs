@@ -253,7 +253,8 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
         }
     }
 
-    /// Offers symbols to the addresses that they contain, until the deadline. A symbol without a size contains none.
+    /// Offers symbols to the addresses that they contain, until the deadline. Only functions that the file defines
+    /// count. A symbol without a size contains no address.
     fn add_symbols<S: object::ObjectSymbol<'d>>(&mut self, symbols: impl Iterator<Item = S>) {
         const SYMBOLS_PER_CHECK: usize = 1 << 16;
         for (index, symbol) in symbols.enumerate() {

@@ -38,8 +38,8 @@ pub(super) fn writer_pid(mapping: &Mapping) -> Option<u32> {
     number.parse().ok().filter(|_| mapping.executable)
 }
 
-/// Returns the names of `addresses`, ascending. Empty if another process than `writer` wrote the file. If the file is
-/// truncated or damaged, the part before the damage counts.
+/// Returns the names of `addresses`, ascending. The latest record for an address wins. Empty if another process than
+/// `writer` wrote the file. If the file is truncated or damaged, or exceeds a limit, the part before that counts.
 pub(super) fn read_names(
     mut dump: impl Read + Seek,
     writer: u32,

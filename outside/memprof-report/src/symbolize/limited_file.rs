@@ -45,6 +45,7 @@ impl<'a, R: Read + Seek> ReadRef<'a> for &'a LimitedFile<R> {
         self.cache.len()
     }
 
+    /// Fails at the limit of bytes. Records a read inside of the file that failed as one for lack of memory.
     fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
         self.charge(size)?;
         let read = self.cache.read_bytes_at(offset, size);

@@ -26,9 +26,10 @@ struct UnexplainedRange {
     mapping: Option<usize>,
 }
 
-/// Replaces mappings that lie over the code of a file by ones of that file, where the profile has addresses in them. A
-/// file's headers are read if it is found in `sources`; else the mappings before and after must be of one file, equally
-/// far from their offsets. Addresses that are still in no file may be code of `sources.binary` at its linked addresses.
+/// Restores the mappings of a file's code over which something else is mapped, as far as the profile has addresses
+/// there. The file's program headers, found by `sources`, say which code it has. If they cannot be read, or `sources`
+/// is `None`, the mappings before and after must be of one file, equally far from their offsets. Addresses that are
+/// then in no file may be code of `sources.binary` at its linked addresses; that file becomes the profile's program.
 ///
 /// Does nothing if mappings overlap, as in a profile that was merged from several: then an address has no one place.
 pub(crate) fn restore_mappings(profile: &mut Profile, sources: Option<&Sources>) {
@@ -137,7 +138,8 @@ fn gap_around(profile: &Profile, address: Address) -> (Address, Address) {
     )
 }
 
-/// Returns whether a mapping may lie over the code of a file: memory, or a file between two mappings of another one.
+/// Returns whether a mapping may lie over the code of a file: it is memory, a deleted file, or a file between two
+/// mappings of another one.
 fn may_hide_code(profile: &Profile, index: usize) -> bool {
     let mapping = &profile.mappings[index];
     if !mapping.is_file() {
@@ -213,7 +215,8 @@ impl<'p> FileCode<'p> {
         between.into_iter().collect()
     }
 
-    /// Mappings of a file's code; empty if it cannot be read, or its load address is unclear.
+    /// Mappings of a file's code. Empty if it cannot be read, if its load address is unclear, or if [`MAX_FILES`] other
+    /// files were looked up before.
     fn code_of(&mut self, file: &'p Mapping) -> &[Mapping] {
         let is_full = self.known.len() == MAX_FILES;
         let (profile, sources) = (self.profile, self.sources);

@@ -65,7 +65,8 @@ fn path_replaced_by_binary<'a>(profile: &'a Profile, sources: &Sources) -> Optio
     main.filter(is_named).or(named).or(main)
 }
 
-/// Groups the addresses without names by file, the file with most of them first. Addresses in no file are left out.
+/// Groups the addresses without names by file and build id, the file with most of them first. Addresses in no file are
+/// left out.
 pub(super) fn group_by_file<'a>(
     profile: &'a Profile,
     names: &Names,

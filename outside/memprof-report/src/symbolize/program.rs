@@ -13,7 +13,7 @@ use crate::profile::Profile;
 const MAX_FILES: usize = 32;
 
 /// Sets the profile's program, if it names none, to the first file of code that is a program. The file that looks like
-/// it by name is tried first.
+/// it by name is tried first, and up to [`MAX_FILES`] in all.
 pub(super) fn set_unnamed_program(profile: &mut Profile, sources: &Sources) {
     if profile.named_program().is_some() {
         return;

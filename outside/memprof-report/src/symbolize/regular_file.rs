@@ -69,9 +69,10 @@ pub(super) fn open_regular(search_path: &SearchPath) -> Option<File> {
     (metadata.is_file() && !is_mostly_holes(&file, length, blocks)).then_some(file)
 }
 
-/// Returns whether a file of that length has written far less. A section in a hole, or in blocks that were only reserved
-/// (fallocate(2)), costs its writer nothing, but costs its reader unlimited memory and time. Linkers leave no large
-/// holes, and compressing file systems, which may have fewer `blocks` of 512 bytes, do not save that much.
+/// Returns whether far fewer than `length` bytes of a file were written, which is only checked for large files. A
+/// section in a hole, or in blocks that were only reserved (fallocate(2)), costs its writer nothing, but costs its
+/// reader unlimited memory and time. Linkers leave no large holes, and compressing file systems, which may have fewer
+/// `blocks` of 512 bytes, do not save that much.
 fn is_mostly_holes(file: &File, length: u64, blocks: u64) -> bool {
     const MIN_CHECKED_BYTES: u64 = 64 << 20;
     const MAX_HOLE_RATIO: u64 = 16;
@@ -80,8 +81,8 @@ fn is_mostly_holes(file: &File, length: u64, blocks: u64) -> bool {
         && (is_less(blocks.saturating_mul(512)) || is_less(written_bytes(file, length)))
 }
 
-/// Bytes of a file that were written, as far as its file system tells (`SEEK_DATA` of lseek(2)); all behind the
-/// last of [`MAX_HOLES`] counts.
+/// Bytes of a file that were written, as far as its file system tells (`SEEK_DATA` of lseek(2)). After [`MAX_HOLES`]
+/// holes, all the rest counts as written.
 fn written_bytes(file: &File, length: u64) -> u64 {
     let mut written = 0;
     let mut next = 0;

@@ -37,7 +37,8 @@ impl Binary {
 }
 
 /// Finds the binary of a mapping, with its debug file. `machine` is the name of the profile's machine, `None` if it is
-/// unknown. If no file can be read, the result says why.
+/// unknown. For a profile of another machine without a build id, no file counts unless `force` is set. If no file can
+/// be read, the result says why.
 ///
 /// # Errors
 /// Only binaries with another build id exist, and `force` is not set.

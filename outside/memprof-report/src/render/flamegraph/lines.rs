@@ -8,7 +8,7 @@ use crate::names::StringId;
 /// Least width that inferno draws, in percent: its default of `min_width`.
 const MIN_WIDTH_PERCENT: f64 = 0.01;
 
-/// Returns whether a flamegraph shows the stack: one that is negative has no width.
+/// Returns whether a flamegraph shows the stack: none of its values is negative, and one is positive.
 pub(super) fn is_drawn(stack: &FoldedStack<'_>) -> bool {
     let Comparison { new, base, .. } = stack.values;
     new >= 0 && base >= 0 && new.max(base) > 0
@@ -25,6 +25,8 @@ impl Lines {
     /// Makes the lines of the drawn stacks; in a comparison, each has the base's value, too. A line ends at the first
     /// function that is too narrow to be drawn, and stacks that are equal up to there share it. An empty frame follows
     /// that function, so that inferno sorts the line as it would sort the stacks.
+    ///
+    /// If a function's name has a `;`, which is written as `:`, all lines stay whole.
     pub(super) fn new(folded: &Folded, is_comparison: bool) -> Self {
         let stacks = || folded.stacks.iter().filter(is_drawn);
         // Two functions with one name are one box.
@@ -37,7 +39,9 @@ impl Lines {
     }
 
     /// Lines of the drawn stacks; in a comparison, each has the base's value, too. `depths` has for each stack the
-    /// number of functions before the one at which its line ends; a stack with no more functions stays whole.
+    /// number of functions before the one at which its line ends; a stack with no more functions stays whole. Adjacent
+    /// lines that are equal then are merged. In a comparison, a merged line never has the largest change, by which
+    /// colours are scaled.
     fn with_depths(folded: &Folded, is_comparison: bool, depths: &[u32]) -> Self {
         let names: Vec<String> = (0..folded.functions.len() as u32)
             .map(|id| folded.functions.get(StringId(id)).replace(';', ":"))
@@ -124,7 +128,8 @@ impl Lines {
     }
 }
 
-/// Number of functions of each stack that are drawn, from the root; the next one is too narrow. The stacks are sorted.
+/// Number of functions of each stack that are drawn, from the root; the next one is too narrow. The stacks must be
+/// sorted by their functions, so that those of one box are neighbours.
 fn drawn_depths<'f, S: Iterator<Item = FoldedStack<'f>>>(stacks: impl Fn() -> S) -> Vec<u32> {
     let values = stacks().map(|stack| stack.values.new);
     let total = values.fold(0, i64::saturating_add);
