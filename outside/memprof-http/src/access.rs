@@ -49,6 +49,7 @@ pub enum AccessRule {
 }
 
 impl Default for AccessRule {
+    /// Admits the server's user and root, without a token.
     fn default() -> Self {
         Self::User(None)
     }
@@ -183,8 +184,8 @@ impl Access {
     }
 }
 
-/// Rejects requests that a page of another origin makes a browser send. `base` is the address at a proxy, whose pages
-/// are allowed. Of a repeated header, every value must be allowed.
+/// Rejects requests that a page of another origin makes a browser send, except links to the page itself. `base` is the
+/// address at a proxy, whose pages are allowed. If a header is repeated, every value must be allowed.
 fn check_cross_site(request: &Request, base: Option<&BaseUrl>) -> Result<()> {
     let headers = request.headers();
     // A value that is not ASCII becomes `?`, which nothing allows.

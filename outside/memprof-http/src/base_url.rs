@@ -25,6 +25,8 @@ pub struct BaseUrlError;
 impl FromStr for BaseUrl {
     type Err = BaseUrlError;
 
+    /// Parses an `http` or `https` address, and removes a default port and final slashes. Fails if it has another
+    /// scheme, a user name, a query or a fragment.
     fn from_str(text: &str) -> Result<Self, BaseUrlError> {
         let uri: Uri = text.parse().map_err(|_| BaseUrlError)?;
         let scheme = uri

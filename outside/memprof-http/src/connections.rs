@@ -219,9 +219,12 @@ impl ConnectionState {
         blocked_since.into_iter().chain(owed).min()
     }
 
-    /// Returns the eviction order, least first: without credentials before known clients, no request head before
-    /// partial body, then longest waiting. `None` while the server works for the client, during its grace period of 500
-    /// ms, or once evicted.
+    /// Returns the rank of the connection: the one with the least is evicted first. Clients that need a token come
+    /// before others, those that have not sent a request's head before those that have, then those that made the server
+    /// wait longest.
+    ///
+    /// `None` if the server waits for nothing, or the connection is evicted already. A client that has sent a head is
+    /// spared for the first 500 ms of the wait.
     fn eviction_rank(&self, now: Instant) -> Option<(bool, bool, Instant)> {
         let progress = self.lock_progress();
         let (has_head, since) = match (progress.blocked_since, progress.awaited) {
@@ -273,6 +276,7 @@ impl ConnectionSlot {
 }
 
 impl Drop for ConnectionSlot {
+    /// Removes the connection from the open ones.
     fn drop(&mut self) {
         let mut open = self.clients.lock_open();
         open.retain(|client| !Arc::ptr_eq(client, &self.client));
@@ -303,6 +307,7 @@ impl MemoryReservation {
 }
 
 impl Drop for MemoryReservation {
+    /// Gives the reserved bytes back.
     fn drop(&mut self) {
         self.slot.client.lock_progress().reserved -= self.bytes;
     }

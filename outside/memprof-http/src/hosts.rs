@@ -80,8 +80,8 @@ impl Hosts {
         Self(HostSource::Discovered(Mutex::default()))
     }
 
-    /// Lists the hosts that answer, and those that do not, querying all at the same time. Blocks for little more than
-    /// [`ANSWER_TIMEOUT`].
+    /// Lists the hosts that answer, and those that do not, querying all at the same time. A single host that does not
+    /// answer is in neither list. Blocks for little more than [`ANSWER_TIMEOUT`].
     pub(crate) fn list(&self) -> (Vec<ListedHost>, Vec<SilentHost>) {
         let HostSource::Discovered(cache) = &self.0 else {
             return (self.probe_single().into_iter().collect(), Vec::new());

@@ -31,6 +31,8 @@ pub enum ListenAddressError {
 impl FromStr for ListenAddress {
     type Err = ListenAddressError;
 
+    /// Parses `HOST:PORT`, where HOST is a name or an address. `PORT` alone means 127.0.0.1, and `:PORT` all addresses
+    /// of IPv4. A name is looked up, which blocks and may fail.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if let Ok(socket) = text.parse::<SocketAddr>() {
             return Ok(socket.into());

@@ -79,7 +79,7 @@ impl ListenOptions {
     /// Returns the access rules: clients with the token or, without one, this user and root.
     ///
     /// # Errors
-    /// Other machines can reach the address without permission, or the token is invalid.
+    /// Other machines can reach the address, and `allow_remote` is not set; or the token is invalid.
     pub fn access(&self) -> Result<Access, ListenError> {
         let listen = self.listen.socket;
         let is_local = self.socket.is_some() || listen.ip().is_loopback();

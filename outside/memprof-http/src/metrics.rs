@@ -111,7 +111,8 @@ pub(crate) async fn all_metrics(State(hosts): State<SharedHosts>) -> Result<Resp
     encode_reply(&registry)
 }
 
-/// Queries the metrics of one host; `labels` name it. Fails if the host does not answer, or replies an error.
+/// Queries the metrics of one host; `labels` name it. Fails if the host does not answer, or replies an error. Without a
+/// readable dump, only the memory by label is left out.
 async fn query_host(host: &Gateway, labels: Labels) -> Result<HostReplies> {
     let status = host.status().await?;
     let ledger = host.send_typed("ledger", &[]).await?;

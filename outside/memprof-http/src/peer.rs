@@ -75,8 +75,9 @@ impl Peer {
     }
 }
 
-/// Returns the user of the socket on this machine that is bound to `own` and connected to `other`. `None` if there is
-/// no such socket, or its program closed it.
+/// Returns the user of the socket on this machine that is bound to `own` and connected to `other`. Asks the kernel or,
+/// if that fails, searches the tables in /proc, which takes longer. `None` if there is no such socket, or its program
+/// closed it.
 async fn find_socket_uid(own: SocketAddr, other: SocketAddr) -> io::Result<Option<u32>> {
     match sock_diag::find_socket(own, other) {
         Ok(socket) => Ok(socket.and_then(Socket::client_uid)),

@@ -181,6 +181,7 @@ impl From<Error> for Problem {
 }
 
 impl IntoResponse for Problem {
+    /// Adds the header `Retry-After`, in seconds rounded up, if the error says when to try again.
     fn into_response(self) -> Response {
         let retry_after = self.error.retry_after_ms.map(|ms| ms.div_ceil(1000));
         let body = ErrorReply {

@@ -44,9 +44,9 @@ impl RemoteHost {
         }
     }
 
-    /// Calls the host. A message without side effects goes over the idle connection, if there is one; if that has ended
-    /// meanwhile, the message is sent again over a new one. A message with side effects gets a new connection at once:
-    /// the idle one could lose its reply, and sent again it would act twice.
+    /// Calls the host. A message without side effects goes over the idle connection, if there is one. If that has ended
+    /// meanwhile, the message is sent again over a new one, but not after a timeout. A message with side effects gets a
+    /// new connection at once: the idle one could lose its reply, and sent again it would act twice.
     fn call<T>(
         &self,
         effect: Effect,
@@ -86,8 +86,8 @@ impl RemoteHost {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connects to the host, at its last socket if it is still there, else by discovering it. Fails unless one host has
-    /// its name.
+    /// Connects to the socket that the selector names. For a name, connects to its last socket if a host still answers
+    /// there, else discovers the hosts. Fails unless exactly one host has the name.
     fn connect(&self) -> Result<Client, HostUnavailable> {
         let name = match &self.selector {
             HostSelector::Socket(socket) => return connect_to(socket),

@@ -152,7 +152,7 @@ pub(crate) async fn stream_as_tcmalloc(host: &Gateway, dump: OpenDump) -> Result
     .await
 }
 
-/// Streams a dump in its own format, without what other tools cannot read.
+/// Streams a dump in its own format, without pseudo frames, which other tools would take for addresses.
 pub(crate) async fn stream_dump(dump: OpenDump) -> Result<Body> {
     chunked_body::stream_body(move |out| {
         let mut dump = BufReader::with_capacity(chunked_body::CHUNK_BYTES, dump.file);

@@ -22,6 +22,7 @@ pub struct ProxyNetworkError;
 impl FromStr for ProxyNetwork {
     type Err = ProxyNetworkError;
 
+    /// Parses an address, or a network such as `10.0.0.0/8`.
     fn from_str(text: &str) -> Result<Self, ProxyNetworkError> {
         let network = text.parse::<IpAddr>().map(IpNet::from);
         let network = network.or_else(|_| text.parse::<IpNet>());

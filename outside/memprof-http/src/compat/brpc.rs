@@ -24,7 +24,7 @@ const DEFAULT_STATS_OPTIONS: &str = "Ja";
 /// Arguments of `dump` for a profile of heap growth.
 const GROWTH_ARGUMENTS: [(&str, &str); 1] = [("kind", "growth")];
 
-/// Returns the routes of the services, which take every method and, of a repeated parameter, the last value.
+/// Returns the routes of brpc's services, which take every method and, of a repeated parameter, the last value.
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
         .route("/pprof/heap", any(serve_heap))

@@ -27,8 +27,8 @@ impl Problem {
         text.split(" (os error").next().unwrap_or(&text).to_owned()
     }
 
-    /// Sets the errno of an `unavailable` error to `EINVAL`: to mallctl(3), a value that the process cannot take is
-    /// invalid.
+    /// Sets the errno of an `unavailable` error to `EINVAL`, unless it has one: to mallctl(3), a value that the process
+    /// cannot take is invalid.
     pub(super) fn with_invalid_value(mut self) -> Self {
         if self.kind() == "unavailable" {
             self.error.errno.get_or_insert(Errno::INVAL.raw_os_error());

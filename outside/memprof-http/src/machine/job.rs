@@ -193,7 +193,8 @@ impl Job {
         }
     }
 
-    /// Reads the page that the command wrote. `None` if there is none, or it cannot be read.
+    /// Reads the page that the command wrote. `None` if the job is not done, or has no page, or the page is empty or
+    /// cannot be read.
     pub(super) fn read_page(&self) -> Option<Vec<u8>> {
         let is_done = self.end.is_some_and(|(state, _)| state == JobState::Done);
         (is_done && self.action.has_page())
@@ -222,8 +223,8 @@ impl Job {
         }
     }
 
-    /// Text of the command for the page: its notes and its error, a line each as [`page_line`] returns them, and the
-    /// limit that it exceeded. Before these is the standard output of one that is done and has no page.
+    /// Text of the command for the page: the lines of its messages, as [`page_line`] returns them, and the limit that
+    /// it exceeded, if any. If a command without a page is done, its standard output comes first.
     fn message(&self, state: JobState) -> String {
         let mut text = read_text(&self.messages);
         if !self.action.has_page() && state == JobState::Done {

@@ -52,14 +52,14 @@ impl JobList {
         }
     }
 
-    /// Locks the jobs, with the state that they have now.
+    /// Locks the jobs, after an update of the state of each.
     fn polled(&self) -> MutexGuard<'_, JobListState> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.jobs.iter_mut().for_each(Job::poll);
         state
     }
 
-    /// Starts a job.
+    /// Starts a job. The oldest ended jobs are forgotten, so that up to `MAX_KEPT` are kept.
     ///
     /// # Errors
     /// Too many jobs run, one runs on the process already, or the process has another name now.
