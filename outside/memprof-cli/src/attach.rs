@@ -309,7 +309,8 @@ fn build_output(
     })
 }
 
-/// Returns the note that sampling goes on without the new patches; empty if it uses them, or if sampling is inactive.
+/// Returns the note that sampling goes on without the new patches. Empty if nothing was patched, if sampling uses the
+/// patches already, or if it is inactive.
 fn unused_patches_note(status: &ParsedReply, entries: &PatchOutcome, pid: u32) -> String {
     let allocators = status.field("allocators").as_array();
     let mut allocators = allocators.into_iter().flatten();

@@ -90,8 +90,11 @@ pub(crate) fn run(args: &DetachArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Detaches the plugin, restores patched functions, and waits until the plugin's threads have ended. Fails if the
-/// process is halted, or if a thread still runs after [`THREADS_EXIT_TIMEOUT`].
+/// Detaches the plugin, restores patched functions, and waits until the plugin's threads have ended. A plugin that was
+/// loaded with the program cannot be detached. If functions were patched for it, it only loses its samples and the
+/// patches, and the outcome is `Patches`.
+///
+/// Fails if the process is halted, or if a thread still runs after [`THREADS_EXIT_TIMEOUT`].
 pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
     let _step = SlowStep::begin(format!("detaching from {pid}"));
     let mut client = match target::connect(Some(&pid.to_string())) {

@@ -126,7 +126,8 @@ impl TestArgs {
     }
 }
 
-/// Runs `memprof test`: measures the command, then writes the budget or compares with it.
+/// Runs `memprof test`: measures the command, then writes the budget or compares with it. The exit code says whether a
+/// limit is exceeded or, with `--strict`, matches no function.
 pub(crate) fn run(args: &TestArgs) -> Outcome {
     let known = BudgetFile::read(&args.budget)?;
     let runs = match (args.runs, args.update) {
@@ -222,7 +223,8 @@ fn note_unmatched(verdict: &BudgetVerdict, consequence: &str) {
     }
 }
 
-/// Reads the stacks that a verdict needs: none if only totals are limited, and none is exceeded.
+/// Reads the stacks that a verdict needs. They are empty if only totals are limited, and none is exceeded. If a total
+/// is exceeded and they cannot be read, that is only noted, unless functions have limits.
 fn read_needed_stacks(measured: &Measurement, budget: &Budget) -> anyhow::Result<Stacks> {
     if budget.limits_functions() {
         return Stacks::read(measured);

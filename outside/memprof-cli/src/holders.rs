@@ -182,8 +182,8 @@ struct SampledSummary {
     matching: u64,
 }
 
-/// Runs `memprof holders`: finds the holders of the selected objects, and writes them as rows. Fails with `NO_DATA` if
-/// no object matches.
+/// Runs `memprof holders`: finds the holders of the selected objects, and writes them as rows, or counts all objects
+/// with `--census`. Fails with `NO_DATA` if no object matches.
 pub(crate) fn run(args: &HoldersArgs) -> Outcome {
     let filter = ObjectFilter::from_args(args)?;
     let output = ResultOutput::new(args.format, args.json, args.output.as_deref(), args.open)?;

@@ -105,7 +105,8 @@ impl WatchState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Handles a signal: reports it if changes are registered and none came before, else ends this program.
+    /// Handles a signal: the first one is reported if changes are registered. It is ignored if it repeats the first one
+    /// within [`REPEAT_TIME`]. Else it ends this program.
     fn handle_signal(&self, signal: Signal) {
         // The lock is held until the exit, so that no change can be registered any more.
         let mut state = self.lock();

@@ -103,7 +103,8 @@ fn ledger_output(form: &FormArgs, json: bool) -> anyhow::Result<ResultOutput<'_>
     ResultOutput::new(format, json, form.output.as_deref(), form.open)
 }
 
-/// Runs `memprof purge`. The heaps are walked first, so that the result can be compared with the estimate.
+/// Runs `memprof purge`. Without arguments, the heaps are walked first, so that the result can be compared with the
+/// estimate.
 pub(crate) fn purge(args: &MessageArgs) -> Outcome {
     let mut client = args.connect()?;
     let arguments = args.key_values();

@@ -123,7 +123,8 @@ const FUNCTION: &[u8] = b"mallctl";
 /// Variable that jemalloc defines with the same prefix as [`FUNCTION`].
 const VARIABLE: &[u8] = b"malloc_conf";
 
-/// Finds the jemalloc in a program's file.
+/// Finds the jemalloc in a program's file: by its symbols, else by the libraries that the file needs, else by texts
+/// that every jemalloc contains.
 ///
 /// # Errors
 /// The file cannot be read, or is inconsistent.

@@ -52,8 +52,9 @@ impl<'a> MsgWords<'a> {
         })
     }
 
-    /// Returns the ways to read the words, the likelier first: with a target in front of the plugin, if a message's
-    /// name follows, and without. `None` for a reading that the words do not fit.
+    /// Returns the ways to read the words, the likelier first. If they fit `TARGET PLUGIN MESSAGE`, these are the
+    /// reading with a target and the one without. Else there is only the one without. `None` is no reading, as for
+    /// words that are too few.
     fn readings(words: &'a [String]) -> [Option<Self>; 2] {
         let (target, rest) = split_target(words);
         let with_target = Self::new(target, rest).filter(|read| {
@@ -261,8 +262,8 @@ fn dump_file_name(id: &str) -> String {
     name
 }
 
-/// Prints a reply on stdout; the text of an error goes to stderr, unless `json` is set. The exit code is that of
-/// its status.
+/// Prints a reply on stdout. The text of an error goes to stderr, unless `json` is set, or the reply has findings. The
+/// exit code is that of its status.
 pub(crate) fn print_reply(reply: &ParsedReply, json: bool) -> Outcome {
     match &reply.body {
         Body::Bytes(bytes) => output::copy_to_output(&mut bytes.as_slice(), Path::new("-"))?,

@@ -36,7 +36,10 @@ pub(crate) struct PatchOutcome {
 ///
 /// The program's own `malloc` is patched if by `status` nothing else intercepts it, or if memprof is to sample instead
 /// of the allocator's sampler. With `entries`, `malloc` is patched whatever file it is in. Functions of allocators with
-/// other names are patched too, unless one of these samples itself.
+/// other names are patched too, unless one of these allocators samples itself, or the allocators' samplers are to be
+/// used.
+///
+/// The outcome also has the errors, such as an allocator without symbols.
 pub(crate) fn patch_malloc(
     pid: u32,
     status: &ProfilerStatus,
@@ -81,8 +84,9 @@ fn stripped_error(pid: u32) -> Option<anyhow::Error> {
     Some(anyhow::anyhow!("{text}; {remedy}"))
 }
 
-/// Returns whether the allocator samples with its own sampler, or GOT slots call memprof's. Entry patches may be
-/// incomplete.
+/// Returns whether an allocator is sampled without patches: by its own sampler, if `sampler` allows that, or by memprof
+/// through the slots of the GOT. If memprof samples it through patches already, they may be incomplete, so the result
+/// is false.
 fn is_sampled_without_patches(allocator: &AllocatorStatus, sampler: SamplerChoice) -> bool {
     match &allocator.sampled {
         None => allocator.sampler.is_some() && sampler != SamplerChoice::Memprof,

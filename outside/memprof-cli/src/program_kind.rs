@@ -129,7 +129,8 @@ impl ProgramKinds {
     }
 
     /// Like [`kind_for_pid`](Self::kind_for_pid), for a process whose maps were read; they are empty if it may not be
-    /// inspected.
+    /// inspected. The names of the mapped files decide, and for what they leave open the program's own file. If nothing
+    /// else is found, the language is C++ where libstdc++ is mapped, and the allocator that of glibc.
     pub(crate) fn kind_for_maps(&mut self, pid: u32, maps: &[u8]) -> ProgramKind {
         if maps.is_empty() {
             return ProgramKind::default();

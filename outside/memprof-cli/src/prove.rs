@@ -168,7 +168,7 @@ fn failure_code(reply: &ProveOutput<'_>) -> u8 {
 }
 
 /// Runs a command, and searches it for leaks at its exit. The exit code is that of the command; with `--fail`, another
-/// one instead of 0.
+/// one instead of 0. A result as text goes to standard error, because standard output is the command's.
 fn prove_command(
     args: &ProveArgs,
     options: AnalysisOptions,
@@ -284,7 +284,8 @@ fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
 }
 
 impl Certainty {
-    /// Returns the certainty of a result with that number of leaked objects.
+    /// Returns the certainty of a result with that number of leaked objects. Without leaks, it is unknown if some
+    /// objects were not searched. With leaks, it is only probable if some memory was not searched for pointers.
     fn new(report: &AnalysisReport, leaked: u64) -> Self {
         match leaked {
             0 if report.has_unsearched(UnsearchedRole::Objects) => Self::Unknown,

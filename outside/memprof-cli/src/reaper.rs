@@ -30,7 +30,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 pub(crate) struct ReaperGuard(Child);
 
 impl ReaperGuard {
-    /// Starts the reaper; to be called before the first copy is made.
+    /// Starts the reaper of the process `pid`; to be called before the first copy of that process is made.
     pub(crate) fn start(pid: u32) -> anyhow::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("memprof").arg("reap").arg(pid.to_string());
@@ -44,6 +44,7 @@ impl ReaperGuard {
 }
 
 impl Drop for ReaperGuard {
+    /// Lets the reaper end, and waits for that up to `END_TIMEOUT`.
     fn drop(&mut self) {
         if let Some(mut input) = self.0.stdin.take() {
             // The write fails if the reaper was killed.

@@ -216,8 +216,12 @@ fn record_attached(
     })
 }
 
-/// Samples for the duration, and fetches the dump. Sampling that was active before stays so. `leftovers` is the root of
-/// a process that memprof detaches from, where no copy of the dump stays. If it is `None`, a kept dump stays.
+/// Samples for the duration, and fetches the dump. Sampling that was active before stays so. If the process ends
+/// meanwhile, the profile is that of its exit. If it left none, or was halted, the profile is the last one that was
+/// fetched before.
+///
+/// `leftovers` is the root of a process that memprof detaches from, where no copy of the dump stays. If it is `None`, a
+/// kept dump stays.
 fn record(
     args: &RecordArgs,
     client: &mut Client,

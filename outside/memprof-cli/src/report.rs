@@ -72,7 +72,8 @@ pub(crate) struct ReportArgs {
     force: bool,
 }
 
-/// Writes the report to standard output or `--output`, and notes to standard error.
+/// Writes the report to standard output or `--output`, and notes to standard error. If the file in `args` does not
+/// exist, it is taken for the name of a running process, whose profile is taken now.
 pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     own_heap::map_large_blocks();
     let mut options = args.to_options()?;

@@ -18,7 +18,7 @@ pub(crate) fn read_head(program: &File) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
-/// Finds the file of a program as a shell does: a name with a slash is a path, which is not checked.
+/// Finds the file of a program as a shell does. A name with a slash is taken for a path, which need not exist.
 ///
 /// # Errors
 /// No program with that name is in PATH.

@@ -41,7 +41,8 @@ impl ShareProgress {
     }
 }
 
-/// Line for a step that has taken `elapsed`. The time left is that of the rest at the same speed.
+/// Line for a step that has taken `elapsed`. The time left is that of the rest at the same speed. At 0 %, and during
+/// the first [`SHOWN_AFTER`], the line is the name alone.
 fn progress_text(name: &str, percent: u8, elapsed: Duration) -> String {
     let percent = percent.min(100);
     if elapsed < SHOWN_AFTER || percent == 0 {

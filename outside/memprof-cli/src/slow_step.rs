@@ -33,7 +33,7 @@ impl SlowStep {
     }
 }
 
-/// Shows the time that a step takes, until it ends. Returns how often.
+/// Shows the time that a step takes, until it ends. Returns how often it was shown.
 fn show_elapsed(name: &str, ended: &Receiver<()>, interval: Duration) -> u32 {
     let start = Instant::now();
     let mut times = 0;
@@ -52,6 +52,7 @@ fn show_elapsed(name: &str, ended: &Receiver<()>, interval: Duration) -> u32 {
 }
 
 impl Drop for SlowStep {
+    /// Ends the step: removes its line, and waits for the thread that shows it.
     fn drop(&mut self) {
         // The thread ends when its channel is closed.
         drop(self.end.take());

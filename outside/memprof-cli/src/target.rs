@@ -145,8 +145,9 @@ fn parse_pid(target: &str) -> Option<u32> {
     target.parse().ok()
 }
 
-/// Finds the host by its pid, among the sockets of that process only, or by its name: first among those of the usual
-/// socket directories, then among all processes. `None` as target: the only running host.
+/// Finds the host that `target` names, or for `None` the only running one. A pid, `NAME/PID` or `container:NAME` is
+/// searched among the sockets of that process only. A name is searched first among the hosts in the usual socket
+/// directories, then among all processes.
 fn find_host(target: Option<&str>, plugin: &str) -> anyhow::Result<RunningHost> {
     if let Some(container) = target.and_then(|target| target.strip_prefix("container:")) {
         let pid = container::find_process(container);

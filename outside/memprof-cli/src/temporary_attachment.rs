@@ -101,8 +101,8 @@ impl TemporaryAttachment {
         })
     }
 
-    /// Detaches from a process that was attached to. `has_ended`: it ended or lost the plugin meanwhile, so that nothing is
-    /// left to remove.
+    /// Detaches from a process that this attachment attached to, unless it is to stay attached. `has_ended`: it ended
+    /// or lost the plugin meanwhile, so that nothing is left to remove.
     ///
     /// # Errors
     /// The process is not as it was before; the change stays registered with `interrupts`.

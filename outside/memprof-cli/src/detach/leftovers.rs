@@ -23,7 +23,7 @@ pub(crate) struct Leftovers {
 
 impl Leftovers {
     /// Finds the directories that the plugin may leave in a process's root. Needs the plugin, so call it before it is
-    /// detached. `None` if the root is that of memprof.
+    /// detached. `None` if the root is that of memprof, or cannot be opened.
     pub(crate) fn for_process(pid: u32, client: &mut Client) -> Option<Self> {
         let path = format!("/proc/{pid}/root");
         let [own, target] = ["/", &path].map(|path| {

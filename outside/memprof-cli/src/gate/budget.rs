@@ -113,8 +113,9 @@ impl Budget {
         BudgetedTotal::ALL.into_iter().any(limits)
     }
 
-    /// Builds the budget whose limits are the measured values. Keeps the tolerance of the budget before, which totals
-    /// and functions have a limit, and limits of functions that were not seen: their names may be wrong.
+    /// Builds the budget whose limits are the measured values. The totals and functions that have a limit in `before`
+    /// get one; both totals if it limits nothing. The tolerance stays, and the limits of functions that were not seen:
+    /// their names may be wrong.
     pub(super) fn from_measurement(measured: &Measurement, stacks: &Stacks, before: Self) -> Self {
         let is_new = !before.limits_anything();
         let limit = |total: BudgetedTotal| {
@@ -205,10 +206,12 @@ impl Visitor<'_> for ByteSizeVisitor {
         Ok(ByteSize(bytes))
     }
 
+    /// Fails: visited for numbers below the range of 64 bits.
     fn visit_i128<E: de::Error>(self, bytes: i128) -> Result<ByteSize, E> {
         Err(E::custom(too_large_message(bytes)))
     }
 
+    /// Fails: visited for numbers above the range of 64 bits.
     fn visit_u128<E: de::Error>(self, bytes: u128) -> Result<ByteSize, E> {
         Err(E::custom(too_large_message(bytes)))
     }

@@ -108,7 +108,8 @@ fn set_size(table: &mut dyn TableLike, key: &str, ByteSize(bytes): ByteSize) {
     }
 }
 
-/// Replaces the functions and their bytes in the table `baseline`. Comments stay with the functions that remain.
+/// Replaces the functions and their bytes in the table `baseline`. Comments stay with the functions that remain. A
+/// table with the older name is renamed.
 fn set_baseline(document: &mut DocumentMut, baseline: &FunctionBudgets) {
     let [name, older_name] = BASELINE;
     if let Some(older) = document.remove(older_name) {

@@ -19,7 +19,7 @@ pub(super) enum Input {
 }
 
 impl Input {
-    /// Prepares standard input for a number of runs.
+    /// Prepares standard input for a number of runs. A single run takes any input.
     ///
     /// # Errors
     /// The input can be read only once. It is not copied, because a pipe that stays open would block for ever.

@@ -98,8 +98,8 @@ fn read_dumps(dumps: &Path) -> anyhow::Result<Measurement> {
     Ok(measured)
 }
 
-/// Adds the totals of a dump: sums the allocated bytes, and keeps the largest peak. A process that was not counted only
-/// adds a note.
+/// Adds the totals of a dump: sums the allocated bytes, and keeps the largest peak. Lost samples add a note. A process
+/// that was not counted adds nothing but a note.
 fn add_dump(measured: &mut Measurement, dump: PathBuf) -> anyhow::Result<()> {
     let origin = read_origin(&dump).with_context(|| dump.display().to_string())?;
     let host = origin.host.as_deref().unwrap_or("a process");

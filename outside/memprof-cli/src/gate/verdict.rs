@@ -50,8 +50,8 @@ pub(super) struct Regression {
 }
 
 impl BudgetVerdict {
-    /// Compares a measurement with a budget. `stacks` are estimates for functions, and name the function that
-    /// exceeded a total.
+    /// Compares a measurement with a budget. `stacks` are estimates for functions, and name the function that exceeded
+    /// a total. A function breaks its limit only if it exceeds it by [`ERROR_FACTOR`] standard errors.
     pub(super) fn new(measured: &Measurement, stacks: &Stacks, budget: &Budget) -> Self {
         let totals = BudgetedTotal::ALL.into_iter().filter_map(|total| {
             let budgeted = budget.limit_of_total(total)?;

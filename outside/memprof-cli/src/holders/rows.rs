@@ -48,7 +48,7 @@ pub(super) struct ClassRow {
     pub(super) held_bytes: u64,
 }
 
-/// Returns the step for a kind of group, not marked as shared.
+/// Returns the step of a holder path for a group of that kind, without an address, and not marked as shared.
 fn unshared_step(group: &GroupKind) -> HolderStep {
     let (kind, name) = match group {
         GroupKind::Process => ("process", "the process".to_owned()),
@@ -121,7 +121,8 @@ fn path_to_root(groups: &[HolderGroup], mut index: usize) -> Vec<HolderStep> {
     path
 }
 
-/// Returns the rows of the `top` largest holders, each followed by the large groups below it, to a limited depth.
+/// Returns the rows of the `top` largest holders, except memprof's own. Each is followed by the groups below it that
+/// hold more than [`MIN_SHOWN_PERCENT`] of its bytes, up to a depth of [`MAX_SHOWN_DEPTH`].
 pub(super) fn largest_holders(groups: &[HolderGroup], top: usize) -> Vec<HolderRow> {
     let mut below = vec![Vec::new(); groups.len()];
     // Group 0 is the process, which holds all objects.

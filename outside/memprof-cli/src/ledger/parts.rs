@@ -17,8 +17,8 @@ const RUNTIMES: [(&str, RuntimeHeap); 4] = [
     ("PHP", RuntimeHeap::Php),
 ];
 
-/// Adds the parts to a ledger whose heaps were walked. Makes their sum equal to the row, because the kernel's counts
-/// were read a little later than the parts.
+/// Adds the parts to a ledger whose heaps were walked. Makes their sum equal to the row `not_the_allocator`, because
+/// the kernel's counts were read a little later than the parts.
 pub(super) fn apply_parts(ledger: &mut Ledger, found: &[MappedPart], pid: u32) {
     ledger.parts = found.iter().map(memory_part).collect();
     let expected = find_row(ledger, LedgerPart::NotTheAllocator).map_or(0, |row| row.bytes);
@@ -72,7 +72,8 @@ fn memory_part(part: &MappedPart) -> MemoryPart {
 }
 
 /// Makes the parts sum to `expected` bytes. Adds missing bytes to the unknown part; subtracts excess bytes from the
-/// unknown part first, then from the largest ones.
+/// unknown part first, then from the largest ones. Then removes parts without bytes, except huge pages and devices,
+/// which have none by the kernel's count.
 fn fit_to_sum(parts: &mut Vec<MemoryPart>, expected: u64) {
     let sum: u64 = parts.iter().map(|part| part.resident_bytes).sum();
     let is_unknown = |part: &MemoryPart| part.kind == MemoryPartKind::NotKnown;

@@ -41,8 +41,8 @@ fn row_name(group: &LeakedGroup<'_>) -> String {
     }
 }
 
-/// Outline with a row for each group, with the functions through which its objects were allocated below it; with the
-/// heading if there are none.
+/// Outline with a row for each group of leaked objects. Below each are the functions through which its objects were
+/// allocated, and what is known of its origin from samples. If there are no groups, it shows the heading.
 fn outline(groups: &[LeakedGroup<'_>], heading: &str) -> Outline {
     let mut depth = Vec::new();
     let (mut bytes, mut objects, mut sizes) = (Vec::new(), Vec::new(), Vec::new());

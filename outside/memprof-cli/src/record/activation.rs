@@ -24,8 +24,8 @@ pub(crate) struct Activation {
 }
 
 impl Activation {
-    /// Activates sampling, which is a change registered with `interrupts`; with a lease, which ends it if this program is
-    /// killed. Sampling that is active stays as it is.
+    /// Activates sampling, and registers that change with `interrupts`. A lease ends the sampling if this program is
+    /// killed. Sampling that is active already stays as it is, and nothing is registered.
     ///
     /// # Errors
     /// The host does not reply, or refuses.
@@ -84,7 +84,7 @@ impl Activation {
         self.interval.adjust(client)
     }
 
-    /// Ends the sampling, unless it was active before this recording.
+    /// Ends the sampling, and restores the sample interval; does nothing if it was active before this recording.
     ///
     /// # Errors
     /// The host does not reply, or refuses.

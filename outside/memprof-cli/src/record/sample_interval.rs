@@ -70,8 +70,9 @@ impl FoundInterval {
 }
 
 impl SampleInterval {
-    /// Decides whether the interval is to be found: only that of memprof's sampler, which holds no samples yet.
-    /// `status` is that before the activation; `was_active`: the host samples already, and keeps its interval.
+    /// Decides whether the interval is to be found: only if memprof's sampler samples, holds no samples yet, and the
+    /// options set no interval. `status` is that before the activation; `was_active`: the host samples already, and
+    /// keeps its interval.
     pub(super) fn new(
         status: &ProfilerStatus,
         options: &SamplingOptions,
@@ -186,7 +187,8 @@ impl SampleInterval {
         Ok(())
     }
 
-    /// Sets an interval, and drops the samples of another one. Returns whether it was set.
+    /// Sets an interval, and drops the samples of another one. Returns whether it was set. If the host is busy, the
+    /// next check tries again; if it refuses, the interval stays for good.
     fn set_interval(&mut self, client: &mut Client, bytes: u64) -> anyhow::Result<bool> {
         let status = self.send_reset(client, bytes)?;
         match status {
@@ -229,7 +231,8 @@ fn count_samples(status: &ProfilerStatus) -> Option<u64> {
     sampled.max()
 }
 
-/// A coarser interval for samples that come at `rate` in a second. `None` if these are at most twice as many as intended.
+/// A coarser interval for samples that come at `rate` in a second. `None` if these are at most twice as many as
+/// `max_rate`, or the interval is the coarsest already.
 fn choose_coarser(bytes: u64, rate: f64, max_rate: f64) -> Option<u64> {
     let excess = rate / max_rate;
     let coarser = (bytes as f64 * excess).ceil() as u64;

@@ -131,8 +131,9 @@ impl HostProcess {
         Ok([is_ready(0), is_ready(1)])
     }
 
-    /// Returns the reason why a host does not reply; `None` if it still runs with the plugin. If the host has closed
-    /// its connection (not `is_connected`), waits until it ends.
+    /// Returns the reason why a host does not reply: it is halted, has ended, or has executed another program. `None`
+    /// if it still runs with the plugin. If the host has closed its connection (not `is_connected`), waits up to
+    /// [`EXIT_TIMEOUT`] for its end.
     pub(super) fn end_reason(
         &self,
         is_connected: bool,

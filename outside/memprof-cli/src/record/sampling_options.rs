@@ -20,7 +20,7 @@ pub(crate) struct SamplingOptions {
 }
 
 impl SamplingOptions {
-    /// Arguments of `activate` but the time limit.
+    /// Arguments of `activate`, without the time limit.
     pub(super) fn activate_arguments(&self) -> Vec<String> {
         let mut arguments = self.arguments.clone();
         arguments.extend(self.allocator.clone());
