@@ -64,6 +64,7 @@ impl<W: Write> Printable<W> {
 }
 
 impl<W: Write> Write for Printable<W> {
+    /// Keeps an incomplete character at the end of `bytes` for the next call. Invalid UTF-8 is replaced.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.incomplete.extend_from_slice(bytes);
         let complete = match str::from_utf8(&self.incomplete) {

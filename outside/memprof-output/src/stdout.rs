@@ -24,7 +24,7 @@ pub fn write_to_stdout<T>(
 }
 
 /// Prints a command's text in printable form, with a newline at its end. If it cannot be written, reports that on
-/// standard error, once, and `is_complete` returns false.
+/// standard error, once, and `is_complete` returns false. It is no failure if the reader went away.
 pub fn print(text: &str) {
     let line_end = if text.ends_with('\n') { "" } else { "\n" };
     let text = printable(text);
@@ -41,7 +41,7 @@ pub fn print(text: &str) {
     }
 }
 
-/// Whether all text was written. If not, the command must not succeed: a script would take an empty file for the
+/// Whether [`print`] wrote all text. If not, the command must not succeed: a script would take an empty file for the
 /// result.
 pub(crate) fn is_complete() -> bool {
     !IS_INCOMPLETE.load(Ordering::Relaxed)

@@ -29,8 +29,8 @@ pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Formats a table for a terminal of `width` columns: cells are cut to the widths of `limits`, and lines to that of the
-/// terminal. `None`: for a file or a pipe, where nothing is cut.
+/// Formats a table for a terminal of `width` columns: each cell is cut to its column's width in `limits`, and each line
+/// to `width`. For a file or a pipe, `width` is `None`, and nothing is cut.
 pub fn table_within<const N: usize>(
     width: Option<usize>,
     limits: [usize; N],
