@@ -35,7 +35,7 @@ pub(crate) fn start() -> io::Result<Worker> {
 }
 
 impl Worker {
-    /// Stops the thread and waits for it.
+    /// Stops the thread and waits for it. If it panicked, that is logged.
     pub(crate) fn stop(self) {
         drop(self.stop);
         if self.thread.join().is_err() {
