@@ -75,7 +75,8 @@ impl GrowthCase {
         Ok(file.case)
     }
 
-    /// The three sizes: [`FACTORS`] times the smallest one, which the short form has of its own.
+    /// The three sizes: [`FACTORS`] times the case's smallest size, or with `is_short` the smallest one of the short
+    /// form.
     pub(crate) fn sizes(&self, is_short: bool) -> [u64; 3] {
         let smallest = if is_short { self.short_size } else { self.size };
         FACTORS.map(|factor| factor * smallest)

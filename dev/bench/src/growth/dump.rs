@@ -38,7 +38,8 @@ pub(crate) fn write_dump(stacks: u64, seed: u64, out: &mut dyn Write) -> io::Res
     )
 }
 
-/// Number without a visible pattern that belongs to a number; small enough that a digit can be added.
+/// Returns a number without a visible pattern, always the same one for the same `number`. It has 32 bits, so that a
+/// digit can be added.
 fn mix(number: u64) -> u64 {
     let mixed = (number ^ number >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);

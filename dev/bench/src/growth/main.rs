@@ -46,7 +46,8 @@ fn print_dump(stacks: &str, seed: &str) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Measures and prints the cases whose names have a word of `args`, all without one. Returns whether all limits hold.
+/// Measures and prints the cases whose names contain a word of `args`, or all cases if there is no word. Returns
+/// whether all limits hold.
 fn measure_cases(args: &[String]) -> Result<bool> {
     let directory = directory();
     let (options, words): (Vec<_>, Vec<_>) = args.iter().partition(|arg| arg.starts_with('-'));

@@ -32,7 +32,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Judges the cases of the areas that `args` name, of all without a name; `--short` leaves out the long ones.
+/// Judges the cases of the areas that `args` name, or of all areas if they name none; `--short` leaves out the long
+/// cases.
 fn judge_areas(args: &[String]) -> Result<Table> {
     let directory = root().join("dev/bench/truth");
     let known = case::list_areas(&directory)?;
