@@ -158,7 +158,11 @@ fn serve_connection(stream: TcpStream, store: &Mutex<Store>) -> Result<()> {
     Ok(())
 }
 
-/// Reads a request with its body; `None` at the end of the connection. Fails if it is cut short or malformed.
+/// Reads a request with its body; `None` at the end of the connection. A missing or malformed `Content-Length` counts
+/// as 0.
+///
+/// # Errors
+/// The connection ends within the request, or the first line has no method or no path.
 fn read_request(reader: &mut impl BufRead) -> Result<Option<Request>> {
     let mut line = String::new();
     if reader.read_line(&mut line)? == 0 {
@@ -264,7 +268,8 @@ fn put_object(request: &Request, store: &mut Store) -> Option<S3Response> {
     }
 }
 
-/// Returns an object, or the range of its bytes that the request has in its `Range` header.
+/// Returns an object, or the range of its bytes that the request has in its `Range` header; 404 without such an object,
+/// and 416 for a range that holds none of its bytes.
 fn get_object(request: &Request, store: &Store) -> S3Response {
     let Some(bytes) = store.objects.get(&request.name) else {
         let body = "<Error><Code>NoSuchKey</Code><Message>none</Message></Error>";

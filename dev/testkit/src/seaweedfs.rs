@@ -142,6 +142,7 @@ impl SeaweedFs {
 }
 
 impl Drop for SeaweedFs {
+    /// Kills the server, unless it has already exited.
     fn drop(&mut self) {
         // The test may have killed the server.
         self.kill().unwrap_or_default();

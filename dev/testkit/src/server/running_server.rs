@@ -263,6 +263,7 @@ impl RunningServer {
 }
 
 impl Drop for RunningServer {
+    /// Ends the server's session, and kills the server and all its descendants. Prints an error instead of failing.
     fn drop(&mut self) {
         self.session = None;
         // Descendants of PostgreSQL and Varnish have process groups and sessions of their own.
