@@ -123,8 +123,8 @@ impl AttachTarget {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Attaches, and returns the milliseconds for which a thread was stopped, or all threads if
-    /// functions of the program were patched.
+    /// Attaches, and returns the milliseconds for which a thread was stopped, or all threads if functions of the
+    /// program were patched.
     fn attach(&self) -> Result<f64> {
         let pid = self.pid();
         let dumps = format!("dump_dir={}", self.dir.dump_dir().display());

@@ -48,7 +48,8 @@ impl HostDir {
         Ok(self.path().join("root"))
     }
 
-    /// Path of the dump directory of a host in that root. It contains the whole path of the dump directory once more.
+    /// Path of the dump directory of a host that has changed its root to that of `create_root_without_proc`: the host
+    /// writes to the absolute path of the dump directory, which then lies below the new root.
     pub(super) fn dump_dir_in_root(&self) -> PathBuf {
         let mut path = self.path().join("root").into_os_string();
         path.push(self.dump_dir());

@@ -54,7 +54,7 @@ impl MemoryCgroup {
         })
     }
 
-    /// Command that executes another one in the cgroup.
+    /// Words to put before a command, so that a shell moves itself into the cgroup and then executes the command there.
     pub(super) fn wrapper(&self) -> Vec<String> {
         let enter = format!(
             "echo $$ > {}/cgroup.procs && exec \"$@\"",

@@ -61,7 +61,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Dumps once, and returns whether the dump succeeded. Fails unless the dump's error contains `expected`.
+/// Dumps once, and returns whether the dump succeeded; false also if it ran out of memory. Counts it in `tally`. Fails
+/// if the dump's error is another one, and does not contain `expected`.
 fn dump_or_fail_with(expected: &str, client: &mut Client, tally: &mut Tally) -> Result<bool> {
     let reply = match dump(client) {
         Err(error) if is_out_of_memory(&error) => {
@@ -154,7 +155,8 @@ fn check_address_space_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     check_host_and_dumps(&mut host, &dumps)
 }
 
-/// Dumps again and again while signals of a timer interrupt the host. Fails unless each dump succeeds.
+/// Dumps again and again while signals of a timer interrupt the host. Fails unless each dump succeeds, and more than
+/// 100 signals a second came.
 fn check_dumps_with_alarms(length: SuiteLength, tally: &mut Tally) -> Result<()> {
     let time = length.pick(Duration::from_secs(1), Duration::from_secs(10));
     let mut host = HostSetup::with_options("allocate=2 alarms=1").start()?;

@@ -72,8 +72,8 @@ pub(super) fn run(_: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Sends every message to a host that must not make this call. Returns the last error's message; `None` if all
-/// succeeded.
+/// Sends every message, each on a new connection, to a host that the kernel kills at the call `number`. Returns the
+/// last error's message; `None` if all succeeded. Fails if the host ends.
 fn send_all_messages(number: libc::c_long) -> Result<Option<String>> {
     let mut host = HostSetup::with_options(&format!("allocate=1 forbid={number}")).start()?;
     let mut refused = None;

@@ -24,8 +24,8 @@ impl Slots {
         Self::read_permanent(pid, |_| true)
     }
 
-    /// Reads the slots of the objects for which `is_permanent` is true. Others may be unloaded, or not be linked yet,
-    /// while they are read.
+    /// Reads the slots of the ELF objects for which `is_permanent` is true. Others may be unloaded, or not be linked
+    /// yet, while they are read. Fails if fewer than three objects are found.
     pub(super) fn read_permanent(pid: u32, is_permanent: impl Fn(&str) -> bool) -> Result<Self> {
         let memory = File::open(format!("/proc/{pid}/mem"))?;
         let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
@@ -76,8 +76,8 @@ impl Slots {
         self.words.values().map(Vec::len).sum()
     }
 
-    /// Fails unless the slots have the values of `before`. A slot that pointed into its own object was lazy; the
-    /// dynamic loader may have filled it since, but not with an address of the plugin.
+    /// Fails unless the slots have the values of `before`, as far as that has the object, and no slot holds an address
+    /// of the plugin. A slot that pointed into its own object was lazy, so the dynamic loader may have filled it since.
     pub(super) fn check_equal(&self, before: &Self) -> Result<()> {
         let plugin = |path: &str| path.contains("memory_profile.so") || path.contains("memfd:");
         let plugin_ranges: Vec<&Range<u64>> = self

@@ -13,8 +13,8 @@ use super::strace::Tracer;
 /// Syncs of a dump: of the file and of its directory.
 const SYNCS: u32 = 2;
 
-/// Runs the suite `stall`, and returns its figures in one line. Fails if the host allocates or forks too slowly while a
-/// dump waits for the disk.
+/// Runs the suite `stall`, and returns its figures in one line. Fails if the host allocates, forks or replies too
+/// slowly while a dump waits for the disk, or if the dump fails or was not stalled.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let stall = length.pick(Duration::from_secs(2), Duration::from_secs(10));
     // In CI, tests share the cores; the rate of a host that waits would fall to zero.

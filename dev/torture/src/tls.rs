@@ -54,7 +54,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Sends all messages. Fails if an error is another than that a message is unsupported.
+/// Sends all messages, and fetches the dump if there is one. Fails if an error is another than that a message is
+/// unsupported.
 fn send_all_messages(client: &mut Client) -> Result<()> {
     for (message, args) in MESSAGES {
         let reply = send_message(client, message, args).with_context(|| message.to_owned())?;

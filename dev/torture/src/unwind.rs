@@ -52,7 +52,7 @@ const ALLOWED_SYMBOLS: &[&str] = &[
     "anon.",
 ];
 
-/// Fails if the library of the walk needs a symbol that is not in [`ALLOWED_SYMBOLS`].
+/// Fails if the library of the walk needs a symbol that begins with none of [`ALLOWED_SYMBOLS`].
 fn check_undefined_symbols() -> Result<()> {
     let library = root().join("target/debug/libmemprof_unwind.rlib");
     let mut nm = Command::new("nm");
@@ -67,8 +67,8 @@ fn check_undefined_symbols() -> Result<()> {
     Ok(())
 }
 
-/// Runs the suite `unwind`, and returns its figures in one line. Fails if a program crashes, or if the two walkers find
-/// different frames in a case that both must walk.
+/// Runs the suite `unwind`, and returns its figures in one line. Fails if a program crashes, if the two walkers find
+/// different frames in a case that both must walk, or if no walk met a wild frame pointer.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     check_undefined_symbols()?;
     let rounds = length.pick(ROUNDS.0, ROUNDS.1);

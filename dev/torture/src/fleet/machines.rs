@@ -249,8 +249,7 @@ impl Fleet {
         })
     }
 
-    /// Checks that no agent repeats an error at each attempt. Returns the largest number of
-    /// lines with one error.
+    /// Checks that no agent repeats an error at each attempt. Returns the largest number of lines with one error.
     fn check_errors(&self) -> Result<usize> {
         let mut most = 0;
         for machine in &self.machines {

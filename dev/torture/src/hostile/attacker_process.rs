@@ -38,8 +38,8 @@ pub(super) struct Attacker {
     pub(super) is_fast: bool,
 }
 
-/// Starts the attacker, and runs each command on it. Returns the largest use of time and memory. `seed` is for the
-/// kind `heap`.
+/// Starts the attacker, and runs each command on it. Returns the largest use of time and memory. `seed` selects the
+/// heap that the kind `heap` builds; other kinds ignore it.
 ///
 /// # Errors
 /// A command exceeds its limit, or changes the process, its resources or its directories.
@@ -133,7 +133,8 @@ struct AttackerProcess {
 }
 
 impl AttackerProcess {
-    /// Starts the program as the attacker's user, and waits until it is ready. `seed` is for the kind `heap`.
+    /// Starts the program as the attacker's user, and waits until it is ready. `seed` selects the heap that the kind
+    /// `heap` builds; other kinds ignore it, and get the library instead.
     fn start(
         attacker: &Attacker,
         dirs: &AttackerDirs,

@@ -157,7 +157,8 @@ fn echo_until(deadline: Instant) -> Result<Vec<Duration>> {
     Ok(times)
 }
 
-/// Requests the status again and again until the deadline, and returns the time of each reply.
+/// Requests the status again and again until the deadline, each time on a new connection, and returns the time of each
+/// reply. If the host evicts the connection for another one, connects again within the same time.
 ///
 /// # Errors
 /// A reply is missing or is not ok.

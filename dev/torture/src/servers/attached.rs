@@ -99,8 +99,8 @@ pub(super) fn attach_and_sample(
     })
 }
 
-/// Detaches from a sampled server together with a child that it forked. Fails if one of them keeps the plugin or
-/// changed slots.
+/// Detaches from a sampled server together with a child that it forked, if it can fork one. Fails if one of them keeps
+/// the plugin or changed slots.
 fn detach_with_child(tools: &Tools, running: &mut RunningServer, slots: &Slots) -> Result<()> {
     let pid = running.pid()?;
     tools.attach(pid)?;
@@ -172,7 +172,7 @@ fn is_busy(error: &anyhow::Error) -> bool {
 }
 
 impl Tools {
-    /// Attaches to a process. If all threads are busy, tries again, as the error advises.
+    /// Attaches to a process. If all threads are busy, tries again for [`REPLY_TIMEOUT`], as the error advises.
     fn attach(&self, pid: u32) -> Result<StopTime> {
         let start = Instant::now();
         let mut busy = 0;

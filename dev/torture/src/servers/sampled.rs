@@ -96,8 +96,8 @@ fn sampled_allocator_status(status: &Value) -> Result<Value> {
         .with_context(|| format!("no allocator is sampled by memprof: {status}"))
 }
 
-/// Returns the first function in a report's order, by live bytes, whose name contains `part`, and its share of all
-/// live bytes in per cent.
+/// Returns the first function in a report's order, by live bytes, whose name contains `part`, and its share of all live
+/// bytes in per cent. Fails if there is none.
 fn find_largest_function(report: &Value, part: &str) -> Result<(String, f64)> {
     let functions = report["functions"].as_array().context("functions")?;
     let name = |function: &Value| function["name"].as_str().unwrap_or_default().to_owned();

@@ -33,7 +33,8 @@ pub(crate) struct Tools {
 }
 
 impl Tools {
-    /// Copies `memprof` and its plugin to a new directory that all users can read.
+    /// Copies `memprof` and its plugin to a new directory that all users can read. Notes the hosts' directories in
+    /// /tmp, so that the drop removes only later ones.
     pub(crate) fn install() -> Result<Self> {
         let dir = tempfile::tempdir()?;
         fs::set_permissions(&dir, Permissions::from_mode(0o755))?;
@@ -73,7 +74,8 @@ impl Tools {
             .collect()
     }
 
-    /// Changes the owner of a directory to the process's user, as dumps need it.
+    /// Changes the owner and the group of a directory to the effective ones of the process, which writes its dumps
+    /// there.
     pub(crate) fn give_to(&self, directory: &Path, pid: u32) -> Result<()> {
         let effective = |field: &str| -> Result<u32> {
             let ids = status_field(pid, field)?;
@@ -122,7 +124,7 @@ impl Tools {
         Ok(())
     }
 
-    /// Sends a message to the process with the command line, and returns the reply.
+    /// Sends a message to the process by a command of the copy of `memprof`, with `--json`, and returns the reply.
     pub(super) fn send(&self, pid: u32, message: &str, args: &[&str]) -> Result<Value> {
         let pid = pid.to_string();
         let reply = self.run_memprof(&[&[message, "-t", &pid, "--json"], args].concat())?;
@@ -131,6 +133,8 @@ impl Tools {
 }
 
 impl Drop for Tools {
+    /// Removes the directories of hosts that appeared in /tmp since `install`; those with a socket of another host
+    /// stay.
     fn drop(&mut self) {
         for directory in socket_directories().difference(&self.socket_directories) {
             // A dump directory has a second dash, before the program's name.

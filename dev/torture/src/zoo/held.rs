@@ -24,8 +24,8 @@ pub(crate) struct HeldResources {
 }
 
 impl HeldResources {
-    /// Reads the resources until two reads are equal. Without `has_own_threads` only memprof's threads count, because
-    /// runtimes and servers start threads at any time.
+    /// Reads the resources until two reads are equal, or returns the last read after [`SETTLE_TIMEOUT`]. Without
+    /// `has_own_threads` only memprof's threads count, because runtimes and servers start threads at any time.
     pub(crate) fn read_settled(pid: u32, has_own_threads: bool) -> Result<Self> {
         let start = Instant::now();
         let mut held = Self::read(pid, has_own_threads)?;
@@ -39,7 +39,8 @@ impl HeldResources {
         }
     }
 
-    /// Reads the resources once. Without `has_own_threads` only memprof's threads count.
+    /// Reads the resources once, without the program's own sockets and the plugin's code, which stays mapped. Without
+    /// `has_own_threads` only memprof's threads count.
     fn read(pid: u32, has_own_threads: bool) -> Result<Self> {
         let mut held = Self::default();
         let sockets = fs::read_to_string(format!("/proc/{pid}/net/unix"))?;

@@ -87,8 +87,8 @@ impl Running {
         }
     }
 
-    /// Closes the input, and returns the remaining output and the exit status. Fails if the program does not end within
-    /// [`REPLY_TIMEOUT`].
+    /// Closes the input, and returns the remaining output and the exit status. Fails if the program neither writes nor
+    /// ends within [`REPLY_TIMEOUT`].
     pub(super) fn end(mut self) -> Result<String> {
         drop(self.input.take());
         let mut output = String::new();

@@ -31,7 +31,8 @@ const PROGRAMS_PER_REFUSAL: usize = 3;
 const ONLY_VARIABLE: &str = "ZOO_ONLY";
 
 /// Runs the suite `zoo` on each program, prints a line for each, and returns the figures of all in one line. Fails if
-/// one of them failed.
+/// one of them failed, or if too many refused something. [`ROUNDS_VARIABLE`] changes the number of rounds, and
+/// [`ONLY_VARIABLE`] leaves only the programs whose names contain it.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let rounds = match std::env::var(ROUNDS_VARIABLE) {
         Ok(text) => text.parse().context(ROUNDS_VARIABLE)?,

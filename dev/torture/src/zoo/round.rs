@@ -24,8 +24,9 @@ enum Outcome {
     Refused(String),
 }
 
-/// Runs all commands once while the program works, and returns the refusals. If `may_fail`, commands may also fail: the
-/// program executes another, or cannot write files.
+/// Runs all commands once while the program works, and returns the refusals; without a successful attach, leaves out
+/// those that need the plugin. If `may_fail`, commands may also fail: the program executes another, or cannot write
+/// files.
 pub(super) fn run_round(
     tools: &Tools,
     pid: u32,
