@@ -154,7 +154,7 @@ fn find_symbol(name: &CStr) -> Option<*mut c_void> {
 }
 
 /// Runs at the program's start: prepares memprof's walker, and installs the mode in `UNWIND_PROBE`, if it is set, and
-/// the report at the exit.
+/// the report at the exit. Does nothing without glibc's `_dl_find_object`.
 extern "C" fn init() {
     let Some(find) = find_symbol(c"_dl_find_object") else {
         return;

@@ -30,7 +30,8 @@ static DRAW_COUNT: AtomicU64 = AtomicU64::new(0);
 static MEMPROF_TIMES: WalkTimes = WalkTimes::new();
 static ALLOCATOR_TIMES: WalkTimes = WalkTimes::new();
 
-/// Walks the stack by one of both walkers at random, and adds the time that it took.
+/// Walks the stack by one of both walkers at random, and adds the time that it took, unless that is [`MAX_TICKS`] or
+/// more.
 pub(crate) unsafe extern "C" fn walk(frames: *mut *mut c_void, count: *mut u32, capacity: u32) {
     // The choice is pseudo-random, so that neither walker always gets the same samples.
     let drawn = DRAW_COUNT
