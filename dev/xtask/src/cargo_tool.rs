@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use xtask::run::{cargo, run};
 
-/// Installs the program `name` from crates.io if it is missing. `options` are those of `cargo install`. Not
-/// optimized, because the program runs for seconds only.
+/// Installs the program `name` from crates.io, unless `NAME --version` succeeds. `options` are those of `cargo
+/// install`. Not optimized, because the program runs for seconds only.
 pub(crate) fn ensure_installed(name: &str, options: &[&str]) -> Result<()> {
     let mut version = Command::new(name);
     version.arg("--version").stdout(Stdio::null());

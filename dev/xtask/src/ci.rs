@@ -49,8 +49,8 @@ fn changed_files() -> Result<BTreeSet<String>> {
     Ok(output(&mut status)?.lines().map(str::to_owned).collect())
 }
 
-/// Runs all checks of a change, quick ones first. Steps that wait, for Debian's packages or for the hosts of
-/// torture, run beside those that need the processor.
+/// Runs all checks of a change, quick ones first. Steps that wait, for Debian's packages or for the hosts of torture,
+/// run beside those that need the processor. A suite of torture that failed beside the tests runs once more at the end.
 pub(crate) fn run_ci() -> Result<()> {
     let begun = Instant::now();
     let mut steps = Steps::default();
@@ -95,8 +95,8 @@ fn build_tests() -> Result<()> {
     run(&mut cargo(&["test", "--workspace", "--quiet", "--no-run"]))
 }
 
-/// Runs torture's suites, and returns those that failed. Prints their output when all have ended, so that it does not
-/// mix with that of other steps.
+/// Runs torture's suites, and returns those that failed. Fails only if torture fails without naming one. Prints their
+/// output when all have ended, so that it does not mix with that of other steps.
 fn run_torture() -> Result<Vec<String>> {
     let path = root().join("target/torture.log");
     let log = File::create(&path).with_context(|| path.display().to_string())?;
@@ -120,7 +120,8 @@ fn failed_suites(written: &str) -> Vec<String> {
     suites.map(|(name, _)| name.to_owned()).collect()
 }
 
-/// Runs suites that failed beside the tests once more, alone, as [`test_run`] does with tests.
+/// Runs suites that failed beside the tests once more, alone, as [`test_run`] does with tests. Fails if one fails
+/// again.
 fn retry_torture(failed: &[String]) -> Result<()> {
     for suite in failed {
         run(&mut crate::torture_command(&[suite, "--short"]))?;
@@ -147,7 +148,7 @@ fn build_docs() -> Result<()> {
 struct Steps(Vec<(&'static str, Duration)>);
 
 impl Steps {
-    /// Runs a step, prints the time that it took, and keeps it. An error gets the step's name.
+    /// Runs a step, and, if it succeeds, prints and keeps the time that it took. An error gets the step's name.
     fn run_step<T>(&mut self, name: &'static str, step: impl FnOnce() -> Result<T>) -> Result<T> {
         let begun = Instant::now();
         let result = step().context(name)?;

@@ -23,7 +23,8 @@ pub(crate) fn demo() -> Result<()> {
     run_demo()
 }
 
-/// Runs the demo with the programs in `target/dist`.
+/// Runs the demo with the programs in `target/dist`. Fails if a command fails, or if a report does not name the leak
+/// that the demo's program has.
 pub(crate) fn run_demo() -> Result<()> {
     let directory = root().join("target/demo");
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
@@ -115,7 +116,8 @@ struct DemoHost {
 }
 
 impl DemoHost {
-    /// Starts rust_host and waits until it answers.
+    /// Starts rust_host, with its stderr in `log`, and waits until it answers. Fails if it ends, or does not answer
+    /// within [`START_TIMEOUT`].
     fn start(config: &Path, log: &Path) -> Result<Self> {
         let file = File::create(log).with_context(|| log.display().to_string())?;
         let child = Command::new(dist().join("examples/rust_host"))

@@ -174,7 +174,8 @@ pub fn lay_out_sdk(sdk: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Lets a packed crate find the others beside it, so that `cargo add --path` is enough.
+/// Writes the path of its neighbour into each dependency of a packed crate on another crate of the SDK, so that `cargo
+/// add --path` is enough.
 fn add_neighbour_paths(manifest: &Path) -> Result<()> {
     let text = fs::read_to_string(manifest).with_context(|| manifest.display().to_string())?;
     let with_paths = SDK.iter().fold(text, |text, name| {
@@ -201,7 +202,8 @@ fn build_libraries(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
     Ok(())
 }
 
-/// Builds programs, and copies them to `target/dist`.
+/// Builds programs, and copies them to `target/dist`. Those for development share the features of the whole workspace,
+/// as in [`build_programs`].
 fn build_and_install_programs(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
     match profile {
         Profile::Dev => build_programs(list.iter().map(|built| built.1))?,
@@ -346,7 +348,8 @@ pub fn compile(compiler: &str, source: &str, place: &str, options: &[&str]) -> R
     replace(&target, &fresh)
 }
 
-/// Copies a file, and creates the directories of `to` if they are missing.
+/// Copies a file, and creates the directories of `to` if they are missing. Replaces an old file by a rename, and keeps
+/// an equal one.
 pub fn install(from: &Path, to: &Path) -> Result<()> {
     create_parent(to)?;
     let fresh = fresh_name(to);
@@ -370,7 +373,7 @@ fn fresh_name(target: &Path) -> PathBuf {
     target.with_added_extension("new")
 }
 
-/// Creates the directory of a file below [`dist`].
+/// Creates the directory of a file, and those above it, if they are missing.
 fn create_parent(target: &Path) -> Result<()> {
     let directory = target.parent().expect("a place in target/dist");
     fs::create_dir_all(directory).with_context(|| directory.display().to_string())

@@ -23,8 +23,8 @@ pub(crate) fn check_features() -> Result<()> {
     Ok(())
 }
 
-/// Features to check alone: those that a manifest declares, and "" for none of them. Left out are the default and the
-/// only feature of a crate, which clippy sees in the whole workspace.
+/// Features to check alone: those that a manifest declares, and "" for none of them. Left out are the default, the only
+/// feature of a crate, which clippy sees in the whole workspace, and "" if the default is empty.
 fn features_to_check(manifest: &str) -> Vec<&str> {
     let lines = manifest.lines().skip_while(|line| *line != "[features]");
     let lines = lines.skip(1).take_while(|line| !line.starts_with('['));

@@ -77,7 +77,7 @@ fn run_cases(program: &str, args: &[&str]) -> anyhow::Result<()> {
 }
 
 /// Measures how cost grows: without words of a case or `--short`, also by the part `scale` of bench, which builds for
-/// release.
+/// release. Only that gets `--check`.
 fn run_scale(args: &[&str]) -> anyhow::Result<()> {
     let (check, args): (Vec<&str>, Vec<&str>) = args.iter().partition(|arg| **arg == "--check");
     if args.is_empty() {

@@ -72,7 +72,8 @@ pub const BENCH: &[&str] = &["heaptrack", "lld"];
 /// For the packages, and for the systems in which they are tried.
 pub const PACKAGE: &[&str] = &["binutils", "mmdebstrap", "python3-venv", "rpm"];
 
-/// Installs the missing ones of `packages` if this is root. Otherwise fails with the command that installs them.
+/// Installs the missing ones of `packages` if this is root, without starting their servers. Otherwise fails with the
+/// command that installs them.
 pub fn ensure_installed(packages: &[&str]) -> Result<()> {
     let missing: Vec<&str> = packages
         .iter()

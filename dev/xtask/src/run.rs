@@ -12,7 +12,7 @@ pub fn root() -> PathBuf {
     root.expect("xtask lies in dev").to_owned()
 }
 
-/// The directories of the workspace's crates, from the root.
+/// The directories of the workspace's crates, from the root. Fails if Cargo.toml lists them in another form.
 pub fn members() -> Result<Vec<String>> {
     let manifest = fs::read_to_string(root().join("Cargo.toml"))?;
     let members = manifest.lines().filter_map(|line| {

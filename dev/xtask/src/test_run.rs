@@ -34,7 +34,8 @@ struct Target {
     kind: Vec<String>,
 }
 
-/// Runs every test of the workspace. Fails if a test fails twice.
+/// Runs every test of the workspace, as many test programs at once as there are processors. Prints the tests that
+/// passed only the second time, alone. Fails if a test fails twice.
 pub(crate) fn run_tests() -> Result<()> {
     let binaries = build_binaries()?;
     let (next, flaky) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -137,7 +138,8 @@ impl TestBinary {
         Ok(failed)
     }
 
-    /// Runs all tests of the binary, or those with these exact names, with the directory and variables that cargo sets.
+    /// Runs all tests of the binary, or those with these exact names, in `threads` threads, with the directory and
+    /// variables that cargo sets. Returns the output also of a failed run.
     fn run(&self, threads: usize, names: &[String]) -> Result<Output> {
         let mut tests = Command::new(&self.executable);
         if !names.is_empty() {

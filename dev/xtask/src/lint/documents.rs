@@ -13,7 +13,8 @@ const BOOK: &str = "docs/src";
 /// Documents, and a folder of documents, that name source files.
 const MAPS: [&str; 3] = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/design"];
 
-/// Finds links and names of files in documents that lead to no file. Each fault is `FILE:LINE: what`.
+/// Finds links and names of files in Markdown documents, without those of the book and of `hosts-examples`, that lead
+/// to no file. Each fault is `FILE:LINE: what`.
 ///
 /// # Errors
 /// A folder or a document cannot be read.
@@ -34,7 +35,8 @@ pub(super) fn find_faults() -> Result<Vec<String>> {
     Ok(faults)
 }
 
-/// Adds the files of a folder and of those in it, relative to the project's root.
+/// Adds the files of a folder and of those in it, relative to the project's root. Leaves out hidden folders and those
+/// named `target`.
 fn add_files(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     let whole = root.join(folder);
     for entry in fs::read_dir(&whole).with_context(|| whole.display().to_string())? {
@@ -85,7 +87,7 @@ fn document_faults(file: &Path, text: &str, known: &HashSet<PathBuf>) -> Vec<Str
     faults
 }
 
-/// Targets of the links of a line, without those to other sites.
+/// Targets of the links of a line, without their fragments; not those to other sites, or within the document.
 fn link_targets(line: &str) -> impl Iterator<Item = &str> {
     let targets = line.split("](").skip(1);
     let targets = targets.filter_map(|rest| rest.split([')', '#']).next());

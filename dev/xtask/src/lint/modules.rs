@@ -208,7 +208,7 @@ impl ImportVisitor<'_> {
         }
     }
 
-    /// Adds the path that is imported as `name`.
+    /// Adds the path that is imported as `name`, also to the paths that the module uses.
     fn add_import(&mut self, name: String, path: Vec<String>) {
         self.0.paths.insert(path.clone());
         self.0.imports.insert(name, path);
@@ -272,7 +272,7 @@ fn resolve(
     Some(now)
 }
 
-/// The child modules of `parent`, each with the siblings that it uses.
+/// The child modules of `parent`, each with the siblings that it, or a module in it, uses.
 fn dependencies(modules: &Modules, parent: &ModuleName) -> BTreeMap<String, BTreeSet<String>> {
     let mut dependencies = BTreeMap::<_, BTreeSet<_>>::new();
     let level = parent.len();

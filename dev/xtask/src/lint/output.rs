@@ -49,7 +49,8 @@ const EXCEPTIONS: &[[&str; 3]] = &[
     ],
 ];
 
-/// Finds calls that print or create files in programs, which leave that to memprof-output. Each fault is `FILE: what`.
+/// Finds calls that print or create files in programs, which leave that to memprof-output; those in [`EXCEPTIONS`] are
+/// right. Each fault is `FILE: what`.
 pub(super) fn find_faults(files: &[SourceFile]) -> Vec<String> {
     let programs = files
         .iter()
@@ -69,8 +70,8 @@ pub(super) fn find_faults(files: &[SourceFile]) -> Vec<String> {
     faults.collect()
 }
 
-/// Calls of a file that print or create files, without those of its tests. None in a file that is not Rust, which the
-/// compiler reports.
+/// Calls of a file that print or create files, and imports of such functions, without those of its tests. None in a
+/// file that is not Rust, which the compiler reports.
 fn calls_in(text: &str) -> Vec<String> {
     let mut calls = OutputCalls(Vec::new());
     if let Ok(file) = syn::parse_file(text) {
@@ -82,7 +83,7 @@ fn calls_in(text: &str) -> Vec<String> {
 struct OutputCalls(Vec<String>);
 
 impl OutputCalls {
-    /// Adds the call of a path that ends with one of [`FUNCTIONS`].
+    /// Adds the last two parts of a path if they are one of [`FUNCTIONS`].
     fn add_path(&mut self, parts: &[String]) {
         let end = parts.len().checked_sub(2).map(|start| &parts[start..]);
         if FUNCTIONS
@@ -93,7 +94,7 @@ impl OutputCalls {
         }
     }
 
-    /// Adds the imported paths of a tree below `parts`.
+    /// Adds the functions among [`FUNCTIONS`] that a tree imports; `parts` is the path before it.
     fn add_imports(&mut self, tree: &syn::UseTree, parts: &mut Vec<String>) {
         match tree {
             syn::UseTree::Path(path) => {
@@ -137,6 +138,7 @@ impl<'ast> Visit<'ast> for OutputCalls {
         self.add_imports(&item.tree, &mut Vec::new());
     }
 
+    /// Adds a call of one of [`METHODS`] with an argument `true`, such as `create(true)`.
     fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
         let is_true = |argument: &syn::Expr| {
             let syn::Expr::Lit(literal) = argument else {

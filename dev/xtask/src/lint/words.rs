@@ -40,7 +40,7 @@ pub(super) fn find_faults(files: &[SourceFile]) -> Vec<String> {
     faults.collect()
 }
 
-/// The lines that are comments and nothing else, with the text behind the slashes.
+/// The lines that are comments and nothing else, each with its number and the text behind the first two slashes.
 fn comment_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let numbered = text.lines().zip(1..);
     numbered.filter_map(|(line, number)| Some((number, line.trim_start().strip_prefix("//")?)))
