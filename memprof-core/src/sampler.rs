@@ -1,6 +1,8 @@
 //! memprof's own sampler, which intercepts the calls to the allocator of `malloc`. Used for an allocator without a
 //! profiler, for one that was started without its profiler, or on request.
 
+#[cfg(target_arch = "x86_64")]
+mod allocated_bytes;
 mod backend;
 #[cfg(target_arch = "x86_64")]
 mod checked_memory;

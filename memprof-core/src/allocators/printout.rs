@@ -59,7 +59,7 @@ pub struct Printout {
 }
 
 impl Default for Printout {
-    /// Creates an empty printout of at most [`MAX_PRINTOUT`] bytes.
+    /// Creates an empty printout of at most `MAX_PRINTOUT` bytes.
     fn default() -> Self {
         Self {
             bytes: Vec::new(),

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use memprof_messages::{HeapUsage, SamplerStatus, SlotCounts, UnseenFrees};
+use memprof_messages::{SamplerStatus, SlotCounts, UnseenFrees};
 use rustix::io::Errno;
 
+use super::allocated_bytes::{AllocatedBytes, allocated_bytes, exact_allocated_bytes};
 use super::early_ends::list_early_ends;
 use super::fork::register_fork_handler;
 use super::interception::Interception;
@@ -367,35 +368,6 @@ impl SelectedSampler<'_> {
 const REPEATED_COMPARISONS: u32 = 3;
 /// Time between two comparisons.
 const COMPARISON_INTERVAL: Duration = Duration::from_millis(10);
-
-/// Bytes in blocks that the program got from an allocator.
-#[derive(Clone, Copy, Debug)]
-struct AllocatedBytes {
-    bytes: u64,
-    /// Whether free blocks are excluded. If not, `bytes` is an upper bound.
-    is_exact: bool,
-}
-
-/// Returns the allocated bytes, or their upper bound. `None` if the allocator keeps no count, or refuses.
-fn allocated_bytes(allocator: &Allocator) -> Option<AllocatedBytes> {
-    let totals = allocator.heap_usage();
-    match totals.inspect_err(|error| log::debug!("{error}")).ok()?? {
-        HeapUsage::Detailed(totals) => Some(AllocatedBytes {
-            bytes: totals.allocated,
-            is_exact: true,
-        }),
-        HeapUsage::CommittedOnly { committed } => Some(AllocatedBytes {
-            bytes: committed,
-            is_exact: false,
-        }),
-    }
-}
-
-/// Returns the allocated bytes. `None` if the allocator does not distinguish allocated from free blocks.
-fn exact_allocated_bytes(allocator: &Allocator) -> Option<u64> {
-    let allocated = allocated_bytes(allocator).filter(|allocated| allocated.is_exact);
-    allocated.map(|allocated| allocated.bytes)
-}
 
 /// Formats a count: 1 with the text `one`, any other number with the text `many`.
 fn format_count(count: usize, one: &str, many: &str) -> String {

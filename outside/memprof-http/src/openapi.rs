@@ -143,7 +143,7 @@ impl Content {
     }
 }
 
-/// Describes an argument of a message as a parameter of OpenAPI: its name, schema and text. Messages that change
+/// Describes an argument of a message as a parameter of `OpenAPI`: its name, schema and text. Messages that change
 /// something (`effect`) take it from a JSON body, whose schema also allows `true` for `on`.
 fn describe_parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
     let mut schema = match argument.values {

@@ -103,8 +103,8 @@ impl<'a> Decoder<'a> {
 }
 
 /// Marks the unreachable objects that disguised pointers in the roots and in reachable objects hold, the nodes of lists
-/// with XORed links, and all that these reach. Returns their number and size. Reads all of this once more, unless every
-/// object is reachable.
+/// with exclusive-or links, and all that these reach. Returns their number and size. Reads all of this once more, unless
+/// every object is reachable.
 ///
 /// # Errors
 /// `Headroom`: the process writes so much that its copy takes too much memory.

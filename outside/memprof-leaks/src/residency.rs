@@ -58,7 +58,7 @@ impl HeapResidency {
 }
 
 /// Takes a snapshot of a process and accounts for its heaps. Stops the process for at most `options.max_pause`. If a
-/// part of a heap is inconsistent, takes another snapshot, up to [`MAX_ATTEMPTS`] in all.
+/// part of a heap is inconsistent, takes another snapshot, up to `MAX_ATTEMPTS` in all.
 ///
 /// # Errors
 /// A reason why the process was not copied; `NoHeap`: memprof cannot read one of its heaps, or a part of one is

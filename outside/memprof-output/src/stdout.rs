@@ -41,7 +41,7 @@ pub fn print(text: &str) {
     }
 }
 
-/// Whether [`print`] wrote all text. If not, the command must not succeed: a script would take an empty file for the
+/// Whether [`print()`] wrote all text. If not, the command must not succeed: a script would take an empty file for the
 /// result.
 pub(crate) fn is_complete() -> bool {
     !IS_INCOMPLETE.load(Ordering::Relaxed)

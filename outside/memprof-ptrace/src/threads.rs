@@ -32,7 +32,7 @@ pub struct WaitingSyscall {
 const MIN_THREADS: usize = 64;
 
 /// Lists the threads of a process from index `first` on, and from the start again, until `time_limit` is over. At least
-/// [`MIN_THREADS`] are listed, even after that. Reading a runnable thread's call takes a clock tick of the kernel, and
+/// `MIN_THREADS` are listed, even after that. Reading a runnable thread's call takes a clock tick of the kernel, and
 /// a busy process has thousands of such threads.
 ///
 /// # Errors

@@ -33,7 +33,7 @@ pub struct SteadyStack {
 }
 
 /// Finds the stacks in `folded` that hold memory of every age: the time without the youngest and the oldest age bucket
-/// is divided into [`SPAN_COUNT`] spans, and the stack holds bytes from each of them. Its result is the smallest span's
+/// is divided into `SPAN_COUNT` spans, and the stack holds bytes from each of them. Its result is the smallest span's
 /// bytes, projected to the whole time.
 ///
 /// # Errors

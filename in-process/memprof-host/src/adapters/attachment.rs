@@ -244,8 +244,7 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
     started
 }
 
-/// Starts the thread that closes the socket when the lease expires or a detachment is requested. Fails if no thread can
-/// be created.
+/// Starts the thread that closes the socket when the lease expires or a detachment is requested. Fails if it cannot.
 fn start_end_thread() -> Result<(), Failure> {
     let started = memprof_own::spawn_static(&END_THREAD);
     started.map(drop).map_err(|error| {
@@ -284,8 +283,7 @@ fn open_control(instance: &AdapterInstance, control: Option<&Control>) -> Result
 }
 
 impl Attachment {
-    /// Parses the plugin's config: the attachment's `key=value` words, which override the keys of its file, if it has
-    /// one. Fails if a word has no `=`, and as [`config::parse`] does.
+    /// Parses the plugin's config: the `key=value` words, which override the keys of the file. Fails if one has no `=`.
     fn parse_settings(&self) -> Result<Settings, Failure> {
         let pairs = self.words.iter().map(|pair| config::split_pair(pair));
         let pairs = pairs.collect::<Result<Vec<_>, _>>()?;
@@ -385,8 +383,7 @@ fn boot_time_ms() -> u64 {
 #[macro_export]
 macro_rules! __export_attached {
     ($how:ident, $entry:path) => {
-        /// Entry point that `memprof attach` calls after loading this library into a process. Returns null, or a text
-        /// with the reason for a failure.
+        /// Entry point that `memprof attach` calls after loading this library. Returns null, or the reason of a failure.
         ///
         /// # Safety
         /// Only memprof-attach calls it, on a thread that it created: `toml` is NUL-terminated, and `table` says

@@ -128,7 +128,7 @@ impl HeapObjectKinds {
 }
 
 impl HeapObjectKind {
-    /// Kind of an object that has no known class, by its size in bytes. Sizes above [`MAX_EXACT_SIZE`] are rounded up
+    /// Kind of an object that has no known class, by its size in bytes. Sizes above `MAX_EXACT_SIZE` are rounded up
     /// to a power of two.
     pub fn for_size(size: u64) -> Self {
         Self::Size(match size {
