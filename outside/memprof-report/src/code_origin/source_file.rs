@@ -6,7 +6,10 @@ use super::rules::{SOURCE_DIRECTORIES, SourceDirectory};
 /// directory if it has no packages. `None` if the file lies in none: it is of the program, or of the shared library
 /// that was compiled from it.
 pub(super) fn library_directory(path: &str) -> Option<(&'static SourceDirectory, &str)> {
-    SOURCE_DIRECTORIES.iter().find_map(|directory| {
+    let mut directories = SOURCE_DIRECTORIES
+        .iter()
+        .filter(|directory| directory.files.contain(path));
+    directories.find_map(|directory| {
         let end = directory_end(path, directory.path)?;
         let components = path[end..].match_indices('/').map(|(slash, _)| end + slash);
         let package_end = match directory.package_depth {
@@ -83,6 +86,41 @@ mod tests {
         check("/home/me/app/include/app/engine.h", None);
         check("/home/me/app/src/vendor/list.cc", None);
         check("./src/zmalloc.c", None);
+        // Directories of the program with the names of a toolchain's.
+        for own in [
+            "/home/me/rust/deps/shop/cart.c",
+            "/home/me/rustc/src/cart.rs",
+            "/home/me/lib/gcc/cart.c",
+            "/home/me/lib/clang/cart.cpp",
+            "/home/me/include/d/cart.c",
+            "/home/me/libphobos/cart.c",
+            "/home/me/nim/lib/cart.c",
+            "/home/me/stdlib_shop/cart.c",
+            "/home/me/lib/ocaml/cart.c",
+            "/home/me/zig/lib/cart.c",
+            "/home/me/deps/uv/cart.c",
+            "/home/me/usr/lib/go-shop/cart.c",
+        ] {
+            check(own, None);
+        }
+        let check = |path: &str, directory: &str| {
+            let found = library_directory(path).map(|(found, _)| found.path);
+            assert_eq!(found, Some(directory), "{path}");
+        };
+        check("/usr/lib/nim/system.nim", "/lib/nim/");
+        check("/root/.cache/nim/app_d/stdlib_system.nim.c", "/stdlib_");
+        check("/usr/lib/ocaml/caml/alloc.h", "/lib/ocaml/");
+        check("/usr/lib/zig/std/heap.zig", "/lib/zig/");
+        check("/usr/lib/go-1.19/src/runtime/malloc.go", "^/usr/lib/go-");
+        check(
+            "/usr/lib/gcc/x86_64-linux-gnu/12/include/d/std/stdio.d",
+            "/lib/gcc/",
+        );
+        check("../deps/uv/src/unix/core.c", "/deps/uv/src/");
+        check(
+            "/usr/lib/gcc/x86_64-linux-gnu/12/adainclude/a-except.adb",
+            "/lib/gcc/",
+        );
     }
 
     #[test]

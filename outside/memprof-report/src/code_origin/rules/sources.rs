@@ -12,23 +12,63 @@ pub(in crate::code_origin) struct SourceDirectory {
     /// Number of path components below it that name a package, which may be the program itself. 0 if there are no
     /// packages.
     pub(in crate::code_origin) package_depth: usize,
+    pub(in crate::code_origin) files: SourceFiles,
+}
+
+/// Files of a directory that are a library's. Others there are of a program that has a directory of the same name.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::code_origin) enum SourceFiles {
+    All,
+    /// What other sources include: no file that a compiler of C or C++ is called with.
+    Headers,
+    /// Those with one of these endings.
+    EndingWith(&'static [&'static str]),
+}
+
+impl SourceFiles {
+    /// Returns whether the file at a path is one of them.
+    pub(in crate::code_origin) fn contain(self, path: &str) -> bool {
+        let ends = |endings: &[&str]| endings.iter().any(|ending| path.ends_with(ending));
+        match self {
+            Self::All => true,
+            Self::Headers => !ends(&[".c", ".cc", ".cpp", ".cxx", ".C"]),
+            Self::EndingWith(endings) => ends(endings),
+        }
+    }
 }
 
 /// Directory of sources that are plumbing. It has no packages.
 const fn plumbing_directory(path: &'static str) -> SourceDirectory {
+    plumbing_files(path, SourceFiles::All)
+}
+
+/// Directory of which some files are plumbing. It has no packages.
+const fn plumbing_files(path: &'static str, files: SourceFiles) -> SourceDirectory {
     SourceDirectory {
         origin: CodeOrigin::Plumbing,
         path,
         package_depth: 0,
+        files,
     }
 }
 
-/// Directory of libraries: `package_depth` path components below it name a package, 0 if it has no packages.
+/// Directory of headers that are plumbing. It has no packages.
+const fn plumbing_headers(path: &'static str) -> SourceDirectory {
+    plumbing_files(path, SourceFiles::Headers)
+}
+
+/// Directory of a language's library, whose sources have one of `endings`. It has no packages.
+const fn language_library(path: &'static str, endings: &'static [&'static str]) -> SourceDirectory {
+    plumbing_files(path, SourceFiles::EndingWith(endings))
+}
+
+/// Directory of libraries: `package_depth` path components below it name a package.
 const fn package_directory(path: &'static str, package_depth: usize) -> SourceDirectory {
     SourceDirectory {
         origin: CodeOrigin::Library,
         path,
         package_depth,
+        files: SourceFiles::All,
     }
 }
 
@@ -36,38 +76,38 @@ const fn package_directory(path: &'static str, package_depth: usize) -> SourceDi
 /// whose text is in a path counts.
 pub(in crate::code_origin) const SOURCE_DIRECTORIES: &[SourceDirectory] = &[
     // C and C++: GCC, clang's libc++, and their sources as Debian builds them.
-    plumbing_directory("/include/c++/"),
-    plumbing_directory("/lib/gcc/"),
-    plumbing_directory("/lib64/gcc/"),
-    plumbing_directory("/lib/clang/"),
+    plumbing_headers("/include/c++/"),
+    plumbing_headers("/lib/gcc/"),
+    plumbing_headers("/lib64/gcc/"),
+    plumbing_headers("/lib/clang/"),
     plumbing_directory("/libstdc++-v3/"),
     plumbing_directory("/libiberty/"),
     // The event loop of node, which calls it back.
-    plumbing_directory("/deps/uv/"),
+    plumbing_directory("/deps/uv/src/"),
     plumbing_directory("/usr/include/x86_64-linux-gnu/bits/"),
     plumbing_directory("/usr/include/aarch64-linux-gnu/bits/"),
     plumbing_directory("/usr/include/bits/"),
     // Rust: as rustc maps the paths of its libraries, and of their dependencies.
-    plumbing_directory("/rustc/"),
+    plumbing_directory("^/rustc/"),
     plumbing_directory("/rustlib/src/rust/"),
-    plumbing_directory("/rust/deps/"),
+    plumbing_directory("^/rust/deps/"),
     // Ada, D, Fortran, Go, Nim, OCaml, Pascal, Zig.
-    plumbing_directory("/adainclude/"),
-    plumbing_directory("/include/d/"),
-    plumbing_directory("/libphobos/"),
-    plumbing_directory("/usr/local/go/src/"),
-    plumbing_directory("/usr/lib/go-"),
-    plumbing_directory("/usr/share/go-"),
-    plumbing_directory("/lib/nim/"),
-    plumbing_directory("/nim/lib/"),
+    language_library("/adainclude/", &[".adb", ".ads"]),
+    language_library("/include/d/", &[".d", ".di"]),
+    language_library("/libphobos/", &[".d", ".di"]),
+    plumbing_directory("^/usr/local/go/src/"),
+    plumbing_directory("^/usr/lib/go-"),
+    plumbing_directory("^/usr/share/go-"),
+    language_library("/lib/nim/", &[".nim"]),
+    language_library("/nim/lib/", &[".nim"]),
     plumbing_directory("@sstd"),
-    plumbing_directory("/stdlib_"),
+    language_library("/stdlib_", &[".nim.c", ".nim.cpp"]),
     plumbing_directory("/@m..@s..@slib@s"),
-    plumbing_directory("/lib/ocaml/"),
+    language_library("/lib/ocaml/", &[".ml", ".mli", ".h"]),
     plumbing_directory("/ocaml-base-compiler"),
     plumbing_directory("/ocaml-variants"),
-    plumbing_directory("/lib/zig/"),
-    plumbing_directory("/zig/lib/"),
+    language_library("/lib/zig/", &[".zig"]),
+    language_library("/zig/lib/", &[".zig"]),
     // Installed headers.
     package_directory("^/usr/include/", 0),
     package_directory("^/usr/local/include/", 0),
