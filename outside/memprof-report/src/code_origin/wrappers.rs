@@ -82,6 +82,8 @@ struct FrontCalls {
     name: Option<StringId>,
     /// Stacks in which plumbing of the same file called it, where only the plumbing has a symbol.
     plumbing_callers: u32,
+    /// Stacks in which the caller's name says that it allocates.
+    allocating_callers: u32,
 }
 
 impl FrontCalls {
@@ -258,6 +260,9 @@ impl<'p> LeafView<'p> {
         calls.stacks.push(stack);
         calls.callers.push(caller.function);
         calls.plumbing_callers += u32::from(self.is_helper(origins, front, caller));
+        let caller_name = self.named.names.strings.get(caller.frame.function);
+        let allocates = caller.frame.named && AllocatingName::parse(caller_name).allocates;
+        calls.allocating_callers += u32::from(allocates);
         calls.name = front.frame.named.then_some(front.frame.function);
         calls.is_in_library = is_in_library(&origins.verdicts[front.verdict]);
         let shape = self.named.names.call_shapes.get(&front.address);
@@ -353,7 +358,11 @@ impl<'p> LeafView<'p> {
             Some(BlockUse::Returned) => {
                 (name.allocates && callers > 1) || (name.grows && is_general)
             }
-            Some(BlockUse::Kept) => is_general && (name.allocates || name.grows),
+            // Wrappers with a header or a list of blocks are called by those for strings, zeroed blocks and so on.
+            Some(BlockUse::Kept) if name.allocates => {
+                is_general || calls.allocating_callers as usize == calls.stacks.len()
+            }
+            Some(BlockUse::Kept) => is_general && name.grows,
             None => name.allocates || (name.grows && is_general),
         };
         is_wrapper.then_some(WrapperShape {
