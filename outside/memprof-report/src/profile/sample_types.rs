@@ -267,7 +267,9 @@ impl Profile {
             _ if self.is_pinned => {
                 format!("it has no {name}: a profile of pinned slabs has bytes only, inuse_space")
             }
-            None if is_alloc => format!("it has no {name}: the host ran without prof_accum:true"),
+            None if is_alloc => format!(
+                "it has no {name}: it counts only what is in use (jemalloc counts allocations with prof_accum:true)"
+            ),
             _ => format!(
                 "it has no {name}, but: {} (--sample-type NAME selects one)",
                 names()
