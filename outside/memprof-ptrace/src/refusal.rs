@@ -94,6 +94,15 @@ pub enum Refusal {
     /// `PR_SET_SYSCALL_USER_DISPATCH` of prctl(2) is on: a call from code outside its range gets a SIGSYS.
     #[error("handles system calls itself (syscall user dispatch, as Wine does)")]
     UserDispatch,
+    /// Another namespace for children, by unshare(2) or setns(2), in which memprof's thread or copy would change what
+    /// the program can do.
+    #[error(
+        "makes its children in another {kind} namespace (unshare(2), setns(2)), where memprof makes neither a thread nor a copy"
+    )]
+    ChildNamespace {
+        /// `pid` or `time`.
+        kind: &'static str,
+    },
     /// The sanitizer ends the process at the first thread whose creation it did not see.
     #[error(
         "was built with {sanitizer}, which ends it when a thread comes by another way than its own"
@@ -296,6 +305,9 @@ impl Refusal {
                 needed,
                 ..
             } => format!("raise it as root: {}", limit.raise_command(*pid, used + needed + limit.headroom(), *hard)),
+            Self::ChildNamespace { .. } => {
+                "name a process that it has started".to_owned()
+            }
             Self::Misaligned { .. } => {
                 "start it with an allocator that aligns to 16 (Electric Fence: EF_ALIGNMENT=16)".to_owned()
             }

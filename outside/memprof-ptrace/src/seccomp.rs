@@ -1,9 +1,11 @@
-//! Checks that the seccomp filters and the user dispatch of a thread allow what the plugin does in its process.
+//! Checks that the seccomp filters, the user dispatch and the namespaces of a thread allow what the plugin does in its
+//! process.
 //!
 //! A filter may kill the process at a system call that it does not allow. So its programs are read from the kernel
 //! and run here, for each call that the plugin makes, before the process is changed.
 
 mod calls;
+mod child_namespace;
 mod dispatch;
 mod filter;
 mod program;
@@ -25,10 +27,12 @@ use calls::{
 /// loaded. The caller must have stopped the thread by ptrace(2). Threads that it creates have the same filters.
 ///
 /// # Errors
-/// `UserDispatch`: the thread redirects its system calls; `ForbiddenCall`: a filter forbids one of the calls;
+/// `UserDispatch`: the thread redirects its system calls; `ChildNamespace`: its children are of another pid namespace;
+/// `ForbiddenCall`: a filter forbids one of the calls;
 /// `StrictSeccomp`: the thread has strict mode; `UnreadFilter`: the caller lacks `CAP_SYS_ADMIN` or has a filter
 /// too; `UnreadableFilter`: a filter cannot be read for another reason, or its result is unknown.
 pub fn require_calls(thread: u32) -> Result<(), Refusal> {
+    child_namespace::require_same_namespaces(thread, &["pid"])?;
     let has_locked_memory = ProcStatus::read_thread(thread)?.locked > 0;
     require_allowed(thread, |filters| {
         match forbidden_call(filters, rseq::rseq_use(thread))? {
@@ -44,8 +48,9 @@ pub fn require_calls(thread: u32) -> Result<(), Refusal> {
 /// Like [`require_calls`], for the calls of a snapshot: clone(2) of the process, wait4(2) and `rt_sigreturn(2)`.
 ///
 /// # Errors
-/// Like [`require_calls`].
+/// Like [`require_calls`], and also for another time namespace of its children.
 pub fn require_snapshot_calls(thread: u32) -> Result<(), Refusal> {
+    child_namespace::require_same_namespaces(thread, &["pid", "time"])?;
     require_allowed(thread, |filters| first_missing_call(filters, SNAPSHOT))
 }
 

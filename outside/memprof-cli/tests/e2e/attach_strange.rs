@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use crate::attach::{attach, detach};
 use crate::fixture::{build, serves, start};
 use crate::memprof::memprof;
+use crate::root::skip_without_root;
 
 fn program() -> &'static str {
     static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
@@ -62,6 +63,47 @@ fn program_with_user_dispatch_is_refused_and_unharmed() {
         assert!(!refused.stderr.is_empty(), "{refused:?}");
         serves(&mut host, command[0]);
     }
+}
+
+/// A copy of it, or a thread that fails, would be the first process of the namespace, and end it.
+#[test]
+fn program_with_another_namespace_for_children_is_refused_and_can_fork() {
+    if skip_without_root("program_with_another_namespace_for_children_is_refused_and_can_fork") {
+        return;
+    }
+    for command in [
+        &["attach"][..],
+        &["leaks", "--prove"],
+        &["holders"],
+        &["record", "--for", "1s"],
+    ] {
+        let mut program = Command::new(program());
+        program.arg("child namespace");
+        let mut host = start(program);
+        let pid = host.pid().to_string();
+        let args = [command, &[&pid]].concat();
+        let refused = memprof(&host.socket_dir(), &args).exits(4);
+        let words = "makes its children in another pid namespace";
+        assert!(refused.stderr.contains(words), "{refused:?}");
+        serves(&mut host, "fork");
+    }
+    for command in [&["leaks", "--prove"][..], &["holders"]] {
+        let mut program = Command::new(program());
+        program.arg("child time namespace");
+        let mut host = start(program);
+        let pid = host.pid().to_string();
+        let refused = memprof(&host.socket_dir(), &[command, &[&pid]].concat()).exits(4);
+        let words = "makes its children in another time namespace";
+        assert!(refused.stderr.contains(words), "{refused:?}");
+        serves(&mut host, "clock");
+    }
+    // What a ledger shows without a copy of the process is enough.
+    let mut command = Command::new(program());
+    command.arg("child namespace");
+    let mut host = start(command);
+    let pid = host.pid().to_string();
+    memprof(&host.socket_dir(), &["ledger", &pid]).exits(0);
+    serves(&mut host, "fork");
 }
 
 #[test]

@@ -1,0 +1,61 @@
+//! Check whether a thread's children are of other namespaces than it is, after unshare(2) or setns(2). In another pid
+//! namespace (`pid_namespaces(7)`), the kernel makes no threads, and a first child would be its init: at its end the kernel
+//! kills all processes there, and every later fork(2) of the program fails. A first child in another time namespace
+//! (`time_namespaces(7)`) ends the time in which the program may set its clocks.
+
+use std::fs;
+use std::path::Path;
+
+use crate::refusal::Refusal;
+
+/// Fails for a thread whose children are of another namespace of the `kinds`, "pid" or "time". Before Linux 4.12, where
+/// the kernel does not show the namespace of children, it counts as the same.
+///
+/// # Errors
+/// `ChildNamespace`: they are of another one.
+pub(super) fn require_same_namespaces(thread: u32, kinds: &[&'static str]) -> Result<(), Refusal> {
+    let links = format!("/proc/{thread}/ns");
+    let mut kinds = kinds.iter();
+    match kinds.find(|kind| has_other_child_namespace(Path::new(&links), kind)) {
+        Some(kind) => Err(Refusal::ChildNamespace { kind }),
+        None => Ok(()),
+    }
+}
+
+/// Compares the links of a directory /proc/PID/ns. A namespace without a process yet has a link that cannot be read.
+fn has_other_child_namespace(links: &Path, kind: &str) -> bool {
+    let Ok(own) = fs::read_link(links.join(kind)) else {
+        return false;
+    };
+    let of_children = links.join(format!("{kind}_for_children"));
+    of_children.is_symlink() && fs::read_link(of_children).ok() != Some(own)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn links_of_both_namespaces_are_compared() {
+        let check = |of_children: Option<&str>, expected: bool| {
+            let links = tempfile::tempdir().expect("a directory");
+            symlink("pid:[4026531836]", links.path().join("pid")).expect("a link");
+            if let Some(target) = of_children {
+                symlink(target, links.path().join("pid_for_children")).expect("a link");
+            }
+            assert_eq!(
+                has_other_child_namespace(links.path(), "pid"),
+                expected,
+                "{of_children:?}"
+            );
+        };
+        check(Some("pid:[4026531836]"), false);
+        check(Some("pid:[4026532281]"), true);
+        check(None, false);
+        for kind in ["pid", "time", "none"] {
+            assert!(!has_other_child_namespace(Path::new("/proc/self/ns"), kind));
+        }
+    }
+}
