@@ -58,14 +58,7 @@ impl QueueReader {
     /// # Errors
     /// The process has closed the descriptor, this user may not access it, or Linux is older than 5.6.
     pub fn read_queue(&self, number: i32) -> io::Result<Option<QueueContent>> {
-        // SAFETY: pidfd_getfd(2) takes three numbers.
-        let duplicate = unsafe {
-            let pidfd = self.process.as_fd().as_raw_fd();
-            libc::syscall(libc::SYS_pidfd_getfd, pidfd, number, 0)
-        };
-        let duplicate = Errno::result(duplicate)?;
-        // SAFETY: pidfd_getfd(2) has just returned the descriptor, so nothing else owns it.
-        let duplicate = File::from(unsafe { OwnedFd::from_raw_fd(duplicate as i32) });
+        let duplicate = self.duplicate(number)?;
         let metadata = duplicate.metadata()?;
         let inode = metadata.ino();
         let kind = metadata.file_type();
@@ -76,6 +69,29 @@ impl QueueReader {
             true => read_socket(&duplicate, inode),
             false => Ok(None),
         }
+    }
+
+    /// Returns the number of bytes that can be read from a terminal, either end of a pseudoterminal. They can only be read
+    /// by receiving them.
+    ///
+    /// # Errors
+    /// Like [`Self::read_queue`].
+    pub fn count_terminal_bytes(&self, number: i32) -> io::Result<u64> {
+        queued_bytes(&self.duplicate(number)?)
+    }
+
+    /// Duplicates descriptor `number` of the process.
+    fn duplicate(&self, number: i32) -> io::Result<File> {
+        // SAFETY: pidfd_getfd(2) takes three numbers.
+        let duplicate = unsafe {
+            let pidfd = self.process.as_fd().as_raw_fd();
+            libc::syscall(libc::SYS_pidfd_getfd, pidfd, number, 0)
+        };
+        let duplicate = Errno::result(duplicate)?;
+        // SAFETY: pidfd_getfd(2) has just returned the descriptor, so nothing else owns it.
+        Ok(File::from(unsafe {
+            OwnedFd::from_raw_fd(duplicate as i32)
+        }))
     }
 
     /// Reads the data in a pipe. `end` duplicates descriptor `number`, which is either end. Data that cannot be copied

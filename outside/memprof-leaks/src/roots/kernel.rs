@@ -100,6 +100,8 @@ struct Queues {
     /// Bytes of each queue that could not be read, by inode.
     unread: BTreeMap<u64, u64>,
     sockets_with_more: u64,
+    /// Bytes in terminals that hold at least one pointer's worth.
+    terminal_bytes: u64,
     inaccessible: u64,
     descriptors_in_flight: u64,
 }
@@ -144,6 +146,13 @@ fn add_descriptors(pid: u32, view: &SnapshotMemory, opaque: &mut OpaqueCounts, r
         if target.starts_with("pipe:") || target.starts_with("socket:") || is_fifo(&entry.path()) {
             let content = reader.as_ref().map(|reader| reader.read_queue(number));
             add_queue(content.ok(), &mut queues, roots);
+        } else if is_terminal(&target) {
+            // A terminal that hung up has no data.
+            let count = reader
+                .as_ref()
+                .ok()
+                .and_then(|reader| reader.count_terminal_bytes(number).ok());
+            queues.terminal_bytes += count.filter(|count| *count >= 8).unwrap_or(0);
         } else {
             files.add_descriptor_file(pid, &entry.path(), &mut roots.kernel);
         }
@@ -265,6 +274,12 @@ fn queue_field(text: &str, name: &str) -> u64 {
     field.unwrap_or(0)
 }
 
+/// Whether a descriptor's link is that of a terminal, or of either end of a pseudoterminal.
+fn is_terminal(target: &str) -> bool {
+    const STARTS: [&str; 4] = ["/dev/pts/", "/dev/ptmx", "/dev/tty", "/dev/console"];
+    STARTS.iter().any(|start| target.starts_with(start))
+}
+
 /// Whether a descriptor's link refers to a FIFO with a name.
 fn is_fifo(link: &Path) -> bool {
     fs::metadata(link).is_ok_and(|metadata| metadata.file_type().is_fifo())
@@ -304,6 +319,13 @@ impl Queues {
             notes.push(Unsearched::for_bytes(
                 unread,
                 "data queued in pipes and sockets",
+                why,
+            ));
+        }
+        if self.terminal_bytes > 0 {
+            notes.push(Unsearched::for_bytes(
+                self.terminal_bytes,
+                "data queued in terminals",
                 why,
             ));
         }

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <mqueue.h>
 #include <pthread.h>
+#include <pty.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
@@ -87,6 +88,7 @@ static void in_secret_memory(void) {
     fill(map(PAGE, MAP_SHARED, fd));
 }
 
+static void in_terminal(void) { int ends[2]; struct termios raw; if (openpty(&ends[0], &ends[1], 0, 0, 0) || tcgetattr(ends[1], &raw)) fail("openpty"); cfmakeraw(&raw); if (tcsetattr(ends[1], TCSANOW, &raw)) fail("tcsetattr"); fill(table); if (write(ends[0], table, sizeof table) < (ssize_t)sizeof table) fail("write"); memset(table, 0, sizeof table); }
 static void in_pipe(void) { int ends[2]; if (pipe(ends)) fail("pipe"); fill(table); if (write(ends[1], "x", 1) + write(ends[1], table, sizeof table) < 2) fail("write"); memset(table, 0, sizeof table); }
 static void send_table(int type, size_t piece) {
     int ends[2]; if (socketpair(AF_UNIX, type, 0, ends)) fail("socketpair");
@@ -217,7 +219,7 @@ static const struct { const char *name; void (*hold)(void); } modes[] = {
 #define MODE(name) {#name, name},
     MODE(in_shared) MODE(in_shared_read_only) MODE(in_shared_without_access) MODE(in_file) MODE(in_second_view)
     MODE(in_untouched) MODE(in_unmapped_file) MODE(in_private_view) MODE(in_system_v_memory) MODE(in_dropped_page_tables) MODE(in_secret_memory)
-    MODE(in_pipe) MODE(in_stream) MODE(in_datagram) MODE(in_datagrams) MODE(in_message_queue) MODE(in_posix_queue) MODE(in_eventfd)
+    MODE(in_pipe) MODE(in_terminal) MODE(in_stream) MODE(in_datagram) MODE(in_datagrams) MODE(in_message_queue) MODE(in_posix_queue) MODE(in_eventfd)
     MODE(in_signals) MODE(in_signals_of_thread) MODE(in_signal_stack) MODE(in_signal_stacks_of_threads) MODE(in_flight)
     MODE(below_stack) MODE(between_stacks) MODE(below_unguarded_stack) MODE(below_signal_stack) MODE(in_variables_below_stack) MODE(in_sharing_process)
     MODE(in_code) MODE(in_code_read_only) MODE(in_code_at_a_block_end) MODE(in_shared_code)
