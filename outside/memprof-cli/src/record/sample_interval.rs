@@ -38,6 +38,8 @@ pub(super) struct SampleInterval {
     found: Option<FoundInterval>,
     /// Most samples in a second.
     max_rate: f64,
+    /// End of the recording.
+    end: Instant,
     /// The argument `allocator=NAME` of the recording.
     allocator: Option<String>,
     /// Interval in bytes that the host had before. `None` if it had none, or keeps it.
@@ -97,6 +99,7 @@ impl SampleInterval {
         Self {
             found: is_found.then(|| FoundInterval::new(FIRST)),
             max_rate: max_rate(options.duration),
+            end: Instant::now() + options.duration,
             allocator: options.allocator.clone(),
             before: is_found
                 .then(|| own.find_map(|row| row.sample_interval))
@@ -149,7 +152,9 @@ impl SampleInterval {
         };
         let (time, age) = (found.checked.elapsed(), found.start.elapsed());
         let rate = samples.saturating_sub(found.samples) as f64 / time.as_secs_f64();
-        if let Some(coarser) = choose_coarser(found.bytes, rate, self.max_rate) {
+        let rest = self.end.saturating_duration_since(Instant::now());
+        let coarser = choose_coarser(found.bytes, rate, self.max_rate);
+        if let Some(coarser) = coarser.filter(|_| is_worth_a_new_start(age, rest)) {
             if self.set_interval(client, coarser)? && found.is_noted {
                 note(&format!(
                     "it allocates much more now, so the profile begins anew, with one sample per {}",
@@ -231,8 +236,13 @@ fn count_samples(status: &ProfilerStatus) -> Option<u64> {
     sampled.max()
 }
 
-/// A coarser interval for samples that come at `rate` in a second. `None` if these are at most twice as many as
-/// `max_rate`, or the interval is the coarsest already.
+/// Whether samples may be dropped for a coarser interval: not those of the time `age` if the recording ends within
+/// [`CHECK_TIME`], after the shorter time `rest`. A second of too many samples costs the program less than an empty profile.
+fn is_worth_a_new_start(age: Duration, rest: Duration) -> bool {
+    rest >= age.min(CHECK_TIME)
+}
+
+/// A coarser interval for samples that come at `rate` in a second. `None` if these are at most twice as many as intended.
 fn choose_coarser(bytes: u64, rate: f64, max_rate: f64) -> Option<u64> {
     let excess = rate / max_rate;
     let coarser = (bytes as f64 * excess).ceil() as u64;
@@ -248,6 +258,26 @@ fn format_size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn samples_are_kept_at_the_end_of_a_recording() {
+        let check = |age, rest, expected| {
+            let [age, rest] = [age, rest].map(Duration::from_millis);
+            assert_eq!(
+                is_worth_a_new_start(age, rest),
+                expected,
+                "{age:?} {rest:?}"
+            );
+        };
+        // The first check, and the one after a second, of a recording of a second.
+        check(20, 980, true);
+        check(980, 0, false);
+        // Of two seconds, and of thirty.
+        check(1_000, 980, false);
+        check(1_000, 28_980, true);
+        check(20_000, 9_000, true);
+        check(29_000, 500, false);
+    }
 
     #[test]
     fn interval_becomes_coarser_only_for_far_too_many_samples() {
