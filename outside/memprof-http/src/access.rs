@@ -62,7 +62,11 @@ pub(crate) async fn guard(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let mut response = match access.admit(&mut request) {
+    let admitted = access.admit(&mut request).and_then(|admission| {
+        merge_slashes(&mut request)?;
+        Ok(admission)
+    });
+    let mut response = match admitted {
         Ok(Admission::Allow) => next.run(request).await,
         Ok(Admission::RedirectToSlash(location)) => {
             (StatusCode::PERMANENT_REDIRECT, [(LOCATION, location)]).into_response()
@@ -250,8 +254,24 @@ fn set_path(request: &mut Request, path: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the error for a request without a valid token. `token` is the server's, if it has one; `peer` is the client,
-/// if it is known. The message names the client's user if that is the reason; the remedy says how to be allowed.
+/// Merges slashes that follow each other in a request's path: tools append `/debug/pprof/heap` to an address that ends
+/// in a slash. Go redirects such a request, brpc serves it.
+fn merge_slashes(request: &mut Request) -> Result<()> {
+    let path = request.uri().path();
+    if !path.contains("//") {
+        return Ok(());
+    }
+    let mut merged = String::with_capacity(path.len());
+    for character in path.chars() {
+        if character != '/' || !merged.ends_with('/') {
+            merged.push(character);
+        }
+    }
+    set_path(request, &merged)
+}
+
+/// Returns the error for a request without a valid token; `token` is the server's. Its message names the client's user
+/// if that is the reason; its remedy says how to be allowed.
 fn unauthorized_error(token: Option<&Token>, peer: Option<Peer>) -> Problem {
     let other_user = peer.filter(|peer| !peer.is_same_user_or_root());
     let origin = other_user.map(|peer| format!("this connection comes from {}", peer.describe()));
@@ -273,7 +293,26 @@ fn unauthorized_error(token: Option<&Token>, peer: Option<Peer>) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Body;
+
     use super::*;
+
+    #[test]
+    fn slashes_are_merged() {
+        let check = |uri: &str, expected: &str| {
+            let mut request = Request::builder().uri(uri).body(Body::empty()).unwrap();
+            merge_slashes(&mut request).unwrap();
+            assert_eq!(request.uri().to_string(), expected, "{uri}");
+        };
+        check("/debug/pprof/heap?x=//", "/debug/pprof/heap?x=//");
+        check("//debug/pprof/heap", "/debug/pprof/heap");
+        check(
+            "//debug///pprof//heap//?debug=1",
+            "/debug/pprof/heap/?debug=1",
+        );
+        check("///", "/");
+        check("/a/%2F/b", "/a/%2F/b");
+    }
 
     #[test]
     fn host_names_match_with_any_port() {

@@ -71,6 +71,7 @@ fn run(mut command: Command, address: &str, args: &str) -> Got {
     parse(&output.stdout)
 }
 
+/// Parses a response; of those that `-L` followed, the last.
 fn parse(reply: &[u8]) -> Got {
     let end = memchr::memmem::find(reply, b"\r\n\r\n").expect("a head");
     let head = String::from_utf8_lossy(&reply[..end]).into_owned();
@@ -78,13 +79,18 @@ fn parse(reply: &[u8]) -> Got {
     let status = lines
         .next()
         .and_then(|line| line.split(' ').nth(1)?.parse().ok());
+    let status = status.expect("a status");
+    let body = &reply[end + 4..];
+    if (300..400).contains(&status) && body.starts_with(b"HTTP/") {
+        return parse(body);
+    }
     let headers = lines.filter_map(|line| {
         let (name, value) = line.split_once(": ")?;
         Some((name.to_lowercase(), value.to_owned()))
     });
     Got {
-        status: status.expect("a status"),
+        status,
         headers: headers.collect(),
-        body: reply[end + 4..].to_vec(),
+        body: body.to_vec(),
     }
 }

@@ -45,6 +45,8 @@ struct Request {
     /// memprof's answer, if it is another one, with the reason for that.
     memprof: Option<Answer>,
     because: Option<String>,
+    /// Where a public script or document has the request.
+    from: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -164,6 +166,7 @@ fn answers_are_those_of_the_originals_or_explained() {
             original,
             memprof,
             because,
+            from,
         } in requests
         {
             assert_eq!(memprof.is_some(), because.is_some(), "{line}");
@@ -173,7 +176,9 @@ fn answers_are_those_of_the_originals_or_explained() {
                 (None, Some(go)) => difference_to_running(&got, &curl(&go.address, &line)),
                 (None, None) => panic!("{line} has no answer"),
             };
-            differences.extend(difference.map(|text| format!("{system} {kind:?} {line}: {text}")));
+            let from = from.map(|from| format!(" ({from})")).unwrap_or_default();
+            differences
+                .extend(difference.map(|text| format!("{system} {kind:?} {line}{from}: {text}")));
         }
     }
     assert!(differences.is_empty(), "{}", differences.join("\n"));

@@ -24,19 +24,26 @@ const DEFAULT_STATS_OPTIONS: &str = "Ja";
 /// Arguments of `dump` for a profile of heap growth.
 const GROWTH_ARGUMENTS: [(&str, &str); 1] = [("kind", "growth")];
 
-/// Returns the routes of brpc's services, which take every method and, of a repeated parameter, the last value.
+/// Returns the routes of the services, which take every method and, of a repeated parameter, the last value. A slash may
+/// follow a path.
 pub(super) fn routes() -> Router<SharedHosts> {
-    Router::new()
-        .route("/pprof/heap", any(serve_heap))
-        .route("/pprof/growth", any(serve_growth))
-        .route("/pprof/symbol", symbol::route(Original::Brpc))
-        .route("/pprof/cmdline", any(symbol::serve_command_line))
-        .route("/memory", any(serve_memory))
-        .route("/flags", any(flags::serve_flags))
-        .route("/flags/", any(flags::serve_flags))
-        .route("/flags/{flag}", any(flags::serve_or_set_flag))
-        .route("/hotspots/heap", any(hotspots::serve_heap))
-        .route("/hotspots/growth", any(hotspots::serve_growth))
+    let services = [
+        ("/pprof/heap", any(serve_heap)),
+        ("/pprof/growth", any(serve_growth)),
+        ("/pprof/symbol", symbol::route(Original::Brpc)),
+        ("/pprof/cmdline", any(symbol::serve_command_line)),
+        ("/memory", any(serve_memory)),
+        ("/flags", any(flags::serve_flags)),
+        ("/flags/{flag}", any(flags::serve_or_set_flag)),
+        ("/hotspots/heap", any(hotspots::serve_heap)),
+        ("/hotspots/growth", any(hotspots::serve_growth)),
+    ];
+    let routes = services.into_iter();
+    routes.fold(Router::new(), |router, (path, service)| {
+        router
+            .route(path, service.clone())
+            .route(&format!("{path}/"), service)
+    })
 }
 
 /// Error codes of brpc, each with its HTTP status.
@@ -99,7 +106,18 @@ fn is_go_client(headers: &HeaderMap) -> bool {
     agent.is_some_and(|agent| agent.starts_with(b"Go-http-client/"))
 }
 
-/// Serves a new dump in the form that `display` selects: without it as tcmalloc's text, to Go's tools as pprof.
+/// Serves a new dump as tcmalloc's text, to Go's tools as pprof.
+pub(super) async fn serve_pprof_heap(host: &Gateway, headers: &HeaderMap) -> Result<Response> {
+    if is_go_client(headers) {
+        return ReportQuery::default()
+            .render_in_memory_pprof(host, None)
+            .await;
+    }
+    let text = stream_new_dump_as_tcmalloc(host).await?;
+    Ok(([TEXT], text).into_response())
+}
+
+/// Serves a new dump in the form that `display` selects: without it for the tools that symbolize it.
 async fn serve_heap(
     RequestHost(host): RequestHost,
     headers: HeaderMap,
@@ -107,14 +125,7 @@ async fn serve_heap(
 ) -> Result<Response> {
     let display = query.last_value("display").unwrap_or_default();
     let done = match display {
-        "" if is_go_client(&headers) => {
-            ReportQuery::default()
-                .render_in_memory_pprof(&host, None)
-                .await
-        }
-        "" => stream_new_dump_as_tcmalloc(&host)
-            .await
-            .map(|text| ([TEXT], text).into_response()),
+        "" => serve_pprof_heap(&host, &headers).await,
         "stats" => serve_stats(&host, query.last_value("opts")).await,
         "text" | "svg" | "flamegraph" => {
             let mut view = ReportQuery::with_format(display);

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::RawQuery;
+use axum::extract::{FromRequest, Request};
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE, LOCATION};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::any;
 use tokio::time::sleep;
@@ -83,8 +83,8 @@ enum ProfileRequest {
 }
 
 impl ProfileRequest {
-    /// Parses a query as `net/http/pprof` does: the first value of a name counts, other names are ignored, and a `debug`
-    /// that is no number is 0.
+    /// Parses a query and a form as `net/http/pprof` does: the first value of a name counts, other names are ignored, and
+    /// a `debug` that is no number is 0.
     fn parse(query: &str, form: &[u8]) -> Result<Self, Problem> {
         let query = [parse_form(form), parse_form(query.as_bytes())].concat();
         let value = |name: &str| {
@@ -125,13 +125,35 @@ impl ProfileRequest {
     }
 }
 
+impl FromRequest<SharedHosts> for ProfileRequest {
+    type Rejection = GoError;
+
+    async fn from_request(request: Request, hosts: &SharedHosts) -> Result<Self> {
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let has_form = has_form(request.method(), request.headers());
+        let body = Bytes::from_request(request, hosts).await;
+        let body = body.map_err(|rejection| {
+            let (status, text) = (rejection.status(), rejection.body_text());
+            Problem::new(status, "invalid_argument", text)
+        })?;
+        let form = if has_form { &body[..] } else { &[] };
+        Ok(Self::parse(&query, form)?)
+    }
+}
+
+/// Returns whether Go reads the parameters in a request's body too.
+fn has_form(method: &Method, headers: &HeaderMap) -> bool {
+    let content_type = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+    let is_form = content_type.is_some_and(|kind| {
+        let kind = kind.split(|&byte| byte == b';').next().unwrap_or_default();
+        let kind = kind.trim_ascii();
+        kind.eq_ignore_ascii_case(b"application/x-www-form-urlencoded")
+    });
+    is_form && matches!(*method, Method::POST | Method::PUT | Method::PATCH)
+}
+
 /// Serves a heap profile, with bytes in use as the default type.
-async fn serve_heap(
-    RequestHost(host): RequestHost,
-    RawQuery(query): RawQuery,
-    form: Bytes,
-) -> Result<Response> {
-    let wanted = ProfileRequest::parse(&query.unwrap_or_default(), &form)?;
+async fn serve_heap(RequestHost(host): RequestHost, wanted: ProfileRequest) -> Result<Response> {
     let mut reply = serve_profile(&host, &wanted, "inuse_space").await?;
     wanted.set_file_name("heap", reply.headers_mut());
     Ok(reply)
@@ -139,12 +161,7 @@ async fn serve_heap(
 
 /// Serves a heap profile with the allocated bytes as the default type or, if they were not counted (`prof_accum`), with
 /// the bytes in use.
-async fn serve_allocs(
-    RequestHost(host): RequestHost,
-    RawQuery(query): RawQuery,
-    form: Bytes,
-) -> Result<Response> {
-    let wanted = ProfileRequest::parse(&query.unwrap_or_default(), &form)?;
+async fn serve_allocs(RequestHost(host): RequestHost, wanted: ProfileRequest) -> Result<Response> {
     let mut reply = match serve_profile(&host, &wanted, "alloc_space").await {
         Err(problem) if problem.is_client_error() => {
             serve_profile(&host, &wanted, "inuse_space").await?
@@ -182,6 +199,31 @@ async fn serve_profile(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn forms_are_those_of_go() {
+        let check = |method: Method, content_type: Option<&str>, expected| {
+            let mut headers = HeaderMap::new();
+            let value = content_type.map(|text| HeaderValue::from_str(text).unwrap());
+            headers.extend(value.map(|value| (CONTENT_TYPE, value)));
+            assert_eq!(
+                has_form(&method, &headers),
+                expected,
+                "{method} {content_type:?}"
+            );
+        };
+        let form = "application/x-www-form-urlencoded";
+        check(Method::POST, Some(form), true);
+        check(Method::PUT, Some(form), true);
+        check(
+            Method::PATCH,
+            Some("Application/X-WWW-Form-Urlencoded ; charset=utf-8"),
+            true,
+        );
+        check(Method::GET, Some(form), false);
+        check(Method::POST, Some("application/json"), false);
+        check(Method::POST, None, false);
+    }
 
     #[test]
     fn query_is_parsed_as_by_go() {

@@ -95,8 +95,14 @@ async fn activate(RequestHost(host): RequestHost) -> Result<&'static str> {
     Ok("Heap profiling activated")
 }
 
-/// Deactivates profiling. Fails with the error of the plugin.
+/// Deactivates profiling. Fails with the error of the plugin, and, as GreptimeDB does, where nothing can be profiled.
 async fn deactivate(RequestHost(host): RequestHost) -> Result<&'static str> {
+    let status = host.status().await?;
+    if status.profiling == Profiling::Unavailable {
+        let reason = status.reason.unwrap_or_default();
+        let problem = Problem::new(StatusCode::BAD_REQUEST, "unavailable", reason);
+        return Err(problem.remedy(status.remedy.unwrap_or_default()).into());
+    }
     host.send_ok("deactivate", &[]).await?;
     Ok("Heap profiling deactivated")
 }

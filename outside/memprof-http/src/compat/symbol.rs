@@ -15,14 +15,14 @@ use crate::report::with_render_permit;
 use crate::request_host::{RequestHost, SharedHosts};
 
 /// Most bytes of a request: 200,000 addresses, padded as by jeprof.
-const MAX_BODY_BYTES: usize = 4 << 20;
+pub(super) const MAX_BODY_BYTES: usize = 4 << 20;
 /// Bytes of memory per byte of a list of addresses, each of which becomes a stack of its own.
 const MEMORY_PER_BYTE: u64 = 80;
 /// Line of a dump before the mappings of its process.
 const MAPS: &str = "MAPPED_LIBRARIES:\n";
 
 /// First line of a reply: there are symbols.
-const SYMBOLS: &str = "num_symbols: 1\n";
+pub(super) const SYMBOLS: &str = "num_symbols: 1\n";
 
 /// System in whose form names are served.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +31,8 @@ pub(super) enum Original {
     Brpc,
     /// [`SYMBOLS`], and a line `%#x NAME` for each address that has a name.
     Go,
+    /// A line `%#x NAME` for each address that has a name.
+    Userver,
 }
 
 /// Returns the route that symbolizes the addresses of a POST's body or a GET's query, and replies to a GET without any
@@ -50,9 +52,14 @@ pub(super) fn route(original: Original) -> MethodRouter<SharedHosts> {
     .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
 }
 
-/// Serves the program and its arguments, separated by NUL: from /proc or, if the process is not visible there, as the
-/// host reports its command.
+/// Serves the program and its arguments.
 pub(super) async fn serve_command_line(RequestHost(host): RequestHost) -> Result<String> {
+    command_line(&host).await
+}
+
+/// Returns the program and its arguments, separated by NUL: from /proc or, if the process is not visible there, as the
+/// host reports its command.
+pub(super) async fn command_line(host: &Gateway) -> Result<String> {
     if let Some(pid) = host.process_ids().await?.visible_pid {
         let own = run_blocking(move || std::fs::read(format!("/proc/{pid}/cmdline"))).await?;
         // Empty if the process has just ended.
@@ -72,7 +79,11 @@ fn without_trailing_nul(arguments: &[u8]) -> String {
 
 /// Symbolizes the addresses in `body`, such as `0x4005d0+0x4005f7`. Returns the reply's lines in the form of
 /// `original`.
-async fn symbolize_list(host: &Gateway, body: &[u8], original: Original) -> Result<String> {
+pub(super) async fn symbolize_list(
+    host: &Gateway,
+    body: &[u8],
+    original: Original,
+) -> Result<String> {
     let addresses = parse_addresses(body)?;
     let pid = host.process_ids().await?.visible_pid;
     // A new dump shows the process as it is now: a kept one may lack a library.
@@ -84,15 +95,17 @@ async fn symbolize_list(host: &Gateway, body: &[u8], original: Original) -> Resu
     })
     .await?;
     let mut lines = match original {
-        Original::Brpc => String::new(),
+        Original::Brpc | Original::Userver => String::new(),
         Original::Go => SYMBOLS.to_owned(),
     };
     for (address, name) in named {
         let written = match (original, name) {
             (Original::Brpc, Some(name)) => writeln!(lines, "{address:#010x}\t{name}"),
             (Original::Brpc, None) => writeln!(lines, "{address:#010x}\t{address:#010x}"),
-            (Original::Go, Some(name)) => writeln!(lines, "{address:#x} {name}"),
-            (Original::Go, None) => Ok(()),
+            (Original::Go | Original::Userver, Some(name)) => {
+                writeln!(lines, "{address:#x} {name}")
+            }
+            (Original::Go | Original::Userver, None) => Ok(()),
         };
         written.map_err(|e| Problem::internal(e.to_string()))?;
     }

@@ -1,4 +1,8 @@
-//! userver's `server::handlers::Jemalloc`: `POST /service/jemalloc/prof/{command}`.
+//! userver's `server::handlers::Jemalloc`, as two generations of it are documented: `POST
+//! /service/jemalloc/prof/{command}` and, with statuses for errors and the protocol of pprof,
+//! `/service/jemalloc/pprof/{command}`.
+
+mod pprof;
 
 use axum::Router;
 use axum::extract::Path;
@@ -12,9 +16,12 @@ use crate::problem::{Problem, Result};
 use crate::request_arguments::QueryParameters;
 use crate::request_host::{RequestHost, SharedHosts};
 
-/// Returns the route of userver's commands for jemalloc.
+/// Returns the routes of userver's commands for jemalloc. A slash may follow a path, as in userver by default.
 pub(super) fn routes() -> Router<SharedHosts> {
-    Router::new().route("/service/jemalloc/prof/{command}", post(run_command))
+    Router::new()
+        .route("/service/jemalloc/prof/{command}", post(run_command))
+        .route("/service/jemalloc/prof/{command}/", post(run_command))
+        .merge(pprof::routes())
 }
 
 #[derive(Deserialize)]
@@ -28,26 +35,41 @@ async fn run_command(
     Path(Command { command }): Path<Command>,
     query: QueryParameters,
 ) -> Result<Response> {
-    let done = match command.as_str() {
-        "enable" => send_ok_text(&host, "activate", &[]).await,
-        "disable" => send_ok_text(&host, "deactivate", &[]).await,
-        "dump" => host.take_dump().await.map(|_| "OK\n".to_owned()),
-        "stat" => host.stats_text(Some("")).await,
-        "bg_threads_enable" => send_ok_text(&host, "background_thread", &[("state", "on")]).await,
-        "bg_threads_disable" => send_ok_text(&host, "background_thread", &[("state", "off")]).await,
-        "bg_threads_set_max" => match parse_thread_count(query.first_value("count")) {
-            Ok(max) => send_ok_text(&host, "background_thread", &[("max", &max)])
-                .await
-                .map_err(Problem::with_invalid_value),
-            Err(message) => return Ok((StatusCode::BAD_REQUEST, message).into_response()),
-        },
-        _ => Ok("Unsupported command".to_owned()),
-    };
-    match done {
-        Ok(text) => Ok(text.into_response()),
-        Err(problem) if problem.is_host_error() => Ok(error_response(&problem)),
+    match control_jemalloc(&host, &command, &query).await {
+        Ok(Some(reply)) => Ok(reply),
+        Ok(None) => Ok("Unsupported command".into_response()),
+        Err(problem) if problem.is_host_error() => Ok(mallctl_error(StatusCode::OK, &problem)),
         Err(problem) => Err(problem),
     }
+}
+
+/// Runs one of the commands of both generations. Returns its reply, or `None` if `command` is none of them. Fails with
+/// the plugin's error.
+async fn control_jemalloc(
+    host: &Gateway,
+    command: &str,
+    query: &QueryParameters,
+) -> Result<Option<Response>> {
+    let text = match command {
+        "enable" => send_ok_text(host, "activate", &[]).await?,
+        "disable" => send_ok_text(host, "deactivate", &[]).await?,
+        "dump" => host.take_dump().await.map(|_| "OK\n".to_owned())?,
+        "stat" => host.stats_text(Some("")).await?,
+        "bg_threads_enable" => send_ok_text(host, "background_thread", &[("state", "on")]).await?,
+        "bg_threads_disable" => {
+            send_ok_text(host, "background_thread", &[("state", "off")]).await?
+        }
+        "bg_threads_set_max" => match parse_thread_count(query.first_value("count")) {
+            Ok(max) => send_ok_text(host, "background_thread", &[("max", &max)])
+                .await
+                .map_err(Problem::with_invalid_value)?,
+            Err(message) => {
+                return Ok(Some((StatusCode::BAD_REQUEST, message).into_response()));
+            }
+        },
+        _ => return Ok(None),
+    };
+    Ok(Some(text.into_response()))
 }
 
 /// Sends a message. Returns userver's text for success, `OK`; the reply is ignored unless it is an error.
@@ -70,9 +92,10 @@ fn parse_thread_count(count: Option<&str>) -> Result<String, String> {
     }
 }
 
-/// Returns the reply for an error: scripts read the first line of the body, and the status has always been 200.
-fn error_response(problem: &Problem) -> Response {
+/// Returns the reply for an error of the plugin: scripts read the first line of the body. In the first generation the
+/// status is 200.
+fn mallctl_error(status: StatusCode, problem: &Problem) -> Response {
     let (strerror, reason) = (problem.strerror(), problem.reason());
     let body = format!("mallctl() returned error: {strerror}\n{reason}\n");
-    ([problem.reason_header()], body).into_response()
+    (status, [problem.reason_header()], body).into_response()
 }

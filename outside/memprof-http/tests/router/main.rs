@@ -174,10 +174,32 @@ fn compat_endpoints_report_errors_in_their_form() {
     check(
         full(),
         "GET",
-        "/flags/je_prof_dump?setvalue=x",
+        "/flags/je_prof_dump?setvalue=2",
         403,
-        "[E1]Fail to set `je_prof_dump' to x\n\
+        "[E1]Fail to set `je_prof_dump' to 2\n\
          failed to open /d: No space left on device (ENOSPC); wait\n",
+    );
+    check(
+        full(),
+        "POST",
+        "/service/jemalloc/pprof/dump",
+        500,
+        "mallctl() returned error: No space left on device\n\
+         failed to open /d: No space left on device (ENOSPC); wait\n",
+    );
+    let off = || failing_host(MEMPROF_UNSUPPORTED, "opt.prof is false");
+    let userver_off = "'jemalloc' profiling is not available because the service was not started with a 'MALLOC_CONF' \
+        environment variable that contain 'prof:true'\nopt.prof is false; wait\n";
+    for (method, command) in [("POST", "enable"), ("GET", "heap")] {
+        let path = format!("/service/jemalloc/pprof/{command}");
+        check(off(), method, &path, 503, userver_off);
+    }
+    check(
+        off(),
+        "GET",
+        "/hotspots/heap",
+        403,
+        "Error: heap profiler is not enabled.\nopt.prof is false; wait\n",
     );
     check(
         full(),
@@ -246,6 +268,29 @@ fn arguments_reach_the_host_from_query_and_body() {
     check("POST", "/api/v1/dump?keep=off", "", "dump", "keep=off");
     check("GET", "/api/v1/stats", "", "stats", "log=off");
     check("GET", "/api/v1/stats?log=on", "", "stats", "log=on");
+    let enable = "/service/jemalloc/pprof/enable";
+    check("POST", enable, "", "activate", "");
+    check(
+        "POST",
+        "//service/jemalloc//prof/disable/",
+        "",
+        "deactivate",
+        "",
+    );
+    check(
+        "GET",
+        "/flags/je_prof_active/?setvalue=Yes",
+        "",
+        "activate",
+        "",
+    );
+    check(
+        "GET",
+        "/flags/je_prof_active?setvalue=F",
+        "",
+        "deactivate",
+        "",
+    );
     let gdump = "/debug/prof/mem/gdump";
     check("POST", gdump, "activate=%74rue&x=1", "gdump", "state=on");
     check("POST", gdump, "x=1&activate=false", "gdump", "state=off");
@@ -295,6 +340,27 @@ fn refused_requests_reach_no_host_and_have_a_reason() {
         400,
         "[E22]Invalid display_type=bogus",
     );
+    let refused_by_flag = "[E1]Fail to set `je_prof_dump' to /etc/x";
+    check(
+        "GET",
+        "/flags/je_prof_dump?setvalue=/etc/x",
+        "",
+        403,
+        refused_by_flag,
+    );
+    let userver = "/service/jemalloc/pprof";
+    let (_, list) = check(
+        "GET",
+        &format!("{userver}/purge"),
+        "",
+        404,
+        "'cmdline', 'symbol'",
+    );
+    assert!(list.starts_with("Unsupported command. "), "{list}");
+    check("GET", &format!("{userver}/enable"), "", 405, "GET");
+    check("POST", &format!("{userver}/heap"), "", 405, "POST");
+    let symbol = format!("{userver}/symbol");
+    check("POST", &symbol, "0x0+none", 400, "an invalid address\n");
     let seconds = "/debug/pprof/heap?seconds=0";
     let (headers, reply) = check("GET", seconds, "", 400, "must be a positive integer\n");
     assert_eq!(headers["x-go-pprof"], "1");

@@ -19,7 +19,7 @@ const FLAGS: [(&str, &str); 3] = [
     ("je_prof_active", "true or false: jemalloc samples or not"),
     (
         "je_prof_dump",
-        "any value takes a heap profile, which is kept",
+        "any integer takes a heap profile, which is kept",
     ),
     (
         "je_prof_reset",
@@ -99,14 +99,32 @@ fn matches_pattern(name: &[u8], pattern: &[u8]) -> bool {
 /// Sends the message for which the flag stands. Fails if the value is invalid, or with the plugin's error.
 async fn set_flag(host: &Gateway, flag: &str, value: &str) -> Result<()> {
     match (flag, value) {
-        ("je_prof_active", "true" | "1") => host.send_ok("activate", &[]).await,
-        ("je_prof_active", "false" | "0") => host.send_ok("deactivate", &[]).await,
-        // brpc takes a path here, which is ignored: a dump has a name of its own.
+        ("je_prof_active", _) => match parse_switch(value) {
+            Some(true) => host.send_ok("activate", &[]).await,
+            Some(false) => host.send_ok("deactivate", &[]).await,
+            None => Err(Problem::invalid(format!(
+                "{value:?} is neither true nor false"
+            ))),
+        },
+        // The flag is an integer, whose value is ignored.
+        ("je_prof_dump", _) if value.parse::<i32>().is_err() => {
+            Err(Problem::invalid(format!("{value:?} is no integer")))
+        }
         ("je_prof_dump", _) => host.take_dump().await.map(drop),
-        ("je_prof_reset", _) => host.send_ok("reset", &[("lg_sample", value)]).await,
-        _ => Err(Problem::invalid(format!(
-            "{value:?} is neither true nor false"
-        ))),
+        _ => host.send_ok("reset", &[("lg_sample", value)]).await,
+    }
+}
+
+/// Parses the value of a switch in all spellings of gflags, in upper or lower case. `None` if it is none of them.
+fn parse_switch(value: &str) -> Option<bool> {
+    let spells = |words: [&str; 5]| words.iter().any(|word| value.eq_ignore_ascii_case(word));
+    match (
+        spells(["1", "t", "true", "y", "yes"]),
+        spells(["0", "f", "false", "n", "no"]),
+    ) {
+        (true, _) => Some(true),
+        (_, true) => Some(false),
+        _ => None,
     }
 }
 
@@ -136,6 +154,22 @@ async fn serve_flag_table(host: &Gateway, is_wanted: impl Fn(&str) -> bool) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn switches_have_all_spellings_of_gflags() {
+        let check = |value: &str, expected| assert_eq!(parse_switch(value), expected, "{value}");
+        check("true", Some(true));
+        check("TRUE", Some(true));
+        check("t", Some(true));
+        check("Yes", Some(true));
+        check("1", Some(true));
+        check("F", Some(false));
+        check("no", Some(false));
+        check("0", Some(false));
+        check("2", None);
+        check("on", None);
+        check("", None);
+    }
 
     #[test]
     fn lists_select_flags() {

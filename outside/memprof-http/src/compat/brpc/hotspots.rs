@@ -1,11 +1,12 @@
-//! brpc's `/hotspots/heap`: a redirect to the page for browsers, the text of a report for curl.
+//! brpc's `/hotspots/heap`: a redirect to the page for browsers, a report for curl.
 
+use axum::http::StatusCode;
 use axum::http::header::{ACCEPT, HeaderMap};
 use axum::response::{IntoResponse, Redirect, Response};
 
-use super::{BrpcError, GROWTH_ARGUMENTS, brpc_error, growth_off_error, heap_off_error};
+use super::{BrpcError, GROWTH_ARGUMENTS, TEXT, brpc_error};
 use crate::gateway::{DumpReply, Gateway};
-use crate::problem::Result;
+use crate::problem::{Problem, Result};
 use crate::report_query::ReportQuery;
 use crate::request_arguments::QueryParameters;
 use crate::request_host::RequestHost;
@@ -23,7 +24,7 @@ pub(super) async fn serve_heap(
         return Ok(Redirect::to(&page_address(&query)).into_response());
     }
     match serve_report(&host, &query, &[]).await {
-        Err(problem) if problem.is_profiling_off() => Ok(heap_off_error(&problem)),
+        Err(problem) if problem.is_profiling_off() => Ok(profiler_off_error("heap", &problem)),
         result => result,
     }
 }
@@ -34,19 +35,26 @@ pub(super) async fn serve_growth(
     query: QueryParameters,
 ) -> Result<Response> {
     match serve_report(&host, &query, &GROWTH_ARGUMENTS).await {
-        Err(problem) if problem.is_profiling_off() => Ok(growth_off_error(&problem)),
+        Err(problem) if problem.is_profiling_off() => Ok(profiler_off_error("growth", &problem)),
         result => result,
     }
 }
 
-/// Renders the kept dump in the parameter `view` or, without it, a new dump with the arguments `kind`, which are empty
-/// for a heap profile. The parameter `display_type` selects the format.
+/// Returns the reply of brpc's pages if a profiler is off, with the reason. It is another one than that of `/pprof`.
+fn profiler_off_error(profiler: &str, problem: &Problem) -> Response {
+    let reason = problem.reason();
+    let body = format!("Error: {profiler} profiler is not enabled.\n{reason}\n");
+    (StatusCode::FORBIDDEN, [TEXT], body).into_response()
+}
+
+/// Renders the kept dump in the parameter `view`, or else a new dump with the arguments `kind`, in the format that
+/// `display_type` selects: without it as a graph for graphviz, which scripts pipe to dot.
 async fn serve_report(
     host: &Gateway,
     query: &QueryParameters,
     kind: &[(&str, &str)],
 ) -> Result<Response> {
-    let display = query.last_value("display_type").unwrap_or("text");
+    let display = query.last_value("display_type").unwrap_or("dot");
     let format = match display.to_ascii_lowercase().as_str() {
         "dot" => "dot",
         "flame" => "flamegraph",

@@ -1,0 +1,123 @@
+//! The later generation of userver's handler: errors have a status, and `heap`, `symbol` and `cmdline` are the pages
+//! that `jeprof http://HOST/service/jemalloc/pprof/heap` reads.
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Path};
+use axum::http::{HeaderMap, Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+
+use super::{Command, control_jemalloc, mallctl_error};
+use crate::compat::brpc::serve_pprof_heap;
+use crate::compat::symbol::{self, MAX_BODY_BYTES};
+use crate::gateway::Gateway;
+use crate::problem::Result;
+use crate::request_arguments::QueryParameters;
+use crate::request_host::{RequestHost, SharedHosts};
+
+/// Commands in the order in which userver lists them.
+const COMMANDS: [&str; 10] = [
+    "stat",
+    "enable",
+    "disable",
+    "dump",
+    "bg_threads_set_max",
+    "bg_threads_enable",
+    "bg_threads_disable",
+    "heap",
+    "cmdline",
+    "symbol",
+];
+
+/// Text of userver for a service in which jemalloc cannot profile.
+const PROFILING_UNAVAILABLE: &str = "'jemalloc' profiling is not available because the service \
+    was not started with a 'MALLOC_CONF' environment variable that contain 'prof:true'\n";
+
+/// Returns the routes of the commands. A slash may follow a path.
+pub(super) fn routes() -> Router<SharedHosts> {
+    let commands = get(serve_page)
+        .post(run_command)
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES));
+    Router::new()
+        .route("/service/jemalloc/pprof/{command}", commands.clone())
+        .route("/service/jemalloc/pprof/{command}/", commands)
+}
+
+/// Serves the page that a GET names. The commands that change something need a POST here, so that a link or a preview
+/// of one changes nothing; userver takes them by both.
+async fn serve_page(
+    RequestHost(host): RequestHost,
+    Path(Command { command }): Path<Command>,
+    headers: HeaderMap,
+) -> Result<Response> {
+    let page = match command.as_str() {
+        "heap" => serve_pprof_heap(&host, &headers).await,
+        "stat" => host.stats_text(Some("")).await.map(String::into_response),
+        "cmdline" => symbol::command_line(&host).await.map(String::into_response),
+        "symbol" => Ok(symbol::SYMBOLS.into_response()),
+        other if COMMANDS.contains(&other) => Ok(method_not_allowed(&Method::GET)),
+        _ => Ok(unsupported_command()),
+    };
+    or_error(&command, page)
+}
+
+/// Runs the command of a POST.
+async fn run_command(
+    RequestHost(host): RequestHost,
+    Path(Command { command }): Path<Command>,
+    query: QueryParameters,
+    body: Bytes,
+) -> Result<Response> {
+    match command.as_str() {
+        "symbol" => symbolize(&host, &body).await,
+        "heap" | "cmdline" => Ok(method_not_allowed(&Method::POST)),
+        other => match control_jemalloc(&host, other, &query).await {
+            Ok(Some(reply)) => Ok(reply),
+            Ok(None) => Ok(unsupported_command()),
+            Err(problem) => or_error(other, Err(problem)),
+        },
+    }
+}
+
+/// Returns `reply`, or an error of the plugin in userver's form. Other errors are returned as they are.
+fn or_error(command: &str, reply: Result<Response>) -> Result<Response> {
+    match reply {
+        Err(problem) if problem.is_profiling_off() && matches!(command, "enable" | "heap") => {
+            let body = format!("{PROFILING_UNAVAILABLE}{}\n", problem.reason());
+            let reason = [problem.reason_header()];
+            Ok((StatusCode::SERVICE_UNAVAILABLE, reason, body).into_response())
+        }
+        Err(problem) if problem.is_host_error() => {
+            let status = StatusCode::INTERNAL_SERVER_ERROR;
+            Ok(mallctl_error(status, &problem))
+        }
+        reply => reply,
+    }
+}
+
+/// Names the addresses in a body such as `0x4005d0+0x4005f7`.
+async fn symbolize(host: &Gateway, body: &[u8]) -> Result<Response> {
+    match symbol::symbolize_list(host, body, symbol::Original::Userver).await {
+        Ok(lines) => Ok(lines.into_response()),
+        Err(problem) if problem.is_client_error() => {
+            let reason = problem.reason();
+            let body = format!("Request body contains an invalid address\n{reason}\n");
+            Ok((StatusCode::BAD_REQUEST, body).into_response())
+        }
+        Err(problem) => Err(problem),
+    }
+}
+
+/// Returns the reply for a method that the command does not take.
+fn method_not_allowed(method: &Method) -> Response {
+    let body = format!("Unsupported method for this command: {method}\n");
+    (StatusCode::METHOD_NOT_ALLOWED, body).into_response()
+}
+
+/// Returns the reply for an unknown command.
+fn unsupported_command() -> Response {
+    let commands = COMMANDS.map(|command| format!("'{command}'")).join(", ");
+    let body = format!("Unsupported command. Supported commands are: {commands}\n");
+    (StatusCode::NOT_FOUND, body).into_response()
+}
