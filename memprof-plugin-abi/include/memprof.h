@@ -8,7 +8,7 @@
  * the host chooses; `create` and `destroy` may come on different ones. [thread-safe]: any thread, several at once, also
  * for the same message. Nothing may be called from a signal handler. A message comes on a thread of the program, with
  * that thread's stack, signals and privileges, or on a thread of memprof's control socket. Such a thread has at least
- * 1 MiB of stack and blocks all signals, which children that a plugin starts there inherit unless their mask is set
+ * 1 MiB of stack for the plugin and blocks all signals, which children that a plugin starts there inherit unless their mask is set
  * (`POSIX_SPAWN_SETSIGMASK`, or sigprocmask(2) after fork). In a host that memprof-host or `memprof_host.h` started, it has
  * the program's privileges; in a foreign server and in a process that was attached to, only those that memory_profile
  * needs. A plugin that a host's own threads call first (`memprof.threads/1`) learns which they are.
@@ -18,7 +18,8 @@
  * thread, which serves no other client meanwhile. A plugin may call every callback of the host from any of its threads, also
  * inside `create`, until `destroy` returns. No callback calls the plugin. A program may send a message from inside its
  * log callback; a plugin must then hold no lock while it logs. No exception, panic, `longjmp` or `pthread_exit` may leave
- * a function of either side. The Rust SDK catches panics, and does not compile with `panic = "abort"`.
+ * a function of either side: the program ends, and the host's last line names the plugin. The Rust SDK catches panics, and
+ * does not compile with `panic = "abort"`.
  *
  * **Lifetime.** One library has one instance in a process at a time, whatever paths lead to it, so its state may be
  * static. `destroy` comes when no call is running; the plugin joins its threads there, because afterwards no callback is
@@ -43,10 +44,10 @@
  *
  * **Replies.** A body has at most 16 MiB, and then `write` fails; the host answers an error in place of a body with a
  * hole. A larger body is passed as a file (`memprof.reply_fd/1`). A reply is of one of two forms: any text or bytes with
- * their content type; or a JSON object with `status` (`"ok"` or `"error"`), `text` (for people; a bus that only prints,
+ * their content type, which is printable ASCII; or a JSON object with `status` (`"ok"` or `"error"`), `text` (for people; a bus that only prints,
  * prints this) and, on errors, `error` with `kind`, `message` and `remedy`. The Rust SDK and the functions at the end of
  * memprof.h write the second form for errors. The status that `handle_message` returns decides whether it is an error; an
- * error without a body gets a text by the host.
+ * error without a body gets a text by the host; a positive one counts as `MEMPROF_INTERNAL`.
  *
  * **Errors.** `create` logs the reason of a failure at level error as its last line: the host repeats it to every sender
  * of a message to this plugin, and runs on. Status numbers are an open set and are never reused; treat an unknown negative

@@ -11,21 +11,28 @@ unsafe impl Sync for memprof_plugin_entry_t {}
 // SAFETY: memprof.h, `memprof_plugin_entry_t`: the struct only contains pointers to constant data that is never freed.
 unsafe impl Sync for memprof_message_t {}
 
-/// Escapes control characters and line separators as in Rust's literals, for example a newline as `\n`. A log line then
-/// stays one line, no matter what a client sent.
+/// Escapes control characters, line separators and the characters that change the direction of writing (Unicode's UAX #9,
+/// `Bidi_Control`) as in Rust's literals, for example a newline as `\n`. A log line then stays one line, and shows its
+/// characters in their order, no matter what a client sent.
 pub fn escape_controls(text: &str) -> Cow<'_, str> {
-    let breaks_line = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
-    if !text.contains(breaks_line) {
+    if !text.contains(is_harmful) {
         return Cow::Borrowed(text);
     }
     let mut escaped = String::with_capacity(text.len() + 8);
     for c in text.chars() {
-        match breaks_line(c) {
+        match is_harmful(c) {
             true => escaped.extend(c.escape_default()),
             false => escaped.push(c),
         }
     }
     Cow::Owned(escaped)
+}
+
+/// Whether a character must not be in a line of a log as it is.
+fn is_harmful(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}')
+        || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Result for text that should be UTF-8. The error contains the position of the first invalid byte.
@@ -87,5 +94,8 @@ mod tests {
         check("a\nERROR host: b", "a\\nERROR host: b");
         check("\r\t\u{1b}[2J", "\\r\\t\\u{1b}[2J");
         check("a\0b\u{85}\u{2028}", "a\\u{0}b\\u{85}\\u{2028}");
+        check("a\u{202e}b\u{2066}c", "a\\u{202e}b\\u{2066}c");
+        check("\u{200f}\u{61c}\u{2069}", "\\u{200f}\\u{61c}\\u{2069}");
+        check("\u{200d}\u{2060}", "\u{200d}\u{2060}");
     }
 }

@@ -5,11 +5,14 @@ mod callbacks;
 mod claim;
 mod entry;
 mod reply_collector;
+mod unwind_report;
+
+use std::mem;
 
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
     MEMPROF_ABI_VERSION, MEMPROF_INTERNAL, MEMPROF_OK, memprof_host_t, memprof_plugin_entry_t,
-    memprof_plugin_t, memprof_reply_t, memprof_str_t,
+    memprof_plugin_t, memprof_reply_t, memprof_status_t, memprof_str_t,
 };
 
 use crate::program::HostProgram;
@@ -22,6 +25,34 @@ pub(crate) use entry::check_entry;
 pub(crate) use entry::copy_text;
 use entry::{EnterThread, find_enter_thread, incomplete_entry_error};
 use reply_collector::{ReplyCollector, begin_body, write_body};
+use unwind_report::UnwindReport;
+
+/// `create` of an entry.
+type Create = unsafe extern "C" fn(
+    *const memprof_host_t,
+    memprof_str_t,
+    *mut *mut memprof_plugin_t,
+) -> memprof_status_t;
+/// [`Create`], called so that an exception of the plugin's is reported.
+type CreateUnwind = unsafe extern "C-unwind" fn(
+    *const memprof_host_t,
+    memprof_str_t,
+    *mut *mut memprof_plugin_t,
+) -> memprof_status_t;
+/// `handle_message` of an entry.
+type Handle = unsafe extern "C" fn(
+    *mut memprof_plugin_t,
+    memprof_str_t,
+    memprof_str_t,
+    *const memprof_reply_t,
+) -> memprof_status_t;
+/// [`Handle`], called so that an exception of the plugin's is reported.
+type HandleUnwind = unsafe extern "C-unwind" fn(
+    *mut memprof_plugin_t,
+    memprof_str_t,
+    memprof_str_t,
+    *const memprof_reply_t,
+) -> memprof_status_t;
 
 /// A created plugin. Dropping it destroys the plugin, but never unloads its library.
 #[derive(Debug)]
@@ -86,8 +117,12 @@ impl Instance {
         let create = entry
             .create
             .ok_or_else(|| incomplete_entry_error(&info.id))?;
+        let report = UnwindReport::new(&info.id, "create");
+        // SAFETY: it is the same function, and the calling convention differs in what an exception of it does alone.
+        let create = unsafe { mem::transmute::<Create, CreateUnwind>(create) };
         // SAFETY: memprof.h, `create`: the host struct is leaked, so it is valid until `destroy`.
         let status = unsafe { create(host, memprof_str_t::new(config), &raw mut plugin) };
+        report.cancel();
         let error = context.end_creation();
         if status != MEMPROF_OK {
             let reason = error.map_or_else(
@@ -186,15 +221,23 @@ impl Instance {
             write: Some(write_body),
         };
         let status_code = match self.entry.handle_message {
-            // SAFETY: memprof.h, `handle_message`: any thread; texts and reply outlive the call.
-            Some(handle) => unsafe {
-                handle(
-                    self.plugin,
-                    memprof_str_t::new(name),
-                    memprof_str_t::new(args),
-                    &reply,
-                )
-            },
+            Some(handle) => {
+                let report = UnwindReport::new(&self.info.id, name);
+                // SAFETY: it is the same function, and the calling convention differs in what an exception of it does
+                // alone.
+                let handle = unsafe { mem::transmute::<Handle, HandleUnwind>(handle) };
+                // SAFETY: memprof.h, `handle_message`: any thread; texts and reply outlive the call.
+                let status = unsafe {
+                    handle(
+                        self.plugin,
+                        memprof_str_t::new(name),
+                        memprof_str_t::new(args),
+                        &reply,
+                    )
+                };
+                report.cancel();
+                status
+            }
             None => MEMPROF_INTERNAL,
         };
         collected.into_reply(status_code, &self.info.id, name)

@@ -19,7 +19,7 @@ use crate::reserve::MEMORY_POLL_INTERVAL;
 /// Stack size for memprof's frames, in bytes.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Stack size for the frames of plugins, in bytes, as memprof.h promises. The kernel allocates a page only when it is
+/// Stack size for the frames of plugins, in bytes, as memprof.h promises, besides [`STACK_BYTES`]. The kernel allocates a page only when it is
 /// touched, unless the program locks all its memory (mlockall(2)).
 const PLUGIN_STACK_BYTES: usize = 1 << 20;
 
@@ -47,14 +47,14 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Size of the stack in bytes, a multiple of the page size: room for the frames of memprof or plugins, plus the C
+    /// Size of the stack in bytes, a multiple of the page size: room for memprof's frames and those of plugins, plus the C
     /// library's minimum.
     fn stack_size(self) -> usize {
-        let own = match self.calls_plugins {
+        let plugins = match self.calls_plugins {
             true => PLUGIN_STACK_BYTES,
-            false => STACK_BYTES,
+            false => 0,
         };
-        (own + min_stack_size()).next_multiple_of(rustix::param::page_size())
+        (STACK_BYTES + plugins + min_stack_size()).next_multiple_of(rustix::param::page_size())
     }
 
     /// Drops the capabilities that the calling thread does not need. Returns those that it keeps.
@@ -381,8 +381,9 @@ mod tests {
         let before = status_field("CapEff:");
         let thread = spawn_with(c"memprof-test", needs, move |privileges| {
             privileges.match_main_thread();
+            // All that a plugin may use, below frames of memprof's.
             sender
-                .send((use_stack::<1_000_000>(), status_field("CapEff:")))
+                .send((use_stack::<PLUGIN_STACK_BYTES>(), status_field("CapEff:")))
                 .unwrap();
         });
         thread.unwrap().join();

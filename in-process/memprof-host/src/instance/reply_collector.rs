@@ -27,6 +27,13 @@ impl ReplyCollector {
     /// Returns the reply of plugin `id` to message `name`, whose handler returned `status`. It is an error if a part of
     /// the body was refused, or if the handler failed without writing a text.
     pub(super) fn into_reply(self, status: Status, id: &str, name: &str) -> Reply {
+        // memprof.h has no positive status: programs take 0 for success and a negative number for an error.
+        let status = if status > MEMPROF_OK {
+            log::error!("plugin {id} answers {name:?} with status {status}, which is none");
+            MEMPROF_INTERNAL
+        } else {
+            status
+        };
         let failure = match (self.error, status) {
             (Some(error), MEMPROF_OK) => {
                 let message = format!("the reply to {name:?} does not fit: {error}");
@@ -72,12 +79,21 @@ pub(super) unsafe extern "C" fn begin_body(
         return MEMPROF_INTERNAL;
     }
     // SAFETY: memprof.h: the plugin lends the text for the call.
-    collector.content_type = Some(unsafe { copy_text(content_type) });
+    let content_type = unsafe { copy_text(content_type) };
+    if !is_content_type(&content_type) {
+        return MEMPROF_INVALID_ARGUMENT;
+    }
+    collector.content_type = Some(content_type);
     MEMPROF_OK
 }
 
-/// Implements `write` of `memprof_reply_t`: appends to the body. Fails if the body would be too large, or if an earlier
-/// part was refused.
+/// Whether a host can pass a content type on as it is: a program may write it into a header of HTTP, which a newline
+/// would end.
+fn is_content_type(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
+}
+
+/// Implements `write` of `memprof_reply_t`: appends to the body. Fails if the body would be too large.
 pub(super) unsafe extern "C" fn write_body(ctx: *mut c_void, chunk: memprof_str_t) -> Status {
     // SAFETY: `Instance::message` passes its collector as `ctx`, for one call on one thread.
     let collector = unsafe { &mut *ctx.cast::<ReplyCollector>() };
@@ -117,12 +133,16 @@ unsafe extern "C" fn set_body_file(
     if fd < 0 {
         return MEMPROF_INVALID_ARGUMENT;
     }
+    // SAFETY: memprof.h: the plugin lends the text for the call.
+    let content_type = unsafe { copy_text(content_type) };
+    if !is_content_type(&content_type) {
+        return MEMPROF_INVALID_ARGUMENT;
+    }
     // SAFETY: memprof.h: the plugin lends the descriptor for the call.
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
     match Body::from_file(file, size) {
         Ok(body) => {
-            // SAFETY: memprof.h: the plugin lends the text for the call.
-            collector.content_type = Some(unsafe { copy_text(content_type) });
+            collector.content_type = Some(content_type);
             collector.body = body;
             MEMPROF_OK
         }
@@ -133,5 +153,41 @@ unsafe extern "C" fn set_body_file(
                 _ => MEMPROF_IO,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positive_status_is_an_internal_error() {
+        let check = |returned: Status, expected: Status| {
+            let reply = ReplyCollector::default().into_reply(returned, "words", "list");
+            assert_eq!(reply.status_code, expected, "{returned}");
+        };
+        check(MEMPROF_OK, MEMPROF_OK);
+        check(MEMPROF_IO, MEMPROF_IO);
+        check(-77, -77);
+        check(1000, MEMPROF_INTERNAL);
+        check(Status::MAX, MEMPROF_INTERNAL);
+    }
+
+    #[test]
+    fn content_type_is_printable() {
+        let check = |text: &str, expected: Status| {
+            let mut collector = ReplyCollector::default();
+            let ctx = (&raw mut collector).cast();
+            // SAFETY: the collector and the text outlive the call.
+            let status = unsafe { begin_body(ctx, memprof_str_t::new(text)) };
+            assert_eq!(status, expected, "{text:?}");
+            let kept = (expected == MEMPROF_OK).then(|| text.to_owned());
+            assert_eq!(collector.content_type, kept, "{text:?}");
+        };
+        check("text/csv; charset=utf-8", MEMPROF_OK);
+        check("text/html\r\nX-Other: 1", MEMPROF_INVALID_ARGUMENT);
+        check("text/\u{e4}", MEMPROF_INVALID_ARGUMENT);
+        check("text/\0", MEMPROF_INVALID_ARGUMENT);
+        check("", MEMPROF_OK);
     }
 }

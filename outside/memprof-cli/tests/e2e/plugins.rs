@@ -94,6 +94,48 @@ fn abi_of_another_major() {
     assert!(run.stderr.contains("ABI 2.0"), "{run:?}");
 }
 
+/// A plugin in C++, which lets an exception out of its handler, is named before the program ends.
+#[test]
+fn exception_out_of_a_handler_names_the_plugin() {
+    let place = tempfile::tempdir().unwrap();
+    let code = place.path().join("thrower.cc");
+    let text = r#"
+        #include <memprof.h>
+        #include <pthread.h>
+        #include <stdexcept>
+        static memprof_status_t create(const memprof_host_t *host, memprof_str_t, void **plugin) {
+            *plugin = const_cast<memprof_host_t *>(host);
+            return MEMPROF_OK;
+        }
+        static memprof_status_t handle(void *, memprof_str_t name, memprof_str_t, const memprof_reply_t *) {
+            if (memprof_is(name, "end")) pthread_exit(nullptr);
+            throw std::runtime_error("out of the handler");
+        }
+        static void destroy(void *) {}
+        static const memprof_message_t raise = MEMPROF_MESSAGE("throw", "", "Throws."), end = MEMPROF_MESSAGE("end", "", "Ends.");
+        MEMPROF_PLUGIN("thrower", "1", create, handle, destroy, &raise, &end);
+    "#;
+    fs::write(&code, text).unwrap();
+    let library = place.path().join("thrower.so");
+    let mut compiler = Command::new("c++");
+    compiler.args([
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-Wl,-z,nodelete,-Bsymbolic",
+    ]);
+    compiler.arg("-I").arg(dist("include"));
+    tool_text("g++", compiler.arg("-o").arg(&library).arg(&code));
+    for message in ["throw", "end"] {
+        let host = host_with(&library, "");
+        let sent = host.client().message("thrower", message, "", None);
+        assert!(sent.is_err(), "{message}");
+        host.wait_for_log(&format!(
+            "plugin thrower leaves \"{message}\" by an exception or pthread_exit"
+        ));
+    }
+}
+
 #[test]
 fn short_entry() {
     let place = tempfile::tempdir().unwrap();
