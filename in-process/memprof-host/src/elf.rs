@@ -12,6 +12,8 @@ use object::elf::{
 use object::read::SymbolIndex;
 use object::read::elf::{Dyn as _, FileHeader, ProgramHeader, SectionHeader, Sym as _};
 
+pub(crate) use tables::find_own_dependencies;
+
 /// Start of the error's text for a file of another kind or architecture. The loader recognizes it, because copying the
 /// file again helps only if it is damaged.
 pub(crate) const NOT_A_PLUGIN: &str = "it is not a shared library for this machine";

@@ -22,7 +22,9 @@ use memprof_plugin_abi::raw::{
 use sha2::{Digest, Sha256};
 
 use crate::config::{PluginConfig, with_table_prefix};
-use crate::elf::{NOT_A_PLUGIN, check_loadable, find_interposable_symbol, stays_loaded};
+use crate::elf::{
+    NOT_A_PLUGIN, check_loadable, find_interposable_symbol, find_own_dependencies, stays_loaded,
+};
 use crate::file_trust::check_trusted;
 use crate::instance::{Instance, check_entry, copy_text};
 use crate::program::HostProgram;
@@ -164,6 +166,8 @@ fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure>
             )));
         }
     }
+    check_dependencies(&path, &bytes, own_uid)
+        .map_err(|reason| io_failure(format!("a library that it needs: {reason}")))?;
     Ok(CheckedFile {
         stays_loaded: stays_loaded(&bytes),
         interposable: find_interposable_symbol(&bytes),
@@ -171,6 +175,33 @@ fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure>
         _file: file,
         identity,
     })
+}
+
+/// Most libraries of a plugin's own that are checked.
+const MAX_DEPENDENCIES: usize = 64;
+
+/// Checks that the libraries which the plugin brings, and those which they bring, are as trusted as the plugin, because
+/// their code runs too. Those that the loader finds in the system's directories are not the plugin's.
+fn check_dependencies(plugin: &Path, bytes: &[u8], own_uid: u32) -> Result<(), String> {
+    let find = |library: &Path, bytes: &[u8]| {
+        let directory = library.parent().unwrap_or(Path::new("/"));
+        find_own_dependencies(bytes, directory)
+    };
+    let mut waiting = find(plugin, bytes);
+    let mut checked: Vec<PathBuf> = Vec::new();
+    while let Some(path) = waiting.pop() {
+        let path = check_trusted(&path, own_uid)?;
+        if checked.contains(&path) || checked.len() == MAX_DEPENDENCIES {
+            continue;
+        }
+        let file = File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        // SAFETY: only trusted users may change the file while it is read.
+        if let Ok(bytes) = unsafe { Mmap::map(&file) } {
+            waiting.extend(find(&path, &bytes));
+        }
+        checked.push(path);
+    }
+    Ok(())
 }
 
 /// Returns the text of dlerror(3), which libloading keeps as the cause, without the path with which it mostly begins.

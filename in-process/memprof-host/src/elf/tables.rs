@@ -2,6 +2,7 @@
 //! zeros, as in a file that was being written during a power failure, would end the process there.
 
 mod code;
+mod dependencies;
 mod hashes;
 mod versions;
 
@@ -17,6 +18,8 @@ use object::endian::LittleEndian;
 use object::pod::Pod;
 use object::read::ReadRef;
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _, SectionHeader as _};
+
+pub(crate) use dependencies::find_own_dependencies;
 
 /// Byte order of x86-64.
 const LE: LittleEndian = LittleEndian;

@@ -94,6 +94,45 @@ fn abi_of_another_major() {
     assert!(run.stderr.contains("ABI 2.0"), "{run:?}");
 }
 
+/// A library that a plugin brings is code of the plugin, wherever its runpath leads.
+#[test]
+fn library_of_a_plugin_that_everybody_may_write() {
+    let place = tempfile::tempdir().unwrap();
+    let lib = place.path().join("lib");
+    fs::create_dir(&lib).unwrap();
+    let helper = compiled(place.path(), "int help(void) { return 1; }", &[]);
+    let helped = lib.join("libhelp.so");
+    fs::rename(helper, &helped).unwrap();
+    let needs_help = format!(
+        "extern int help(void);\nint (*unused)(void) = help;\n{}",
+        plain_hello()
+    );
+    let search = format!("-L{}", lib.display());
+    for runpath in [
+        "-Wl,-rpath,$ORIGIN/lib",
+        "-Wl,-rpath,/nowhere:$ORIGIN/./lib",
+    ] {
+        for (mode, is_trusted) in [(0o755, true), (0o777, false)] {
+            fs::set_permissions(&helped, fs::Permissions::from_mode(mode)).unwrap();
+            let flags = [
+                "-Wl,-z,nodelete",
+                "-Wl,--no-as-needed",
+                &search,
+                "-lhelp",
+                runpath,
+            ];
+            let plugin = compiled(place.path(), &needs_help, &flags);
+            let check = memprof(place.path(), &["check", plugin.to_str().unwrap()]);
+            let run = check.exits(if is_trusted { 0 } else { 1 });
+            let reason = format!(
+                "a library that it needs: {} is not to be trusted: everybody may write to it",
+                helped.canonicalize().unwrap().display()
+            );
+            assert_eq!(run.stderr.contains(&reason), !is_trusted, "{run:?}");
+        }
+    }
+}
+
 /// A plugin in C++, which lets an exception out of its handler, is named before the program ends.
 #[test]
 fn exception_out_of_a_handler_names_the_plugin() {
