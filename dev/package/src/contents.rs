@@ -255,6 +255,18 @@ mod tests {
     use super::{FileSource, PACKAGES};
     use xtask::run::root;
 
+    /// The SDK has the crates alone, so a link to another file of the sources leads nowhere.
+    #[test]
+    fn readmes_of_the_sdk_link_to_no_file_of_the_sources() {
+        for name in xtask::dist::SDK {
+            let folders = ["", "in-process", "outside"].map(|folder| root().join(folder));
+            let readmes = folders.map(|folder| folder.join(name).join("README.md"));
+            let readme = readmes.iter().find(|readme| readme.exists());
+            let readme = std::fs::read_to_string(readme.unwrap()).unwrap();
+            assert!(!readme.contains("](.."), "{name}: {readme}");
+        }
+    }
+
     #[test]
     fn readme_links_are_files_of_the_package() {
         let installed = |link: &str| {

@@ -28,7 +28,8 @@ impl Reply {
         }
     }
 
-    /// Converts the reply to text for people: the `text` of a JSON object, otherwise the body.
+    /// Converts the reply to text for people: the `text` of a JSON object, otherwise the body. Read `status_code` before:
+    /// the reply is consumed.
     pub fn into_text(self) -> String {
         let body = self.body.into_text();
         let text = serde_json::from_str(&body)
