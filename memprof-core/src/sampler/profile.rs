@@ -143,26 +143,36 @@ impl<W: Write> ProfileWriter<W> {
                 for (leaf, counts) in lines {
                     let mut frames = frames.to_vec();
                     frames[0] = leaf.unwrap_or(frames[0]);
-                    write_stack(&mut self.text, counts, &frames)?;
+                    write_counted(&mut self.text, &mut self.summary, counts, &frames)?;
                 }
             }
-            false => write_stack(&mut self.text, counts, frames)?,
+            false => write_counted(&mut self.text, &mut self.summary, counts, frames)?,
         }
-        let summary = &mut self.summary;
-        summary.stacks += 1;
-        summary.estimated_inuse_bytes +=
-            estimate_unsampled_bytes(objects, bytes, summary.sample_interval);
         if !is_object {
-            self.sampled.add(objects, bytes, summary.sample_interval);
+            self.sampled
+                .add(objects, bytes, self.summary.sample_interval);
         }
         Ok(())
     }
 }
 
-/// Splits the counts of a stack, as `write_stack` takes them, by the types of its live objects. Each element has the
-/// leaf frame for a type, and the counts of its objects. The rest, if any, comes last with `None`: objects of unknown
-/// types, and those that were freed. A type stays in the rest if it has more objects than are left, because the program
-/// frees objects meanwhile.
+/// Writes one line, and counts it as readers do, which scale each line by its own mean size.
+fn write_counted(
+    text: &mut impl Write,
+    summary: &mut ProfileSummary,
+    counts: [u64; 4],
+    frames: &[u64],
+) -> io::Result<()> {
+    write_stack(text, counts, frames)?;
+    let [objects, bytes, ..] = counts;
+    summary.stacks += 1;
+    summary.estimated_inuse_bytes +=
+        estimate_unsampled_bytes(objects, bytes, summary.sample_interval);
+    Ok(())
+}
+
+/// Splits the counts of a stack, as `write_stack` takes them, by the types of its live objects. The last line has the
+/// rest. What was freed has no type.
 fn split_by_type(
     mut rest: [u64; 4],
     types: impl Iterator<Item = (u64, TypedObjects)>,

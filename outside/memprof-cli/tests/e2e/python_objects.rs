@@ -115,6 +115,8 @@ impl Attached {
         let Some(report) = self.report() else {
             return (0.0, String::new());
         };
+        let damaged = report["warnings"].to_string().contains("damaged");
+        assert!(!damaged, "{}", report["warnings"]);
         let rows = report["functions"].as_array().unwrap();
         let name = |row: &&Value| {
             row["name"]
