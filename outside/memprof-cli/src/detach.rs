@@ -2,19 +2,19 @@
 
 mod leftovers;
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use memprof_host::{DiscoveryScope, RunningHost, discover};
 use memprof_ptrace::HaltWatch;
-use memprof_ptrace::process::ProcStatus;
 use serde_json::json;
 
 pub(crate) use self::leftovers::Leftovers;
 use crate::busy_retry::retry_while_busy;
 use crate::exit::{FAILED, Outcome, UNREACHABLE, with_exit_code};
+use crate::process_tree::descendants;
 use crate::reply::send_request;
 use crate::slow_step::SlowStep;
 use crate::{output, patched_functions, target};
@@ -151,29 +151,8 @@ fn has_memprof_threads(pid: u32) -> bool {
 /// Lists the pids of the hosts among a process and its descendants.
 fn hosts_in_tree(pid: u32) -> Vec<u32> {
     let hosts = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
-    let parents = parent_pids();
-    let is_below = |host: &u32| {
-        let mut ancestor = *host;
-        // A process is never its own ancestor, but with reused pids it may seem so; the count ends the loop.
-        for _ in 0..parents.len() {
-            if ancestor == pid {
-                return true;
-            }
-            match parents.get(&ancestor) {
-                Some(parent) => ancestor = *parent,
-                None => return false,
-            }
-        }
-        false
-    };
+    let below: HashSet<u32> = descendants(pid).into_iter().collect();
     let pids = hosts.into_iter().map(|(RunningHost { pid, .. }, ())| pid);
-    pids.filter(is_below).collect()
-}
-
-/// Maps the pid of each process in /proc to that of its parent.
-fn parent_pids() -> HashMap<u32, u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let parent = |pid: u32| Some((pid, ProcStatus::read_thread(pid).ok()?.parent));
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(parent).collect()
+    pids.filter(|host| *host == pid || below.contains(host))
+        .collect()
 }

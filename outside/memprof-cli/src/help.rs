@@ -140,6 +140,7 @@ const COMMANDS: &[CommandHelp] = &[
         examples: &[
             "memprof record --for 30s",
             "memprof record 4711 --for 30s --open",
+            "memprof record gunicorn --tree --for 1m",
             "memprof record container:web --format flamegraph -o leak.svg",
             "memprof record web --for 5m -o web.heap --open",
         ],

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::sys::signal::{SigSet, Signal};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+use rustix::io::Errno;
 
 use crate::output;
 
@@ -37,8 +38,8 @@ struct WatchState {
 struct InterruptState {
     /// The first signal, with its time.
     first: Option<(Signal, Instant)>,
-    /// Changes that stay in the other process if this one ends at once, with their time limits.
-    changes: Vec<String>,
+    /// Changes that stay in other processes if this one ends at once, with their time limits, by pid.
+    changes: Vec<(u32, String)>,
 }
 
 impl Interrupts {
@@ -70,20 +71,41 @@ impl Interrupts {
         Ok(Self(shared))
     }
 
-    /// Registers a change of the other process that stays if this program ends at once. `change` is the text that is
-    /// printed then: when the change ends by itself, and how to undo it.
-    pub(crate) fn add_change(&self, change: String) {
-        self.0.lock().changes.push(change);
+    /// Registers a change of a process that stays if this program ends at once. `change` is the text that is printed
+    /// then: when the change ends by itself, and how to undo it.
+    pub(crate) fn add_change(&self, pid: u32, change: String) {
+        self.0.lock().changes.push((pid, change));
     }
 
-    /// Removes the change that was added last, because it was undone.
-    pub(crate) fn remove_last_change(&self) {
-        self.0.lock().changes.pop();
+    /// Removes the change of a process that was added last, because it was undone.
+    pub(crate) fn remove_last_change(&self, pid: u32) {
+        let changes = &mut self.0.lock().changes;
+        if let Some(last) = changes.iter().rposition(|(changed, _)| *changed == pid) {
+            changes.remove(last);
+        }
     }
 
-    /// Removes and returns all changes, the oldest first.
+    /// Removes all changes of a process, because they were undone.
+    pub(crate) fn remove_changes(&self, pid: u32) {
+        let changes = &mut self.0.lock().changes;
+        changes.retain(|(changed, _)| *changed != pid);
+    }
+
+    /// Removes all changes, and returns their texts.
     pub(crate) fn take_changes(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().changes)
+        let changes = std::mem::take(&mut self.0.lock().changes);
+        changes.into_iter().map(|(_, change)| change).collect()
+    }
+
+    /// Waits until a signal comes that ends the work, or the time is over. Returns whether one came.
+    pub(crate) fn wait(&self, time: Duration) -> Result<bool> {
+        let time = Timespec::try_from(time).context("the time to wait")?;
+        let mut waited = [PollFd::new(self, PollFlags::IN)];
+        match rustix::event::poll(&mut waited, Some(&time)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(errno) => Err(errno).context("failed to wait"),
+        }
     }
 
     /// Returns the signal that ended the work; `None` if none did.
@@ -121,8 +143,12 @@ impl WatchState {
             None | Some(_) => {}
         }
         output::clear_progress();
-        if let Some(first) = state.changes.first() {
-            output::print_stderr(&format!("memprof: left at once: {first}"));
+        let mut named = Vec::new();
+        for (pid, first) in &state.changes {
+            if !named.contains(pid) {
+                named.push(*pid);
+                output::print_stderr(&format!("memprof: left at once: {first}"));
+            }
         }
         process::exit(signal_exit_code(signal).into());
     }

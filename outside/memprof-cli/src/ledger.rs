@@ -22,7 +22,7 @@ use crate::analysis_summary::describe_process;
 use crate::exit::{Outcome, USAGE, with_exit_code};
 use crate::message::{self, MessageArgs, TakenDump};
 use crate::reply::{Body, ParsedReply, send_request};
-use crate::report_form::{FormArgs, FormatArg, show_live_report};
+use crate::report_form::{FormArgs, FormatArg, LiveDump, show_live_report};
 use crate::report_view::ViewArgs;
 use crate::result_output::{ResultFormat, ResultOutput};
 use crate::scratch::ScratchFile;
@@ -228,7 +228,12 @@ fn show_pinned(args: &LedgerArgs) -> Outcome {
         },
         (false, _) => args.form.clone(),
     };
-    let (name, view) = (describe_process(pid), ViewArgs::default());
-    show_live_report(&profile.path(), &name, pid, &form, &view, None)?;
+    let dump = LiveDump {
+        file: &profile.path(),
+        name: &describe_process(pid),
+        pids: &[pid],
+        notes: &[],
+    };
+    show_live_report(dump, &form, &ViewArgs::default(), None)?;
     Ok(0.into())
 }

@@ -13,6 +13,7 @@ use crate::exit::{Outcome, USAGE, code_of_status, with_exit_code};
 use crate::export::export;
 use crate::process_arg::{is_key_value, split_target};
 use crate::reply::{Body, ParsedReply, send_request};
+use crate::report_form::LiveDump;
 use crate::scratch::ScratchFile;
 use crate::target::{self, TargetArgs};
 use crate::{browser, completion, output, report_form};
@@ -185,7 +186,12 @@ pub(crate) fn dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outco
         }
         output::print_stderr(&text);
         let pid = target::host_pid(&mut client)?;
-        let page = report_form::write_live_page(&fetched.path(), &format!("{name}.heap"), pid)?;
+        let page = report_form::write_live_page(LiveDump {
+            file: &fetched.path(),
+            name: &format!("{name}.heap"),
+            pids: &[pid],
+            notes: &[],
+        })?;
         if to_stdout {
             browser::open_or_print_to_stderr(&page)?;
         } else {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::process_names::{parse_named_pid, pids_with_name};
+use crate::process_tree::common_ancestor;
 use crate::{container, target};
 
 /// Parses a process: its pid, its name, `NAME/PID`, `container:NAME` or `container:NAME/PID`.
@@ -33,6 +34,14 @@ pub(crate) fn parse_process(text: &str) -> Result<u32, String> {
             ))
         }
     }
+}
+
+/// Like [`parse_process`], but of several processes with that name, takes the one that started all others.
+///
+/// # Errors
+/// No process has that name, or several that no other one of them started.
+pub(crate) fn parse_tree_root(text: &str) -> Result<u32, String> {
+    parse_process(text).or_else(|error| common_ancestor(&pids_with_name(text)).ok_or(error))
 }
 
 /// Parses a duration: `30s`, `5m`, `1h 30m`; a number alone counts seconds.

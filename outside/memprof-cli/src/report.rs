@@ -110,7 +110,14 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
         .zip(base_name.as_deref())
         .map(|(bytes, name)| Input { name, bytes });
     args.form.deliver(|out| {
-        memprof_report::report(input, base, sources.as_ref(), &options, &show_progress, out)
+        memprof_report::report(
+            input,
+            base,
+            sources.as_slice(),
+            &options,
+            &show_progress,
+            out,
+        )
     })
 }
 

@@ -113,25 +113,35 @@ impl FormArgs {
     }
 }
 
-/// Writes a page of a live process's dump, with `name` as the dump's name; returns the page's path.
-pub(crate) fn write_live_page(file: &Path, name: &str, pid: u32) -> anyhow::Result<PathBuf> {
+/// Dump of a live process, or those of several, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LiveDump<'a> {
+    pub(crate) file: &'a Path,
+    /// Name of the dump in errors and on pages.
+    pub(crate) name: &'a str,
+    /// The processes, in the order of their dumps.
+    pub(crate) pids: &'a [u32],
+    /// Notes that the report shows before its own.
+    pub(crate) notes: &'a [String],
+}
+
+/// Writes a page of a live dump; returns the page's path.
+pub(crate) fn write_live_page(dump: LiveDump<'_>) -> anyhow::Result<PathBuf> {
     let options = Options {
         format: Format::Html,
         ..Options::default()
     };
-    let mut bytes = open_input(file)?;
-    let write = live_report_writer(&mut *bytes, name, pid, None, &options);
+    let mut bytes = open_input(dump.file)?;
+    let write = live_report_writer(&mut *bytes, dump, None, options);
     let (page, notes) = browser::write_page(|out| Ok(write(out)?))?;
     print_notes(Ok(notes))?;
     Ok(page)
 }
 
-/// Writes a report of a live process's dump in the given form, and notes to standard error. `name` is that of the dump
-/// in errors. `top` is the number of rows of a text if the form has none; `None` for all rows.
+/// Writes a report of a live dump in the given form, and notes to standard error. `top` is the number of rows of a text
+/// unless the form has one.
 pub(crate) fn show_live_report(
-    file: &Path,
-    name: &str,
-    pid: u32,
+    dump: LiveDump<'_>,
     form: &FormArgs,
     view: &ViewArgs,
     top: Option<usize>,
@@ -140,22 +150,26 @@ pub(crate) fn show_live_report(
     if options.format == Format::Text {
         options.top = options.top.or(top);
     }
-    let mut bytes = open_input(file)?;
+    let mut bytes = open_input(dump.file)?;
     let base = view.base.as_deref();
-    form.deliver(live_report_writer(&mut *bytes, name, pid, base, &options))
+    form.deliver(live_report_writer(&mut *bytes, dump, base, options))
 }
 
-/// Returns a function that writes a report of a live process's dump. It is compared with the profile in `base`, unless
-/// that is `None`.
+/// Returns a function that writes a report of a live dump, whose bytes are `bytes`, compared with the profile in `base`.
 fn live_report_writer<'a>(
     bytes: &'a mut dyn BufRead,
-    name: &'a str,
-    pid: u32,
+    dump: LiveDump<'a>,
     base: Option<&'a Path>,
-    options: &'a Options,
+    options: Options,
 ) -> impl FnOnce(&mut dyn Write) -> Result<Vec<String>, Error> {
     move |out| {
-        let sources = Sources::for_process(Some(pid));
+        let options = Options {
+            notes: dump.notes.to_vec(),
+            ..options
+        };
+        let pids = dump.pids.iter();
+        let sources: Vec<_> = pids.map(|pid| Sources::for_process(Some(*pid))).collect();
+        let name = dump.name;
         let input = Input { name, bytes };
         let mut base_bytes = base.map(open_input).transpose()?;
         let base_name = base.map(|base| base.display().to_string());
@@ -163,7 +177,7 @@ fn live_report_writer<'a>(
             .as_mut()
             .zip(base_name.as_deref())
             .map(|(bytes, name)| Input { name, bytes });
-        memprof_report::report(input, base, Some(&sources), options, &show_progress, out)
+        memprof_report::report(input, base, &sources, &options, &show_progress, out)
     }
 }
 

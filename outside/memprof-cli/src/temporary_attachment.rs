@@ -49,10 +49,11 @@ impl TemporaryAttachment {
         options: &AttachOptions,
         interrupts: &Interrupts,
     ) -> anyhow::Result<Self> {
-        interrupts.add_change(format!(
-            "the plugin may be in {pid} for up to {}; `memprof detach {pid}` removes it now",
-            humantime::format_duration(options.lease)
-        ));
+        let lease = humantime::format_duration(options.lease);
+        interrupts.add_change(
+            pid,
+            format!("the plugin may be in {pid} for up to {lease}; `memprof detach {pid}` removes it now"),
+        );
         let program = ProgramWatch::open(pid);
         let attached = attach::connect_or_attach(&AttachArgs {
             pid,
@@ -66,9 +67,10 @@ impl TemporaryAttachment {
             json: false,
             args: Vec::new(),
         });
-        let (mut client, attached) = attached.inspect_err(|_| interrupts.remove_last_change())?;
+        let (mut client, attached) =
+            attached.inspect_err(|_| interrupts.remove_last_change(pid))?;
         let Some(attached) = attached else {
-            interrupts.remove_last_change();
+            interrupts.remove_last_change(pid);
             return Ok(Self {
                 pid,
                 program,
@@ -120,7 +122,7 @@ impl TemporaryAttachment {
         }
         if detaches {
             // Detaching has ended the sampling too.
-            interrupts.take_changes();
+            interrupts.remove_changes(pid);
         }
         Ok(())
     }

@@ -312,7 +312,8 @@ fn render(
         bytes,
     });
     let mut out = Vec::new();
-    memprof_report::report(input, base, Some(&sources), &options, &|_, _| {}, &mut out).map_err(
+    let sources = std::slice::from_ref(&sources);
+    memprof_report::report(input, base, sources, &options, &|_, _| {}, &mut out).map_err(
         |error| match error.kind() {
             // Each parameter was valid when it was parsed.
             ErrorKind::Usage => Problem::contradiction(error.to_string()),

@@ -10,6 +10,7 @@ mod printable;
 mod stdout;
 mod table;
 
+use std::cell::RefCell;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -30,9 +31,29 @@ pub fn print_stderr(text: &str) {
     write_to_stderr(&format!("{}\n", printable(text)));
 }
 
+thread_local! {
+    /// Notes of this thread, while [`collect_notes`] keeps them.
+    static COLLECTED: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
+
 /// Writes a note to stderr, in one line: line feeds in names of other processes are escaped.
 pub fn note(text: &str) {
-    print_stderr(&format!("memprof: note: {}", one_line(text)));
+    let is_collected = COLLECTED.with_borrow_mut(|collected| {
+        let collected = collected.as_mut();
+        collected.map(|notes| notes.push(text.to_owned())).is_some()
+    });
+    if !is_collected {
+        print_stderr(&format!("memprof: note: {}", one_line(text)));
+    }
+}
+
+/// Calls `work`, and returns the notes of this thread meanwhile with its result, instead of writing them: those of several
+/// processes are better read together.
+pub fn collect_notes<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
+    let before = COLLECTED.replace(Some(Vec::new()));
+    let done = work();
+    let collected = COLLECTED.replace(before);
+    (done, collected.unwrap_or_default())
 }
 
 /// Whether stderr is a terminal that can replace a line: its `TERM` is not `dumb`.

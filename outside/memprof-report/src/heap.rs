@@ -31,10 +31,14 @@ use crate::profile::{Address, Profile, Sample, SampleValues};
 use crate::pseudo_frames::StackMarks;
 use crate::unsample::describe_header_agreement;
 
+/// First bytes of jemalloc's header, and of tcmalloc's.
+const JEMALLOC_HEADER: &[u8] = b"heap_v2/";
+const TCMALLOC_HEADER: &[u8] = b"heap profile:";
+
 /// First bytes of a dump, after blanks.
 const DUMP_STARTS: [&[u8]; 6] = [
-    b"heap_v2/",
-    b"heap profile:",
+    JEMALLOC_HEADER,
+    TCMALLOC_HEADER,
     b"--- symbol",
     b"--- growth",
     b"--- heap\n",
@@ -58,18 +62,36 @@ pub(crate) fn is_dump(magic: &[u8]) -> bool {
     strip_message_prefix(text).is_some() || DUMP_STARTS.iter().any(|start| text.starts_with(start))
 }
 
-/// Reads a heap dump, or a symbolized one (`--- symbol`).
+/// Reads a heap dump, or a symbolized one (`--- symbol`), and those of other processes that follow it in the file.
 ///
 /// A complete file ends with a newline, and with its mappings if its system writes them; a truncated one is an error.
-/// With `force`, its readable part is read and the profile gets a warning.
-pub(crate) fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
+/// With `force`, its readable part is read and the profile gets a warning. Another dump can only follow mappings.
+pub(crate) fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Vec<Profile>> {
+    let mut profiles = Vec::new();
     let mut dump = DumpReader::new(limits);
     let ending = for_each_line(input, limits.line, |number, line| {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
+        if dump.section == DumpSection::Maps && starts_next_dump(line) {
+            let next = dump.next_reader();
+            let complete = std::mem::replace(&mut dump, next);
+            profiles.push(complete.finish(InputEnd::Complete, force)?);
+            if profiles.len() >= limits.dumps {
+                return Err(Error::Limit {
+                    what: "dumps",
+                    limit: limits.dumps as u64,
+                });
+            }
+        }
         dump.line = number;
         dump.read_line(line)
     })?;
-    dump.finish(ending, force)
+    profiles.push(dump.finish(ending, force)?);
+    Ok(profiles)
+}
+
+/// Returns whether a line after mappings is the header of another process's dump.
+fn starts_next_dump(line: &[u8]) -> bool {
+    line.starts_with(JEMALLOC_HEADER) || line.starts_with(TCMALLOC_HEADER)
 }
 
 /// Returns whether the mappings start after `line`.
@@ -149,6 +171,15 @@ impl<'a> DumpReader<'a> {
         }
     }
 
+    /// Creates the reader of the dump that follows this one in the file. The limit of memory is that of the whole file.
+    fn next_reader(&self) -> Self {
+        Self {
+            bytes_read: self.bytes_read,
+            budget: self.budget,
+            ..Self::new(self.limits)
+        }
+    }
+
     /// Reads one line, given without its newline, as the current section requires. Adds it to the checksum. Blanks at
     /// its end mean nothing.
     fn read_line(&mut self, line: &[u8]) -> Result<()> {
@@ -183,10 +214,10 @@ impl<'a> DumpReader<'a> {
             return Ok(());
         }
         self.header_line = self.line;
-        if let Some(interval) = line.strip_prefix(b"heap_v2/") {
+        if let Some(interval) = line.strip_prefix(JEMALLOC_HEADER) {
             return self.read_v2_header(interval);
         }
-        if let Some(rest) = line.strip_prefix(b"heap profile:") {
+        if let Some(rest) = line.strip_prefix(TCMALLOC_HEADER) {
             return self.read_legacy_header(rest);
         }
         if line == b"--- symbol" && self.section == DumpSection::Start {

@@ -16,12 +16,30 @@ use crate::{heap, pprof};
 /// The values are raw: [`unsample`](crate::unsample()) converts them to estimates.
 ///
 /// # Errors
-/// The input has no known format, is malformed, exceeds `limits`, or is truncated and `force` is false.
+/// The input has no known format, is malformed, exceeds `limits`, is truncated and `force` is false, or holds the dumps
+/// of several processes.
 pub fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
+    let mut profiles = parse_all(input, limits, force)?;
+    match (profiles.pop(), profiles.len()) {
+        (Some(only), 0) => Ok(only),
+        (_, others) => Err(Error::Usage(format!(
+            "it holds the dumps of {} processes, not of one",
+            others + 1
+        ))),
+    }
+}
+
+/// Like [`parse`], for a file that may hold the dumps of several processes, one after the other. Returns at least one
+/// profile.
+pub(crate) fn parse_all(
+    input: &mut dyn BufRead,
+    limits: &Limits,
+    force: bool,
+) -> Result<Vec<Profile>> {
     let magic = read_magic(input)?;
     let mut input = Cursor::new(&magic).chain(input);
     // Magic number of gzip (RFC 1952).
-    let mut profile = match magic.starts_with(&[0x1f, 0x8b]) {
+    let mut profiles = match magic.starts_with(&[0x1f, 0x8b]) {
         true => parse_gzip(&mut input, limits, force)?,
         false => parse_plain(
             &magic,
@@ -30,12 +48,12 @@ pub fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Pr
             force,
         )?,
     };
-    profile.mark_missing_stacks();
-    Ok(profile)
+    profiles.iter_mut().for_each(Profile::mark_missing_stacks);
+    Ok(profiles)
 }
 
 /// Parses a compressed profile, within the limits for decompression. With `force`, reads what can be decompressed.
-fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
+fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Vec<Profile>> {
     let compressed = Cell::new(0);
     let damage = Cell::new(None);
     let counted = CountingReader {
@@ -67,9 +85,12 @@ fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<P
     };
     let problem = format!("its gzip data is cut off or damaged ({damage})");
     match result {
-        Ok(mut profile) => {
-            profile.warnings.insert(0, problem);
-            Ok(profile)
+        Ok(mut profiles) => {
+            // The damage ends the file, so it is the last dump's.
+            if let Some(last) = profiles.last_mut() {
+                last.warnings.insert(0, problem);
+            }
+            Ok(profiles)
         }
         // Without `force`, the damage is the error.
         Err(Error::Io { .. }) => Err(Error::Truncated { problem }),
@@ -84,10 +105,10 @@ fn parse_plain(
     input: &mut LimitedReader<'_>,
     limits: &Limits,
     force: bool,
-) -> Result<Profile> {
+) -> Result<Vec<Profile>> {
     let result = match heap::is_dump(magic) {
         true => heap::parse(input, limits, force),
-        false => parse_pprof(magic, input, limits, force),
+        false => parse_pprof(magic, input, limits, force).map(|profile| vec![profile]),
     };
     match result {
         Err(Error::Io { source, .. }) if is_limit_error(&source) => Err(Error::Limit {

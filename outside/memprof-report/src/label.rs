@@ -132,8 +132,23 @@ impl Labels {
         Some(id)
     }
 
-    /// Returns the labels of a set; none if the set is unknown. One set stands for all that had no free cell in the
-    /// process's table: it has each key with the value `[other]`.
+    /// Adds the keys and sets of another process's profile. Returns the new ids of its sets; those without a label, or
+    /// for which no id is left, have none.
+    pub(crate) fn merge(&mut self, other: Self) -> HashMap<LabelId, LabelId> {
+        for key in other.keys {
+            if !self.keys.contains(&key) {
+                self.keys.push(key);
+            }
+        }
+        let mut ids: HashMap<_, _> = LabelId::OTHER.map(|id| (id, id)).into_iter().collect();
+        for (id, labels) in other.sets {
+            ids.extend(self.add_set(labels).map(|new| (id, new)));
+        }
+        ids
+    }
+
+    /// Returns the labels of a set: none if the set is unknown, each key with `[other]` for the sets that had no free
+    /// cell in the process's table.
     pub(crate) fn labels_of(&self, id: LabelId) -> Cow<'_, [SetLabel]> {
         match self.sets.get(&id) {
             Some(labels) => Cow::Borrowed(labels),

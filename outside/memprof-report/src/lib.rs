@@ -14,7 +14,7 @@
 //! let input = Input { name: "shop.heap", bytes: &mut bytes };
 //! let mut table = Vec::new();
 //! // Without sources of symbols, functions are shown as offsets.
-//! let notes = report(input, None, None, &Options::default(), &|_, _| {}, &mut table)?;
+//! let notes = report(input, None, &[], &Options::default(), &|_, _| {}, &mut table)?;
 //! notes.iter().for_each(|note| eprintln!("{note}"));
 //! // The call instruction precedes the return address of a frame.
 //! assert!(String::from_utf8_lossy(&table).contains("shop+0x1135"));
@@ -92,15 +92,15 @@ pub use managed::StackFrames;
 pub use names::{Frame, Names, StringId, Strings};
 pub use options::{Format, Options};
 pub use profile::{
-    Address, AllocationTally, EarlyEnds, FileOffset, Mapping, Profile, ProfileOrigin, Sample,
-    SampleType, SampleValues, UnseenFrees,
+    Address, AllocationTally, EarlyEnds, FileOffset, Mapping, Profile, ProfileOrigin,
+    ProfiledProcess, Sample, SampleType, SampleValues, UnseenFrees,
 };
 pub use program_link::{ProgramLink, program_link};
 pub use render::{
     Cells, Column, FLAMEGRAPH_POLICY, Outline, OutlinePage, POLICY, RenderInput, VIEWER,
     format_amount, render,
 };
-pub use report::{Input, read, report};
+pub use report::{Input, join_notes, read, report};
 pub use stacks::{AddressId, StackId, Stacks};
 pub use steady_growth::{SteadyStack, SteadyStacks, find_steady_growth};
 pub use symbolize::{LimitedFile, Progress, Sources, symbolize};

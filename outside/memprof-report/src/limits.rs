@@ -20,6 +20,8 @@ pub struct Limits {
     pub samples: usize,
     /// Mappings of one profile; Linux allows a process 65,530 by default.
     pub mappings: usize,
+    /// Dumps in one file: those of as many processes.
+    pub dumps: usize,
 }
 
 impl Limits {
@@ -40,6 +42,7 @@ impl Default for Limits {
             frames: 4096,
             samples: 50_000_000,
             mappings: 1 << 18,
+            dumps: 1 << 12,
         }
     }
 }

@@ -51,6 +51,8 @@ pub struct Options {
     pub why: Option<String>,
     /// Frames of stacks in which an interpreted program runs.
     pub stack_frames: StackFrames,
+    /// Notes of the caller, which the report shows before its own.
+    pub notes: Vec<String>,
     /// Limits on the input's size.
     pub limits: Limits,
 }

@@ -198,10 +198,14 @@ impl RenderInput<'_> {
             Some(since) => format!(", only memory allocated since {since}"),
             None => String::new(),
         };
+        let processes = match self.profile.profile.origin.processes.len() {
+            0 => String::new(),
+            count => format!(" of {count} processes"),
+        };
         match &self.base_name {
-            None => format!("{what}: {amount}, {sampling}, {samples}{since}"),
+            None => format!("{what}: {amount}{processes}, {sampling}, {samples}{since}"),
             Some(base) => format!(
-                "{what}: changed by {amount} from base {base}, {sampling}, {samples}{since}"
+                "{what}: changed by {amount}{processes} from base {base}, {sampling}, {samples}{since}"
             ),
         }
     }

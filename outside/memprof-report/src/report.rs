@@ -1,10 +1,14 @@
 //! Runs all steps from a dump to a report.
 
+mod input_profile;
 mod loaded_profile;
+mod merged_profile;
 
 use std::io::{BufRead, Write};
 
-use self::loaded_profile::{LoadedProfile, check_units};
+use self::input_profile::read_input;
+use self::loaded_profile::check_units;
+pub use self::merged_profile::join_notes;
 
 use crate::early_ends::early_ends_note;
 use crate::error::{Error, Result};
@@ -19,7 +23,7 @@ use crate::symbolize::{Progress, Sources};
 use crate::symbolized_profile::SymbolizedProfile;
 use crate::unseen_calls::unseen_calls_notes;
 
-/// A profile to read.
+/// A profile to read, or the dumps of several processes, one after the other, which give one profile.
 pub struct Input<'a> {
     /// Name in the report: the file's name.
     pub name: &'a str,
@@ -35,8 +39,8 @@ impl std::fmt::Debug for Input<'_> {
     }
 }
 
-/// Reads a profile, and its base for a comparison, and writes the report to `out`. Without `sources`, a function that
-/// the file does not name is shown as an offset.
+/// Reads a profile, and its base for a comparison, and writes the report. `sources` are those of each dump in an input;
+/// the last ones serve all further dumps. Without `sources`, functions are shown as offsets.
 ///
 /// Returns warnings and notes for the reader of the report, one line each.
 ///
@@ -45,7 +49,7 @@ impl std::fmt::Debug for Input<'_> {
 pub fn report(
     input: Input<'_>,
     base: Option<Input<'_>>,
-    sources: Option<&Sources>,
+    sources: &[Sources],
     options: &Options,
     progress: Progress<'_>,
     out: &mut dyn Write,
@@ -57,7 +61,7 @@ pub fn report(
         source: Box::new(error),
     };
     let load = |input: Input<'_>, name: &str| {
-        let loaded = LoadedProfile::new(input, sources, options, progress);
+        let loaded = read_input(input, sources, options, progress);
         loaded.map_err(|error| input_error(name, error))
     };
     let profile = load(input, &name)?;
@@ -79,7 +83,7 @@ pub fn report(
             .flatten()
             .map(|loaded| (&loaded.profile, &loaded.names)),
     );
-    if let Some(link) = sources.and_then(|sources| sources.link.as_ref()) {
+    for link in sources.iter().filter_map(|sources| sources.link.as_ref()) {
         modules.rename_by_link(link);
     }
     let mut profile = profile.into_symbolized(&modules, options);
@@ -129,6 +133,8 @@ pub fn report(
     }
     let left_out = render::left_out_note(&profile, base.as_ref(), options);
     profile.profile.warnings.extend(left_out);
+    let notes = options.notes.iter().cloned();
+    profile.profile.warnings.splice(0..0, notes);
     let render_input = render::RenderInput {
         name,
         profile: &profile,
@@ -263,7 +269,8 @@ pub fn read(
     options: &Options,
     progress: Progress<'_>,
 ) -> Result<SymbolizedProfile> {
-    let loaded = LoadedProfile::new(input, sources, options, progress)?;
+    let sources = sources.map_or(&[][..], std::slice::from_ref);
+    let loaded = read_input(input, sources, options, progress)?;
     let modules = ModuleNames::new([(&loaded.profile, &loaded.names)]);
     Ok(loaded.into_symbolized(&modules, options))
 }

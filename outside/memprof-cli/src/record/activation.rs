@@ -17,6 +17,7 @@ pub(crate) const LEASE_GRACE: Duration = Duration::from_secs(60);
 /// Sampling of a host that is on.
 #[derive(Debug)]
 pub(crate) struct Activation {
+    pid: u32,
     was_active: bool,
     interval: SampleInterval,
     /// Warnings of the host.
@@ -41,6 +42,7 @@ impl Activation {
         if was_active {
             options.note_ignored(pid);
             return Ok(Self {
+                pid,
                 was_active,
                 interval,
                 warnings: Vec::new(),
@@ -48,16 +50,17 @@ impl Activation {
         }
         let lease =
             humantime::format_duration(options.duration.saturating_add(LEASE_GRACE)).to_string();
-        interrupts.add_change(format!(
-            "{pid} samples for up to {lease}; `memprof deactivate {pid}` ends that now"
-        ));
+        interrupts.add_change(
+            pid,
+            format!("{pid} samples for up to {lease}; `memprof deactivate {pid}` ends that now"),
+        );
         let mut arguments = options.activate_arguments();
         arguments.extend(interval.first_argument());
         arguments.push(format!("for={}", lease.replace(' ', "")));
         let arguments = message::join_args(&arguments);
         let activated = retry_while_busy(|| client.activate(&arguments));
         let warnings = activated
-            .inspect_err(|_| interrupts.remove_last_change())?
+            .inspect_err(|_| interrupts.remove_last_change(pid))?
             .warnings;
         for warning in &warnings {
             output::note(warning);
@@ -65,6 +68,7 @@ impl Activation {
         // If the host does not reply, the wait for the end of the recording says why.
         let _ = interval.check_soon(client);
         Ok(Self {
+            pid,
             was_active,
             interval,
             warnings,
@@ -92,7 +96,7 @@ impl Activation {
         if !self.was_active {
             retry_while_busy(|| client.deactivate())?;
             // An interrupt has nothing left to undo.
-            interrupts.remove_last_change();
+            interrupts.remove_last_change(self.pid);
             self.interval.restore(client)?;
         }
         Ok(())

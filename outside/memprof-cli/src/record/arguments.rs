@@ -27,6 +27,14 @@ pub(crate) struct RecordArgs {
     #[arg(long, value_name = "PID", conflicts_with = "target", value_parser = process_arg::parse_process)]
     pub(super) pid: Option<u32>,
 
+    /// Record its descendants too, also those that it forks meanwhile; one report shows all of them together
+    ///
+    /// Each is recorded as one process is. The report says how many they are and what each holds, and names those that could
+    /// not be recorded. At most 64 descendants are; forked ones are looked for every quarter of a second. The dump of -o then
+    /// has those of all, one after the other, for `memprof report` and --base.
+    #[arg(long)]
+    pub(super) tree: bool,
+
     /// Leave the plugin in the process that it was attached to, as `memprof attach` does
     #[arg(long)]
     pub(super) keep_attached: bool,
@@ -116,21 +124,30 @@ impl RecordArgs {
         for argument in arguments {
             check_argument(argument)?;
         }
-        let attaches =
-            self.keep_attached || self.node_inspector || self.entries || self.plugin.is_some();
+        let attaches = self.tree
+            || self.keep_attached
+            || self.node_inspector
+            || self.entries
+            || self.plugin.is_some();
         match (first, self.target.as_deref(), self.pid) {
-            (Some(first), None, None) if target::socket_path(first).is_some() => {
-                Ok(Subject::Host(Some(first)))
-            }
+            (Some(first), None, None) if target::socket_path(first).is_some() => match self.tree {
+                false => Ok(Subject::Host(Some(first))),
+                true => Err(usage(format!(
+                    "--tree needs a process: give its pid in place of {first}"
+                ))),
+            },
             (Some(first), None, None) => {
-                let pid = process_arg::parse_process(first);
+                let pid = match self.tree {
+                    false => process_arg::parse_process(first),
+                    true => process_arg::parse_tree_root(first),
+                };
                 let pid = pid.map_err(|error| usage(format!("{first:?}: {error}")))?;
                 Ok(Subject::Process(pid))
             }
             (None, None, Some(pid)) => Ok(Subject::Process(pid)),
             (Some(first), ..) => Err(usage(format!("{first} and an option name a process: give one"))),
             (None, _, None) if attaches => Err(usage(
-                "--keep-attached, --plugin, --node-inspector and --entries need a process: `memprof record PID`".to_owned(),
+                "--tree, --keep-attached, --plugin, --node-inspector and --entries need a process: `memprof record PID`".to_owned(),
             )),
             (None, target, _) => Ok(Subject::Host(target)),
         }
@@ -158,6 +175,7 @@ impl RecordArgs {
             lg_sample: self.sample_interval,
             allocator: self.key_value(ALLOCATOR).cloned(),
             arguments: arguments.into_iter().flatten().collect(),
+            hides_interval: false,
         }
     }
 

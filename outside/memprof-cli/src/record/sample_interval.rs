@@ -42,6 +42,8 @@ pub(super) struct SampleInterval {
     end: Instant,
     /// The argument `allocator=NAME` of the recording.
     allocator: Option<String>,
+    /// Whether no note tells the interval.
+    is_hidden: bool,
     /// Interval in bytes that the host had before. `None` if it had none, or keeps it.
     before: Option<u64>,
 }
@@ -101,6 +103,7 @@ impl SampleInterval {
             max_rate: max_rate(options.duration),
             end: Instant::now() + options.duration,
             allocator: options.allocator.clone(),
+            is_hidden: options.hides_interval,
             before: is_found
                 .then(|| own.find_map(|row| row.sample_interval))
                 .flatten(),
@@ -165,7 +168,7 @@ impl SampleInterval {
             self.set_interval(client, FINEST)?;
         } else {
             let is_noted = found.is_noted || age >= CHECK_TIME;
-            if is_noted && !found.is_noted {
+            if is_noted && !found.is_noted && !self.is_hidden {
                 note(&format!(
                     "one sample per {}, {rate:.0} in a second; --sample-interval SIZE fixes that",
                     format_size(found.bytes)

@@ -17,6 +17,8 @@ pub(crate) struct SamplingOptions {
     pub(crate) allocator: Option<String>,
     /// Further arguments of `activate`.
     pub(crate) arguments: Vec<String>,
+    /// Whether no note tells the interval that was found: of many processes, one such note suffices.
+    pub(crate) hides_interval: bool,
 }
 
 impl SamplingOptions {

@@ -86,6 +86,7 @@ mod prove_sampled;
 mod python_functions;
 mod python_objects;
 mod record_ends;
+mod record_tree;
 mod refusals;
 mod report;
 mod runtimes;

@@ -33,7 +33,7 @@ fuzz_target!(|bytes: &[u8]| {
             bytes: &mut bytes,
         };
         let mut out = Vec::new();
-        let written = report(input, None, None, &options, &|_, _| {}, &mut out);
+        let written = report(input, None, &[], &options, &|_, _| {}, &mut out);
         if written.is_ok() && format != Format::Pprof {
             let text = str::from_utf8(&out).expect("text is UTF-8");
             assert!(

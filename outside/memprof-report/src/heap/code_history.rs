@@ -391,6 +391,7 @@ mod tests {
         text += &format!("\nMAPPED_LIBRARIES:\n{LIBRARIES}{comments}");
         super::super::parse(&mut text.as_bytes(), &Limits::default(), false)
             .unwrap_or_else(|error| panic!("{error}: {text}"))
+            .swap_remove(0)
     }
 
     /// Mapping and offset of each sample's leaf.

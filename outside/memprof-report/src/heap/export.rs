@@ -22,34 +22,37 @@
 use std::io::{self, BufRead, Cursor, Read, Write};
 
 use super::checksum::{self, DumpChecksum};
-use super::is_mappings_header;
 use super::stripped_frames::StrippedFrames;
+use super::{JEMALLOC_HEADER, TCMALLOC_HEADER, is_mappings_header};
 use crate::error::{Error, Result};
 use crate::file_magic::read_magic;
 use crate::limits::Limits;
 use crate::lines::{InputEnd, for_each_line};
 
-/// Writes a dump so that other tools can read it, and returns the number of bytes. A dump without pseudo frames is
-/// copied unchanged, whatever its format.
+/// Writes a dump so that other tools can read it, and returns the number of bytes; likewise each of the dumps of several
+/// processes, one after the other. A dump without pseudo frames is copied unchanged, whatever its format.
 ///
 /// # Errors
 /// `dump` is empty, is truncated text, or has lines beyond the limits; writing to `out` fails.
 pub fn export(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Write) -> Result<u64> {
     let head = read_magic(dump)?;
     let mut whole = Cursor::new(&head).chain(dump);
-    let layout = if head.starts_with(b"heap_v2/") {
-        StackLayout::Jemalloc
-    } else if head.starts_with(b"heap profile:") {
-        StackLayout::Tcmalloc
-    } else {
+    let Some(layout) = StackLayout::from_header(&head) else {
         return io::copy(&mut whole, out).map_err(Error::io("copy the dump"));
     };
     let mut export = Export::new(layout, out);
-    let ending = for_each_line(&mut whole, limits.line, |number, line| {
-        export.export_line(number, line)
+    let ending = for_each_line(&mut whole, limits.line, |_, line| {
+        if let Some(layout) = StackLayout::from_header(line).filter(|_| export.in_mappings) {
+            export.finish_dump()?;
+            export.reset(layout);
+        }
+        export.export_line(line)
     })?;
     match ending {
-        InputEnd::Complete => export.finish(),
+        InputEnd::Complete => {
+            export.finish_dump()?;
+            Ok(export.written)
+        }
         InputEnd::Truncated(line) => Err(Error::Truncated {
             problem: format!("line {line} has no end"),
         }),
@@ -62,11 +65,27 @@ enum StackLayout {
     Tcmalloc,
 }
 
+impl StackLayout {
+    /// Returns the layout of the dump that begins with this line. `None` if none does.
+    fn from_header(line: &[u8]) -> Option<Self> {
+        if line.starts_with(JEMALLOC_HEADER) {
+            Some(Self::Jemalloc)
+        } else if line.starts_with(TCMALLOC_HEADER) {
+            Some(Self::Tcmalloc)
+        } else {
+            None
+        }
+    }
+}
+
 /// State of an export.
 struct Export<'a> {
     layout: StackLayout,
     out: &'a mut dyn Write,
+    /// Bytes of all dumps so far.
     written: u64,
+    /// Whether the header of the dump was read.
+    has_header: bool,
     stripped: StrippedFrames,
     in_mappings: bool,
     /// Checksums of the input and of the output.
@@ -83,6 +102,7 @@ impl<'a> Export<'a> {
             layout,
             out,
             written: 0,
+            has_header: false,
             stripped: StrippedFrames::default(),
             in_mappings: false,
             input_checksum: DumpChecksum::default(),
@@ -91,9 +111,19 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// Writes one line of the dump without pseudo frames; `number` counts from 1. Once frames were removed, a checksum
-    /// is not written, but replaced in [`finish`](Self::finish).
-    fn export_line(&mut self, number: u64, line: &[u8]) -> Result<()> {
+    /// Prepares for the dump of another process in the same file.
+    fn reset(&mut self, layout: StackLayout) {
+        self.layout = layout;
+        self.has_header = false;
+        self.in_mappings = false;
+        self.input_checksum = DumpChecksum::default();
+        self.output_checksum = DumpChecksum::default();
+    }
+
+    /// Writes one line of the dump without pseudo frames. Once frames were removed, a checksum is not written, but
+    /// replaced in [`finish_dump`](Self::finish_dump).
+    fn export_line(&mut self, line: &[u8]) -> Result<()> {
+        let is_header = !std::mem::replace(&mut self.has_header, true);
         self.input_checksum.add(line);
         if !self.stripped.is_empty() && checksum::has_checksum(line) {
             self.checksum_line = Some(line.to_vec());
@@ -103,7 +133,7 @@ impl<'a> Export<'a> {
         let has_stack = match self.layout {
             _ if self.in_mappings => false,
             StackLayout::Jemalloc => line.starts_with(b"@"),
-            StackLayout::Tcmalloc => number > 1 && !line.trim_ascii().is_empty(),
+            StackLayout::Tcmalloc => !is_header && !line.trim_ascii().is_empty(),
         };
         match has_stack {
             true => {
@@ -114,9 +144,8 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// Writes comments with the removed pseudo frames, and the new checksum if the dump had one. Returns the number of
-    /// bytes of the whole output.
-    fn finish(mut self) -> Result<u64> {
+    /// Writes comments with the removed pseudo frames, and the new checksum if the dump had one.
+    fn finish_dump(&mut self) -> Result<()> {
         let stripped = std::mem::take(&mut self.stripped);
         for comment in stripped.comments().chain(stripped.managed_comments()) {
             self.write_line(comment.as_bytes())?;
@@ -131,7 +160,7 @@ impl<'a> Export<'a> {
                 }
             }
         }
-        Ok(self.written)
+        Ok(())
     }
 
     /// Writes a line and a newline, and adds the line to the output's checksum.

@@ -137,6 +137,7 @@ mod tests {
     fn read(text: &str) -> Profile {
         super::super::parse(&mut text.as_bytes(), &Limits::default(), false)
             .unwrap_or_else(|error| panic!("{error}: {text}"))
+            .swap_remove(0)
     }
 
     /// Names of each distinct address, innermost first; `-` for one without.

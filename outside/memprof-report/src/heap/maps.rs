@@ -211,6 +211,7 @@ mod tests {
         );
         super::super::parse(&mut text.as_bytes(), &Limits::default(), false)
             .unwrap_or_else(|error| panic!("{error}: {map}"))
+            .swap_remove(0)
     }
 
     fn paths(map: &str) -> Vec<String> {

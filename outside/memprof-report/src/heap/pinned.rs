@@ -33,8 +33,9 @@ mod tests {
     use crate::profile::{Profile, SampleType, UNATTRIBUTED};
 
     fn read(text: &str) -> Profile {
-        let mut profile =
-            super::super::parse(&mut text.as_bytes(), &Limits::default(), false).unwrap();
+        let mut profile = super::super::parse(&mut text.as_bytes(), &Limits::default(), false)
+            .unwrap()
+            .swap_remove(0);
         crate::unsample(&mut profile).unwrap();
         profile
     }

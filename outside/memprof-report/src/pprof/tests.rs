@@ -152,7 +152,7 @@ fn try_report(
         bytes,
     });
     let mut out = Vec::new();
-    let notes = report(input, base, None, options, &|_, _| {}, &mut out)?;
+    let notes = report(input, base, &[], options, &|_, _| {}, &mut out)?;
     Ok((out, notes))
 }
 
@@ -695,7 +695,7 @@ fn profile_without_the_allocators_frames_is_valid_for_parca() {
         name: "new",
         bytes: &mut bytes,
     };
-    report(input, None, None, &options, &|_, _| {}, &mut out).unwrap();
+    report(input, None, &[], &options, &|_, _| {}, &mut out).unwrap();
     let profile = decode_checked(&out);
     assert_eq!((profile.sample.len(), profile.location.len()), (2, 3));
 }
@@ -717,7 +717,7 @@ fn difference(new: &str, base: &str) -> (Vec<(Vec<u64>, i64)>, i64) {
         name: "base",
         bytes: &mut base,
     };
-    report(new, Some(base), None, &options, &|_, _| {}, &mut out).unwrap();
+    report(new, Some(base), &[], &options, &|_, _| {}, &mut out).unwrap();
     let profile = decode_checked(&out);
     let offset = |id: &u64| {
         let location = profile.location.iter().find(|one| one.id == *id).unwrap();

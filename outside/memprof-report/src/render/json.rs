@@ -67,6 +67,8 @@ type Totals = BTreeMap<String, i64>;
 struct Origin<'a> {
     host: Option<&'a str>,
     pid: Option<u32>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    processes: Vec<JsonProcess<'a>>,
     machine: Option<&'a str>,
     started: Option<&'a str>,
     taken: Option<&'a str>,
@@ -85,6 +87,14 @@ struct Origin<'a> {
     unseen_allocation_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     early_ends: Vec<EarlyEnds<'a>>,
+}
+
+/// One of several processes, with its bytes in use.
+#[derive(Serialize)]
+struct JsonProcess<'a> {
+    host: Option<&'a str>,
+    pid: Option<u32>,
+    inuse_space: i64,
 }
 
 /// Samples whose stacks end early for one reason in one file; null if the code is in none.
@@ -308,6 +318,15 @@ fn origin_fields(profile: &Profile) -> Origin<'_> {
     Origin {
         host: origin.host.as_deref(),
         pid: origin.pid,
+        processes: origin
+            .processes
+            .iter()
+            .map(|process| JsonProcess {
+                host: process.host.as_deref(),
+                pid: process.pid,
+                inuse_space: process.inuse_space,
+            })
+            .collect(),
         machine: origin.machine.as_deref(),
         started: origin.started.as_deref(),
         taken: origin.taken.as_deref(),

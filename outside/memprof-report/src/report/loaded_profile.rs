@@ -1,18 +1,13 @@
 //! A profile that was read, before its places without a symbol have names.
 
-use super::Input;
-use crate::ages::{no_ages_error, retain_older};
 use crate::allocator_frames::allocator_depths;
 use crate::error::{Error, Result};
-use crate::input::parse;
-use crate::label_shares::filter_by_label;
 use crate::managed::StackFrames;
 use crate::managed_frames::{name_frames, select_program_frames};
 use crate::module_names::ModuleNames;
 use crate::names::Names;
 use crate::options::Options;
 use crate::profile::{Profile, SampleType};
-use crate::render::format_amount;
 use crate::symbolize::{Progress, Sources, find_symbols, moved_text, name_by_offset};
 use crate::symbolized_profile::SymbolizedProfile;
 use crate::unsample::unsample;
@@ -26,36 +21,19 @@ pub(super) struct LoadedProfile {
 }
 
 impl LoadedProfile {
-    /// Parses a profile, selects the sample type, undoes the sampling, filters by age and label, and finds symbols.
-    /// Without `sources`, the names are those that the file has.
-    pub(super) fn new(
-        input: Input<'_>,
+    /// Selects the sample type of a process's profile, undoes the sampling, and finds symbols.
+    pub(super) fn from_dump(
+        mut profile: Profile,
         sources: Option<&Sources>,
         options: &Options,
         progress: Progress<'_>,
     ) -> Result<Self> {
-        let mut profile = parse(input.bytes, &options.limits, options.force)?;
         let sample_type = match profile.samples.is_empty() {
             // Without samples, the report is empty whatever types the profile has.
             true => options.sample_type,
             false => profile.select_type(options.type_name())?,
         };
         unsample(&mut profile)?;
-        if options.ages && profile.ages.is_none() {
-            return Err(no_ages_error());
-        }
-        if let Some(min_age) = options.older {
-            let unknown = retain_older(&mut profile, min_age)?;
-            if unknown != 0 {
-                let unknown = format_amount(unknown, SampleType::InuseSpace);
-                profile
-                    .warnings
-                    .push(format!("{unknown} of unknown age left out"));
-            }
-        }
-        if let Some(label) = &options.label {
-            filter_by_label(&mut profile, label)?;
-        }
         let mut names = match sources {
             Some(sources) => find_symbols(&mut profile, sources, progress)?,
             None => {

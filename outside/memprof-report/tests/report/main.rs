@@ -15,6 +15,7 @@ mod labels;
 mod no_stack;
 mod own;
 mod pinned;
+mod processes;
 mod python;
 mod shop;
 mod support;

@@ -44,6 +44,7 @@ pub(crate) fn report_on(
         name: "base.heap",
         bytes,
     });
+    let sources = sources.map_or(&[][..], std::slice::from_ref);
     let notes = report(input, base, sources, options, &|_, _| {}, &mut out)?;
     Ok((out, notes))
 }

@@ -1,0 +1,179 @@
+//! Records a process and, with `--tree`, its descendants.
+
+use std::collections::HashSet;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+use super::recorded::{MAX_DESCENDANTS, ProcessResult, Recorded, RecordedProcesses};
+use super::sampling_options::SamplingOptions;
+use super::{RecordArgs, record_attached};
+use crate::analysis_summary::describe_process;
+use crate::interrupts::Interrupts;
+use crate::output;
+use crate::process_tree::descendants;
+
+/// Time between two looks for descendants that were forked meanwhile.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Records a process and, with `--tree`, its descendants beside it, each in a thread of its own.
+pub(super) fn record_processes(
+    args: &RecordArgs,
+    root: u32,
+    interrupts: &Interrupts,
+) -> RecordedProcesses {
+    let sampling = args.sampling();
+    let is_root_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let others = args.tree.then(|| {
+            let is_root_done = &is_root_done;
+            scope.spawn(move || record_descendants(args, root, interrupts, is_root_done))
+        });
+        let record_root = || record_attached(args, &sampling, root, interrupts);
+        let mut all = match others {
+            None => RecordedProcesses::of_one(root, record_root()),
+            Some(_) => RecordedProcesses::new(vec![record_beside(root, record_root)], Vec::new()),
+        };
+        is_root_done.store(true, Ordering::Relaxed);
+        if let Some(others) = others {
+            all.append(join(others));
+        }
+        all
+    })
+}
+
+/// Records the descendants of a process until the time is over, a signal comes, or all of them and the process have
+/// ended.
+fn record_descendants(
+    args: &RecordArgs,
+    root: u32,
+    interrupts: &Interrupts,
+    is_root_done: &AtomicBool,
+) -> RecordedProcesses {
+    let start = Instant::now();
+    let mut search = DescendantSearch::default();
+    let mut left_out = HashSet::new();
+    thread::scope(|scope| {
+        let mut recordings = Vec::new();
+        while let Some(remaining) = args.duration.checked_sub(start.elapsed()) {
+            for pid in search.find_new(&descendants(root)) {
+                match recordings.len() < MAX_DESCENDANTS {
+                    true => {
+                        let started = start_recording(scope, args, remaining, pid, interrupts);
+                        recordings.push((pid, started));
+                    }
+                    false => {
+                        left_out.insert(pid);
+                    }
+                }
+            }
+            let is_done = |(_, recording): &(u32, RecordingThread<'_>)| {
+                recording
+                    .as_ref()
+                    .map_or(true, |thread| thread.is_finished())
+            };
+            if is_root_done.load(Ordering::Relaxed) && recordings.iter().all(is_done) {
+                break;
+            }
+            match interrupts.wait(LOOK_INTERVAL.min(remaining)) {
+                Ok(false) => {}
+                Ok(true) | Err(_) => break,
+            }
+        }
+        let ended = recordings
+            .into_iter()
+            .map(|(pid, recording)| match recording {
+                Ok(thread) => join(thread),
+                Err(error) => ProcessResult {
+                    pid,
+                    recorded: Err(error),
+                    name: describe_process(pid),
+                    notes: Vec::new(),
+                },
+            });
+        RecordedProcesses::new(ended.collect(), left_out.into_iter().collect())
+    })
+}
+
+/// Records one of several processes by `record`, and keeps the notes meanwhile.
+fn record_beside(pid: u32, record: impl FnOnce() -> anyhow::Result<Recorded>) -> ProcessResult {
+    // Its name is lost when it ends.
+    let name = describe_process(pid);
+    let (recorded, notes) = output::collect_notes(record);
+    ProcessResult {
+        pid,
+        recorded,
+        name,
+        notes,
+    }
+}
+
+/// Thread that records a process; an error if it could not be started.
+type RecordingThread<'scope> = anyhow::Result<ScopedJoinHandle<'scope, ProcessResult>>;
+
+/// Starts a thread that records a process for the time that remains.
+fn start_recording<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    args: &'scope RecordArgs,
+    remaining: Duration,
+    pid: u32,
+    interrupts: &'scope Interrupts,
+) -> RecordingThread<'scope> {
+    let sampling = SamplingOptions {
+        duration: remaining,
+        hides_interval: true,
+        ..args.sampling()
+    };
+    let work = move || record_beside(pid, || record_attached(args, &sampling, pid, interrupts));
+    let thread = thread::Builder::new().name(format!("record {pid}"));
+    thread
+        .spawn_scoped(scope, work)
+        .context("failed to start a thread")
+}
+
+/// Waits for a thread. A panic in it goes on in this one.
+fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// Search for descendants, look by look.
+#[derive(Debug, Default)]
+struct DescendantSearch {
+    /// Those that were returned.
+    known: HashSet<u32>,
+    /// Those that the last look found; `None` before the first one.
+    last: Option<HashSet<u32>>,
+}
+
+impl DescendantSearch {
+    /// Returns those of `found` that are to be recorded from now on: at first all, later those that the look before found
+    /// too. A process that has just been forked may be about to execute another program, or end at once.
+    fn find_new(&mut self, found: &[u32]) -> Vec<u32> {
+        let last = self.last.replace(found.iter().copied().collect());
+        let is_due = |pid: &u32| last.as_ref().is_none_or(|last| last.contains(pid));
+        let due = found.iter().copied().filter(is_due);
+        due.filter(|pid| self.known.insert(*pid)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forked_process_is_recorded_from_its_second_look_on() {
+        let mut search = DescendantSearch::default();
+        let mut check = |found: &[u32], expected: &[u32]| {
+            assert_eq!(search.find_new(found), expected, "{found:?}");
+        };
+        check(&[7, 8], &[7, 8]);
+        check(&[7, 8, 9], &[]);
+        check(&[8, 9, 10], &[9]);
+        check(&[8, 9], &[]);
+        check(&[8, 10], &[]);
+        check(&[8, 10], &[10]);
+    }
+}

@@ -1,0 +1,417 @@
+//! Results of recordings, and their report.
+
+use std::fs::File;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use memprof_report::join_notes;
+
+use super::arguments::RecordArgs;
+use super::sampling::SamplingEnd;
+use crate::analysis_summary::describe_process;
+use crate::exit::{NO_DATA, Outcome, UNREACHABLE, with_exit_code};
+use crate::export::export;
+use crate::program_kind::{ProgramKinds, unsampled_objects};
+use crate::report_form::{FormArgs, LiveDump, show_live_report, write_live_page};
+use crate::scratch::ScratchFile;
+use crate::{browser, exit, output};
+
+/// Rows of the table.
+const TABLE_ROWS: usize = 20;
+
+/// Most descendants that are recorded: each has a thread here, and a dump in a file.
+pub(super) const MAX_DESCENDANTS: usize = 64;
+
+/// Processes that a note names.
+const MAX_NAMED: usize = 8;
+
+/// Result of a recording of one process.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    pub(super) pid: u32,
+    pub(super) profile: Option<ScratchFile>,
+    pub(super) warnings: Vec<String>,
+    pub(super) end: SamplingEnd,
+    /// Part of the recording that the profile covers; `None` if it covers the whole.
+    pub(super) age: Option<Duration>,
+    /// Error of detaching, if the process is not as it was before.
+    pub(super) detach_error: Option<anyhow::Error>,
+}
+
+impl Recorded {
+    /// Whether the process was sampled to the end, and is as it was before.
+    fn is_whole(&self) -> bool {
+        matches!(self.end, SamplingEnd::Time | SamplingEnd::Interrupt)
+            && self.detach_error.is_none()
+    }
+
+    /// Returns why the sampling ended early, and what became of the profile; `shown` is the error of its report. `None` if
+    /// it did not.
+    fn early_end_text(&self, shown: Option<&anyhow::Error>) -> Option<String> {
+        let reason = match &self.end {
+            SamplingEnd::Host(reason) => reason.clone(),
+            SamplingEnd::Halt(halt) => format!("does not answer: {halt}"),
+            SamplingEnd::Time | SamplingEnd::Interrupt => return None,
+        };
+        let profile = match (shown, self.age) {
+            (Some(error), _) => exit::error_chain(error),
+            (None, Some(age)) => format!("the profile is that of its first {age:.1?}"),
+            (None, None) if self.profile.is_some() => "the profile is that of its exit".to_owned(),
+            (None, None) => "it left no profile".to_owned(),
+        };
+        Some(format!("{} {reason}; {profile}", self.pid))
+    }
+}
+
+/// Result of a recording of one process, which may have failed.
+#[derive(Debug)]
+pub(super) struct ProcessResult {
+    pub(super) pid: u32,
+    /// Pid and name.
+    pub(super) name: String,
+    pub(super) recorded: anyhow::Result<Recorded>,
+    /// Notes that were not printed yet.
+    pub(super) notes: Vec<String>,
+}
+
+/// Results of recordings that one report shows.
+#[derive(Debug)]
+pub(super) struct RecordedProcesses {
+    /// The process that was asked for comes first.
+    processes: Vec<ProcessResult>,
+    /// Descendants that were not recorded, because they were too many.
+    left_out: Vec<u32>,
+}
+
+impl RecordedProcesses {
+    pub(super) fn new(processes: Vec<ProcessResult>, left_out: Vec<u32>) -> Self {
+        Self {
+            processes,
+            left_out,
+        }
+    }
+
+    /// The result of a single recording.
+    pub(super) fn of_one(pid: u32, recorded: anyhow::Result<Recorded>) -> Self {
+        let only = ProcessResult {
+            pid,
+            name: describe_process(pid),
+            recorded,
+            notes: Vec::new(),
+        };
+        Self::new(vec![only], Vec::new())
+    }
+
+    /// Adds results of descendants.
+    pub(super) fn append(&mut self, mut others: Self) {
+        self.processes.append(&mut others.processes);
+        self.left_out.append(&mut others.left_out);
+    }
+
+    /// Shows the profiles as one. Fails if no process was recorded to the end, or one could not be detached from; other
+    /// failures are notes.
+    pub(super) fn show(mut self, args: &RecordArgs) -> Outcome {
+        let failed = self.failed_index();
+        let notes = self.notes(failed);
+        let dumps = self.join_dumps()?;
+        let shown = match &dumps {
+            Some(dumps) => self.show_dumps(dumps, args, &notes),
+            None => Ok(()),
+        };
+        if dumps.is_none() || shown.is_err() {
+            notes.iter().for_each(|note| output::note(note));
+        }
+        let Some(failed) = failed else {
+            return shown.map(|()| ExitCode::SUCCESS);
+        };
+        let recorded = self.processes.swap_remove(failed).recorded?;
+        if let Some(text) = recorded.early_end_text(shown.as_ref().err()) {
+            return Err(with_exit_code(UNREACHABLE, text));
+        }
+        shown?;
+        recorded.detach_error.map_or(Ok(ExitCode::SUCCESS), Err)
+    }
+
+    /// Returns the index of the process whose failure is that of the command: the first that could not be detached from, or
+    /// the first if none was recorded to the end. `None` if the command succeeds.
+    fn failed_index(&self) -> Option<usize> {
+        let recorded = || {
+            self.processes
+                .iter()
+                .map(|process| process.recorded.as_ref().ok())
+        };
+        let has_whole = recorded().flatten().any(Recorded::is_whole);
+        recorded()
+            .position(|recorded| recorded.is_some_and(|recorded| recorded.detach_error.is_some()))
+            .or_else(|| (!has_whole).then_some(0))
+    }
+
+    /// Returns notes on the processes that were not recorded to the end, without that at `failed`, and on those that were
+    /// left out.
+    fn notes(&self, failed: Option<usize>) -> Vec<String> {
+        let others = self.processes.iter().enumerate();
+        let others = others.filter(|(index, _)| Some(*index) != failed);
+        let mut notes: Vec<_> = others
+            .filter_map(|(_, process)| failure_note(process.pid, &process.recorded))
+            .collect();
+        let unnamed = notes.len().saturating_sub(MAX_NAMED);
+        notes.truncate(MAX_NAMED);
+        if unnamed > 0 {
+            notes.push(format!(
+                "{unnamed} more processes were not recorded to the end"
+            ));
+        }
+        if !self.left_out.is_empty() {
+            let pids: Vec<_> = self.left_out.iter().map(u32::to_string).collect();
+            let shown = pids.len().min(MAX_NAMED);
+            let more = if shown < pids.len() { ", …" } else { "" };
+            notes.push(format!(
+                "{} descendants were left out, because at most {MAX_DESCENDANTS} are recorded: {}{more}",
+                pids.len(),
+                pids[..shown].join(", ")
+            ));
+        }
+        notes
+    }
+
+    /// Returns the dumps of all processes in one file. `None` if there is none.
+    fn join_dumps(&self) -> anyhow::Result<Option<JoinedDumps>> {
+        let dumps = self
+            .recorded()
+            .filter_map(|recorded| Some((recorded.pid, recorded.profile.as_ref()?)));
+        let (pids, dumps): (Vec<_>, Vec<_>) = dumps.unzip();
+        if pids.is_empty() {
+            return Ok(None);
+        }
+        let mut file = ScratchFile::new()?;
+        for dump in dumps {
+            let mut dump = File::open(dump.path()).context("failed to read the dump again")?;
+            file.append(&mut dump)?;
+        }
+        Ok(Some(JoinedDumps { pids, file }))
+    }
+
+    /// Prints notes and writes the report; without a format, that is a table, beside the dumps in `--output` and the page of
+    /// `--open`.
+    fn show_dumps(
+        &self,
+        dumps: &JoinedDumps,
+        args: &RecordArgs,
+        notes: &[String],
+    ) -> anyhow::Result<()> {
+        let form = &args.form;
+        let file = dumps.file.path();
+        if args.output_is_dump()
+            && let Some(output) = &form.output
+        {
+            let mut bytes = File::open(&file).context("failed to read the dump again")?;
+            export(&mut bytes, output)?;
+        }
+        self.print_warnings();
+        let dump = LiveDump {
+            file: &file,
+            name: &dumps.name(),
+            pids: &dumps.pids,
+            notes,
+        };
+        let shown = match args.output_is_dump() {
+            true => {
+                let table = FormArgs {
+                    lines: form.lines,
+                    top: form.top,
+                    ..FormArgs::default()
+                };
+                show_live_report(dump, &table, &args.view, Some(TABLE_ROWS))
+            }
+            false => show_live_report(dump, form, &args.view, Some(TABLE_ROWS)),
+        };
+        shown.map_err(|error| explain_empty(error, dumps.pids[0]))?;
+        if form.open && args.output_is_dump() {
+            browser::open_or_print(&write_live_page(dump)?)?;
+        }
+        Ok(())
+    }
+
+    /// Prints the notes and warnings of the processes; of several, with their names.
+    fn print_warnings(&self) {
+        let notes = self.processes.iter().map(|process| {
+            let warnings = process
+                .recorded
+                .as_ref()
+                .ok()
+                .map(|recorded| &recorded.warnings);
+            let notes = process.notes.iter().chain(warnings.into_iter().flatten());
+            (process.name.clone(), notes.cloned().collect())
+        });
+        for note in join_notes(&notes.collect::<Vec<_>>()) {
+            output::note(&note);
+        }
+        if self
+            .recorded()
+            .any(|recorded| recorded.end == SamplingEnd::Interrupt)
+        {
+            output::note("interrupted: this is the profile until then");
+        }
+    }
+
+    /// Results of the processes that were recorded.
+    fn recorded(&self) -> impl Iterator<Item = &Recorded> {
+        let processes = self.processes.iter();
+        processes.filter_map(|process| process.recorded.as_ref().ok())
+    }
+}
+
+/// Dumps of recorded processes, one after the other.
+#[derive(Debug)]
+struct JoinedDumps {
+    /// The processes, in the order of their dumps; at least one.
+    pids: Vec<u32>,
+    file: ScratchFile,
+}
+
+impl JoinedDumps {
+    /// Name for people: that of the first process, and the number of the others.
+    fn name(&self) -> String {
+        let first = describe_process(self.pids[0]);
+        match self.pids.len() {
+            1 => first,
+            count => format!("{first} and {}", pluralize_others(count - 1)),
+        }
+    }
+}
+
+/// Text `1 other process` or `4 other processes`.
+fn pluralize_others(count: usize) -> String {
+    match count {
+        1 => "1 other process".to_owned(),
+        count => format!("{count} other processes"),
+    }
+}
+
+/// Returns a note on a process that was not recorded to the end. `None` if it was.
+fn failure_note(pid: u32, recorded: &anyhow::Result<Recorded>) -> Option<String> {
+    let text = match recorded {
+        Err(error) => exit::error_chain(error),
+        Ok(recorded) => match (recorded.early_end_text(None), &recorded.detach_error) {
+            (Some(text), _) => text,
+            (None, Some(error)) => exit::error_chain(error),
+            (None, None) => return None,
+        },
+    };
+    Some(match text.starts_with(&pid.to_string()) {
+        true => text,
+        false => format!("{pid}: {text}"),
+    })
+}
+
+/// Adds to the error of an empty profile what may help.
+fn explain_empty(error: anyhow::Error, pid: u32) -> anyhow::Error {
+    match exit::code_number(&error) {
+        NO_DATA => with_exit_code(
+            NO_DATA,
+            format!(
+                "{}{}; a longer recording samples more (`memprof record {pid} --for 5m`)",
+                exit::error_chain(&error)
+                    .replace("`memprof ledger`", &format!("`memprof ledger {pid}`")),
+                unsampled_text(pid),
+            ),
+        ),
+        _ => error,
+    }
+}
+
+/// Returns the text about objects of the process's language that are in no profile, after a semicolon; empty if there
+/// are none, or the process has ended.
+fn unsampled_text(pid: u32) -> String {
+    let kind = ProgramKinds::default().kind_for_pid(pid);
+    let text = kind.language.and_then(unsampled_objects);
+    text.map_or_else(String::new, |text| {
+        format!("; {}", text.replace("PID", &pid.to_string()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result(pid: u32, recorded: anyhow::Result<Recorded>) -> ProcessResult {
+        ProcessResult {
+            pid,
+            name: pid.to_string(),
+            recorded,
+            notes: Vec::new(),
+        }
+    }
+
+    fn ended(pid: u32, end: SamplingEnd, detach_error: Option<anyhow::Error>) -> ProcessResult {
+        let recorded = Recorded {
+            pid,
+            profile: None,
+            warnings: Vec::new(),
+            end,
+            age: None,
+            detach_error,
+        };
+        result(pid, Ok(recorded))
+    }
+
+    fn whole(pid: u32) -> ProcessResult {
+        ended(pid, SamplingEnd::Time, None)
+    }
+
+    fn killed(pid: u32) -> ProcessResult {
+        let reason = "has ended by signal 9".to_owned();
+        ended(pid, SamplingEnd::Host(reason), None)
+    }
+
+    fn refused(pid: u32) -> ProcessResult {
+        result(pid, Err(anyhow::anyhow!("it is linked statically")))
+    }
+
+    fn changed(pid: u32) -> ProcessResult {
+        let error = anyhow::anyhow!("{pid} detaches when it goes on");
+        ended(pid, SamplingEnd::Time, Some(error))
+    }
+
+    #[test]
+    fn failures_are_notes_unless_no_process_was_recorded() {
+        let check = |processes: Vec<_>, failed: Option<usize>, notes: &[&str]| {
+            let recorded = RecordedProcesses::new(processes, Vec::new());
+            assert_eq!(recorded.failed_index(), failed, "{recorded:?}");
+            assert_eq!(recorded.notes(failed), notes);
+        };
+        check(vec![whole(7)], None, &[]);
+        check(vec![killed(7)], Some(0), &[]);
+        let killed_note = "8 has ended by signal 9; it left no profile";
+        let refused_note = "9: it is linked statically";
+        check(
+            vec![whole(7), killed(8), refused(9)],
+            None,
+            &[killed_note, refused_note],
+        );
+        check(
+            vec![refused(7), killed(8), refused(9)],
+            Some(0),
+            &[killed_note, refused_note],
+        );
+        check(vec![refused(9), whole(7)], None, &[refused_note]);
+        check(vec![killed(8), changed(7)], Some(1), &[killed_note]);
+    }
+
+    #[test]
+    fn notes_on_many_processes_are_few() {
+        let processes = [whole(7)].into_iter().chain((100..120).map(refused));
+        let recorded = RecordedProcesses::new(processes.collect(), (200..210).collect());
+        let notes = recorded.notes(None);
+        assert_eq!(notes.len(), MAX_NAMED + 2);
+        assert_eq!(
+            notes[MAX_NAMED],
+            "12 more processes were not recorded to the end"
+        );
+        assert_eq!(
+            notes[MAX_NAMED + 1],
+            "10 descendants were left out, because at most 64 are recorded: 200, 201, 202, 203, 204, 205, 206, 207, …"
+        );
+    }
+}

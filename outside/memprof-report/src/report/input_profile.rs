@@ -1,0 +1,46 @@
+//! The profile of an input, which may hold the dumps of several processes.
+
+use super::Input;
+use super::loaded_profile::LoadedProfile;
+use super::merged_profile::merge_processes;
+use crate::ages::{no_ages_error, retain_older};
+use crate::error::Result;
+use crate::input::parse_all;
+use crate::label_shares::filter_by_label;
+use crate::options::Options;
+use crate::profile::SampleType;
+use crate::render::format_amount;
+use crate::symbolize::{Progress, Sources};
+
+/// Reads the profile of each process in the input, merges them, and filters by age and label. `sources` are those of
+/// each process; the last ones serve all further processes.
+pub(super) fn read_input(
+    input: Input<'_>,
+    sources: &[Sources],
+    options: &Options,
+    progress: Progress<'_>,
+) -> Result<LoadedProfile> {
+    let profiles = parse_all(input.bytes, &options.limits, options.force)?;
+    let sources = |index: usize| sources.get(index).or(sources.last());
+    let parts = profiles.into_iter().enumerate();
+    let parts = parts
+        .map(|(index, part)| LoadedProfile::from_dump(part, sources(index), options, progress));
+    let mut loaded = merge_processes(parts.collect::<Result<_>>()?);
+    let profile = &mut loaded.profile;
+    if options.ages && profile.ages.is_none() {
+        return Err(no_ages_error());
+    }
+    if let Some(min_age) = options.older {
+        let unknown = retain_older(profile, min_age)?;
+        if unknown != 0 {
+            let unknown = format_amount(unknown, SampleType::InuseSpace);
+            profile
+                .warnings
+                .push(format!("{unknown} of unknown age left out"));
+        }
+    }
+    if let Some(label) = &options.label {
+        filter_by_label(profile, label)?;
+    }
+    Ok(loaded)
+}
