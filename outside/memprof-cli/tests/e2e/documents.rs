@@ -51,6 +51,39 @@ until_host unprepared; sampled unprepared some.heap
 memprof agent &
 until curl -sf 127.0.0.1:7071/targets; do sleep 0.1; done";
 
+/// A server with workers of which each request keeps 100,000 bytes in line 3, and clients.
+const GUNICORN: &str = "cat > app.py <<'EOF'
+kept = []
+def handle(environ, start_response):
+    kept.append(bytearray(100_000))
+    start_response('200 OK', [('Content-Length', '0')])
+    return []
+EOF
+gunicorn -w 4 -b 127.0.0.1:8000 app:handle 2> gunicorn.log &
+until curl -sf 127.0.0.1:8000; do sleep 0.1; done
+while curl -s 127.0.0.1:8000; do sleep 0.02; done &";
+
+/// A queue with workers of which each task keeps 100,000 bytes in line 7, and a client. Debian's `celery` takes the first
+/// python3 in PATH.
+const CELERY: &str = "cat > tasks.py <<'EOF'
+import sys, time
+from celery import Celery
+app = Celery('tasks', broker='redis://127.0.0.1/')
+kept = []
+@app.task(ignore_result=True)
+def resize(size):
+    kept.append(bytearray(size))
+if __name__ == '__main__':
+    while True:
+        app.send_task('tasks.resize', (100_000,))
+        time.sleep(0.02)
+EOF
+redis-server --bind 127.0.0.1 --save '' > redis.log &
+until redis-cli ping; do sleep 0.1; done
+(exec -a celery /usr/bin/python3 -m celery -A tasks worker -l info -c 4 > celery.log 2>&1) &
+until grep -q ready celery.log; do sleep 0.1; done
+/usr/bin/python3 tasks.py &";
+
 /// Page, heading and treatment of each `sh` block, in the order of the page.
 const BLOCKS: &[(&str, &str, Commands)] = &[
     ("README.md", "memprof", Typed(GROWING, &[("30s", "1s")])),
@@ -70,6 +103,18 @@ const BLOCKS: &[(&str, &str, Commands)] = &[
         ("30s", "1s"),
         // Refused here: the host's jemalloc samples, not memprof.
         ("memprof ledger --pinned", "code=0; memprof ledger --pinned || code=$?; test $code = 4"),
+    ])),
+    ("python.md", "Workers", Typed(GUNICORN, &[
+        ("memprof record gunicorn --tree --for 30s ", "
+            memprof record gunicorn --tree --for 5s > report
+            cat report; head -3 report | grep -E 'handle .*app.py:3$'; grep 'of 5 processes' report #"),
+    ])),
+    ("python.md", "Workers", Typed(CELERY, &[
+        ("memprof record celery --tree --for 30s --base tasks.heap", "
+            memprof record celery --tree --for 5s --base tasks.heap
+            memprof report tasks.heap > report
+            cat report; head -3 report | grep -E 'resize .*tasks.py:7$'; grep 'of 5 processes' report"),
+        ("30s", "5s"),
     ])),
     ("ages.md", "How old memory is", Typed("memprof run -- unprepared & until_host unprepared", &[
         ("ages=1m", "ages=1s"),
@@ -206,6 +251,7 @@ pages! {
     TYPED_BY_BLOCK by type_blocks:
     readme = "README.md",
     book_commands = "commands.md",
+    book_python = "python.md",
     book_ages = "ages.md",
     book_labels = "labels.md",
     book_leaks = "leaks.md",
