@@ -1,4 +1,4 @@
-//! `CPython` 3.8 to 3.13: the frames of the calling thread, leaf first.
+//! `CPython` 3.8 to 3.14: the frames of the calling thread, leaf first.
 //!
 //! Names of fields are those of `CPython`'s headers: `pycore_frame.h`, `pycore_runtime.h`, `cpython/pystate.h`.
 
@@ -235,7 +235,7 @@ impl CPython {
         frames: &mut ManagedFrames<'_>,
     ) -> Option<()> {
         let layout = &self.layout;
-        let code = reader.pointer(frame, layout.frame_code)?;
+        let code = reader.pointer(frame, layout.frame_code)? & !layout.frame_code_tags;
         let instruction = reader.word(frame, layout.frame_instruction)?;
         let last = instruction.wrapping_sub(code.wrapping_add(layout.code_instructions)) as i64;
         // `_PyFrame_IsIncomplete`: a frame that is being made, or of code of the interpreter's own.

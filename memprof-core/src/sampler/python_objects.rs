@@ -37,6 +37,13 @@ pub(super) struct PythonObjects {
     type_type: u64,
 }
 
+/// Newest minor version of `CPython` 3 in which setting hooks without the GIL was tried: with threads, forks, collections
+/// and other tools.
+const NEWEST_MINOR: u8 = 13;
+
+/// Reason why objects of newer versions are not sampled.
+const TOO_NEW: &str = "hooks of its allocator were not tried with a version newer than 3.13";
+
 /// The objects of the interpreter whose frames are read.
 #[derive(Debug)]
 struct State {
@@ -92,7 +99,8 @@ pub(super) fn choose_objects(
 ) {
     let mut state = lock(&STATE);
     let no_functions = || objects.is_none().then(|| NO_FUNCTIONS.to_owned());
-    let off_because = off_because.or_else(no_functions);
+    let too_new = || (minor > NEWEST_MINOR).then(|| TOO_NEW.to_owned());
+    let off_because = off_because.or_else(no_functions).or_else(too_new);
     state.off_because.clone_from(&off_because);
     state.unwanted_because = off_because;
     // The first one stays, as its frames do.

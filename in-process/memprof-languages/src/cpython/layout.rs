@@ -1,6 +1,6 @@
 //! Offsets of the fields of `CPython`'s structures, in bytes, for release builds on x86-64.
 //!
-//! Until 3.12 they are in tables, made from the headers that each version installs; 3.13 has them in the process:
+//! Until 3.12 they are in tables, made from the headers that each version installs; 3.13 and 3.14 have them in the process:
 //! `_Py_DebugOffsets`, at the start of `_PyRuntime` (`pycore_debug_offsets.h`).
 
 use core::fmt;
@@ -48,9 +48,9 @@ impl fmt::Display for UnsupportedCPython {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Version(0) => {
-                f.write_str("this version's layout is unknown (known: 3.8 to 3.13)")
+                f.write_str("this version's layout is unknown (known: 3.8 to 3.14)")
             }
-            Self::Version(_) => f.write_str("its layout is unknown (known: 3.8 to 3.13)"),
+            Self::Version(_) => f.write_str("its layout is unknown (known: 3.8 to 3.14)"),
             Self::FreeThreaded => {
                 f.write_str("its layout is unknown, for it is built without the GIL")
             }
@@ -90,6 +90,8 @@ pub(super) struct FieldOffsets {
     pub(super) activation_previous: usize,
     pub(super) frame_previous: usize,
     pub(super) frame_code: usize,
+    /// Bits of the reference to the code that are no part of its address: `Py_TAG_BITS`, from 3.14 on.
+    pub(super) frame_code_tags: usize,
     /// `f_lasti`, `prev_instr` or `instr_ptr`.
     pub(super) frame_instruction: usize,
     pub(super) frame_owner: usize,
@@ -123,6 +125,7 @@ const V3_8: FieldOffsets = FieldOffsets {
     activation_previous: 0,
     frame_previous: 24,
     frame_code: 32,
+    frame_code_tags: 0,
     frame_instruction: 104,
     frame_owner: 0,
     instruction_units: 1,
@@ -201,6 +204,36 @@ const V3_13: FieldOffsets = FieldOffsets {
     ..V3_12
 };
 
+/// Without what `_Py_DebugOffsets` contains.
+const V3_14: FieldOffsets = FieldOffsets {
+    thread_key: 2336,
+    frame_code_tags: 3,
+    ..V3_13
+};
+
+/// Words of those structures in `_Py_DebugOffsets` that differ between versions, with their size.
+#[derive(Clone, Copy, Debug)]
+struct TableWords {
+    interpreter: usize,
+    frame: usize,
+    code: usize,
+    set: usize,
+}
+
+const TABLE_3_13: TableWords = TableWords {
+    interpreter: 13,
+    frame: 6,
+    code: 10,
+    set: 0,
+};
+
+const TABLE_3_14: TableWords = TableWords {
+    interpreter: 16,
+    frame: 8,
+    code: 11,
+    set: 4,
+};
+
 /// Versions without `Py_Version`, by the size of `_PyRuntime`.
 pub(super) const BY_RUNTIME_SIZE: [(usize, u32, FieldOffsets); 3] = [
     (1464, 0x0308_0000, V3_8),
@@ -229,7 +262,8 @@ impl FieldOffsets {
         let layout = match version >> 16 {
             0x030b if is_final => V3_11,
             0x030c if is_final => V3_12,
-            0x030d if is_final => Self::from_debug_offsets(runtime, version, reader)?,
+            0x030d if is_final => V3_13.with_debug_offsets(runtime, version, TABLE_3_13, reader)?,
+            0x030e if is_final => V3_14.with_debug_offsets(runtime, version, TABLE_3_14, reader)?,
             _ => return Err(UnsupportedCPython::Version(version)),
         };
         match layout.thread_key + 8 <= runtime.size {
@@ -238,14 +272,12 @@ impl FieldOffsets {
         }
     }
 
-    /// Reads `_Py_DebugOffsets` of 3.13, at the start of `runtime`.
-    ///
-    /// # Errors
-    /// `Runtime`: it is unreadable, of another `version`, or has an offset that is too large. `FreeThreaded`: the build
-    /// has no GIL.
-    fn from_debug_offsets(
+    /// Adds the offsets in `_Py_DebugOffsets`.
+    fn with_debug_offsets(
+        self,
         runtime: Symbol,
         version: u32,
+        words: TableWords,
         reader: &mut Reader<'_>,
     ) -> Result<Self, UnsupportedCPython> {
         const COOKIE: usize = usize::from_ne_bytes(*b"xdebugpy");
@@ -269,38 +301,38 @@ impl FieldOffsets {
         };
         // Indices of the structures: their first word is their size.
         const RUNTIME: usize = 3;
-        const THREAD: usize = RUNTIME + 3 + 13;
-        const FRAME: usize = THREAD + 9;
-        const CODE: usize = FRAME + 6;
-        const OBJECT: usize = CODE + 10;
-        // Types, tuples, lists, dicts, floats and ints lie between.
-        const BYTES: usize = OBJECT + 2 + 4 + 3 + 3 + 3 + 2 + 3;
-        const TEXT: usize = BYTES + 3;
+        let thread_index = RUNTIME + 3 + words.interpreter;
+        let frame_index = thread_index + 9;
+        let code_index = frame_index + words.frame;
+        let object_index = code_index + words.code;
+        // Types, tuples, lists, sets, dicts, floats and ints lie between.
+        let bytes_index = object_index + 2 + 4 + 3 + 3 + words.set + 3 + 2 + 3;
+        let text_index = bytes_index + 3;
         /// `PyCompactUnicodeObject` has two words more than `PyASCIIObject`.
         const COMPACT: usize = 16;
-        let text_ascii = offset(TEXT + 3)?;
+        let text_ascii = offset(text_index + 3)?;
         Ok(Self {
             finalizing: offset(RUNTIME + 1)?,
-            frame: offset(THREAD + 4)?,
-            thread_id: offset(THREAD + 5)?,
-            frame_previous: offset(FRAME + 1)?,
-            frame_code: offset(FRAME + 2)?,
-            frame_instruction: offset(FRAME + 3)?,
-            frame_owner: offset(FRAME + 5)?,
-            code_file: offset(CODE + 1)?,
-            code_name: offset(CODE + 2)?,
-            code_qualified_name: Some(offset(CODE + 3)?),
-            code_line_table: offset(CODE + 4)?,
-            code_first_line: offset(CODE + 5)?,
-            code_instructions: offset(CODE + 9)?,
-            object_type: offset(OBJECT + 1)?,
-            bytes_len: offset(BYTES + 1)?,
-            bytes_data: offset(BYTES + 2)?,
-            text_state: offset(TEXT + 1)?,
-            text_len: offset(TEXT + 2)?,
+            frame: offset(thread_index + 4)?,
+            thread_id: offset(thread_index + 5)?,
+            frame_previous: offset(frame_index + 1)?,
+            frame_code: offset(frame_index + 2)?,
+            frame_instruction: offset(frame_index + 3)?,
+            frame_owner: offset(frame_index + 5)?,
+            code_file: offset(code_index + 1)?,
+            code_name: offset(code_index + 2)?,
+            code_qualified_name: Some(offset(code_index + 3)?),
+            code_line_table: offset(code_index + 4)?,
+            code_first_line: offset(code_index + 5)?,
+            code_instructions: offset(code_index + 9)?,
+            object_type: offset(object_index + 1)?,
+            bytes_len: offset(bytes_index + 1)?,
+            bytes_data: offset(bytes_index + 2)?,
+            text_state: offset(text_index + 1)?,
+            text_len: offset(text_index + 2)?,
             text_ascii,
             text_compact: text_ascii + COMPACT,
-            ..V3_13
+            ..self
         })
     }
 }

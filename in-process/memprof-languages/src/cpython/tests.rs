@@ -133,11 +133,12 @@ fn runtime_that_only_has_the_name_is_unsupported() {
     };
     check(&symbols(memory, 100), UnsupportedCPython::Version(0));
     let versions = [
-        (0x030e_00f0, UnsupportedCPython::Version(0x030e_00f0)),
+        (0x030f_00f0, UnsupportedCPython::Version(0x030f_00f0)),
         // Not final.
         (0x030c_00b1, UnsupportedCPython::Version(0x030c_00b1)),
         // Without `_Py_DebugOffsets`.
         (0x030d_00f0, UnsupportedCPython::Runtime),
+        (0x030e_00f0, UnsupportedCPython::Runtime),
         // Too small.
         (0x030b_02f0, UnsupportedCPython::Runtime),
     ];
