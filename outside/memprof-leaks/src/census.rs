@@ -96,7 +96,9 @@ fn count_objects(analyzed: &AnalyzedSnapshot<'_>) -> Result<Census, Error> {
         };
         let start = object.range.start + prefix;
         let size = size_of_object(view, &mut memory, interpreters, start, &found);
-        let bytes = size.map(|size| counted_bytes(&size, prefix, &object, &analyzed.objects));
+        // Without the data of debug hooks, which are none of the object's.
+        let own_prefix = found.prefix(Some(interpreters.minor()));
+        let bytes = size.map(|size| counted_bytes(&size, own_prefix, &object, &analyzed.objects));
         let is_new = counts.len() >= MAX_TYPES && !counts.contains_key(&found.name);
         let name = if is_new {
             OTHER_TYPES.into()

@@ -3,6 +3,7 @@
 //! Only versions are read whose layout is known, and only after `sys.modules` was found to be a dict that contains the
 //! module `sys`. Names of fields are those of `CPython`'s headers.
 
+mod class_names;
 mod dicts;
 mod interpreters;
 mod layout;

@@ -53,7 +53,7 @@ fn unshared_step(group: &GroupKind) -> HolderStep {
     let (kind, name) = match group {
         GroupKind::Process => ("process", "the process".to_owned()),
         GroupKind::Holder(Holder::PythonVariable { name, class }) => {
-            ("python", format!("{name} ({class})"))
+            ("variable", format!("{name} ({class})"))
         }
         GroupKind::Holder(Holder::Variable { name, file }) => {
             let offset = name.strip_prefix(file.as_str());

@@ -64,7 +64,7 @@ const ROW: &str = "[...document.querySelectorAll('.panel:not([hidden]) tr[aria-r
 fn of_row(script: &str) -> String {
     script
         .replace("ROW", ROW)
-        .replace("HOSTILE", &json!(HOSTILE).to_string())
+        .replace("HOSTILE", &json!(format!("__main__.{HOSTILE}")).to_string())
 }
 
 #[test]

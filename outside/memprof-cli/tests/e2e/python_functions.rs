@@ -165,17 +165,20 @@ fn holders_name_attribute_of_class_and_census_counts_types() {
         let slow = ["holders", &pid, "--max-pause", "5s"];
         memprof(place.path(), &[&slow, args].concat()).exits(0)
     };
-    let found = run(&["--json", "--class", "^Session$"]).json();
+    let found = run(&["--json", "--class", "^__main__.Session$"]).json();
     let row = &found["holders"][0];
     assert_eq!(row["objects"], 1000, "{found}");
     let path = row["path"].as_array().unwrap();
     let outermost = &path[path.len() - 1];
-    assert_eq!(outermost["kind"], "python", "{found}");
+    assert_eq!(outermost["kind"], "variable", "{found}");
     let name = "__main__.Registry.sessions (dict)";
     assert_eq!(outermost["name"], name, "{found}");
     let counted = run(&["--json", "--census"]).json();
     let types = counted["types"].as_array().unwrap();
-    let session = types.iter().find(|row| row["name"] == "Session").unwrap();
+    let session = types
+        .iter()
+        .find(|row| row["name"] == "__main__.Session")
+        .unwrap();
     // sys.getsizeof(): reference count, type and number, behind the collector's two words.
     let expected = [&Value::from(1000), &Value::from(1000 * 40)];
     assert_eq!([&session["objects"], &session["bytes"]], expected);

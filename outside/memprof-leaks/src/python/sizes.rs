@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use super::dicts::{KeyTable, TextForm};
 use super::interpreters::Interpreters;
-use super::python_type::{PythonType, TypeFlag};
-use super::types::FLAGS_OFFSET;
+use super::python_type::{FLAGS_OFFSET, PythonType, TypeFlag};
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
 /// Bytes of an entry of a set.

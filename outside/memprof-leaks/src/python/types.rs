@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::layout::Layout;
-use super::python_type::{PythonType, TypeFlag};
+use super::python_type::{PythonType, TYPE_OFFSET, TypeFlag, has_base};
 use crate::objects::{GC_HEAD_SIZE, Object, Objects};
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
@@ -19,54 +19,28 @@ pub(super) const PREFIX_SIZES: [u64; 3] = [0, GC_HEAD_SIZE, GC_HEAD_SIZE + 16];
 const PREVIOUS_OFFSET: u64 = 8;
 /// Flags of the collector in the lowest bits of these pointers.
 const LINK_FLAGS: u64 = 0b11;
-/// Offset of an object's type, after its reference count.
-const TYPE_OFFSET: u64 = 8;
-/// Offset of a type's name (`tp_name`).
-const NAME_OFFSET: u64 = 24;
-/// Offsets of the size of its objects and of an element of them (`tp_basicsize`, `tp_itemsize`).
-const BASIC_SIZE_OFFSET: u64 = 32;
-const ITEM_SIZE_OFFSET: u64 = 40;
-/// Offset of a type's flags (`tp_flags`).
-pub(super) const FLAGS_OFFSET: u64 = 168;
-/// Offset of the type of which it is a subtype (`tp_base`).
-const BASE_OFFSET: u64 = 256;
-/// Offset in a type of the offset at which its objects have the pointer to their dict (`tp_dictoffset`).
-const DICT_OFFSET: u64 = 288;
-/// Offset of the pointer to the dict from an object with [`TypeFlag::ManagedDict`].
-const MANAGED_DICT_OFFSET: i64 = -24;
 /// Name of the type of dicts.
 pub(crate) const DICT_TYPE: &str = "dict";
 /// Offset of a dict's pointer to its table of keys.
 const KEYS_OFFSET: u64 = 32;
 /// Offset of a dict's pointer to its table of values, null unless it shares its keys with other dicts.
 const VALUES_OFFSET: u64 = 40;
+/// Bytes of the debug hooks' data in front of a block.
+const DEBUG_HEAD_SIZE: u64 = 16;
 /// Bytes of the smallest Python object.
 const MIN_OBJECT_SIZE: u64 = 16;
 /// Least reference count of an immortal object: since 3.12, the sign bit of a 32-bit count
 /// (`_Py_IsImmortal`).
 const MIN_IMMORTAL_COUNT: u32 = 1 << 31;
-/// Most bytes of a type's name.
-const NAME_LIMIT: usize = 256;
 /// Most types in the cache, which is cleared when it is full.
 const MAX_CACHED_TYPES: usize = 1 << 18;
+/// Most entries of dicts that are read for names of classes; further classes have no module in their names.
+const MAX_NAME_ENTRIES: u64 = 1 << 23;
 /// Offset of the number of elements of an object that has some (`ob_size`).
 const LENGTH_OFFSET: u64 = 16;
 /// Offset of the state of a `str`, and its bits for one whose characters are ASCII and follow it.
 const TEXT_STATE_OFFSET: u64 = 32;
 const COMPACT_ASCII: u64 = 0b110_0000;
-/// Largest size of the fixed part of an object, or of an element, in bytes.
-const MAX_BASIC_SIZE: u64 = 1 << 24;
-/// Most types of which a type is a subtype, each of the next.
-const MAX_BASES: usize = 64;
-/// Names of the types of weak references, in all versions.
-const WEAK_REFERENCES: [&str; 6] = [
-    "weakref",
-    "weakref.ReferenceType",
-    "weakproxy",
-    "weakref.ProxyType",
-    "weakcallableproxy",
-    "weakref.CallableProxyType",
-];
 
 /// Types of the Python objects in a snapshot, with a cache.
 #[derive(Debug)]
@@ -77,6 +51,10 @@ pub(crate) struct PythonTypes<'a> {
     /// Memory of pymalloc's pools, by address.
     pools: Vec<Range<u64>>,
     types: HashMap<u64, Option<PythonType>>,
+    /// Number of entries of dicts that may still be read for names of classes.
+    name_budget: u64,
+    /// Whether the name of a class is being read.
+    is_naming: bool,
 }
 
 impl<'a> PythonTypes<'a> {
@@ -92,6 +70,8 @@ impl<'a> PythonTypes<'a> {
             layout,
             pools,
             types: HashMap::new(),
+            name_budget: MAX_NAME_ENTRIES,
+            is_naming: false,
         }
     }
 
@@ -241,8 +221,9 @@ impl<'a> PythonTypes<'a> {
 
     /// Whether an object has a type, but no references, as one that the interpreter has freed but keeps for reuse.
     fn is_dead(&mut self, memory: &mut CachedReader<'_>, object: &Object) -> bool {
+        let head = debug_head_size(memory, object);
         PREFIX_SIZES.into_iter().any(|before| {
-            let start = object.range.start + before;
+            let start = object.range.start + head + before;
             let is_inside = start + MIN_OBJECT_SIZE <= object.range.end;
             let is_unreferenced = is_inside && memory.word(start) == Some(0);
             let class = is_unreferenced
@@ -253,7 +234,7 @@ impl<'a> PythonTypes<'a> {
         })
     }
 
-    /// Finds the type of an object. Returns also the number of bytes in front of the Python object. `None` if it is no
+    /// Finds the type of an object. Returns also the bytes in front of the Python object, with those of debug hooks. `None` if it is no
     /// Python object.
     pub(crate) fn find_type(
         &mut self,
@@ -261,8 +242,9 @@ impl<'a> PythonTypes<'a> {
         object: &Object,
     ) -> Option<(u64, PythonType)> {
         let minor = self.minor();
+        let head = debug_head_size(memory, object);
         PREFIX_SIZES.into_iter().find_map(|before| {
-            let start = object.range.start + before;
+            let start = object.range.start + head + before;
             if start + MIN_OBJECT_SIZE > object.range.end
                 || !may_be_reference_count(memory.word(start)?, minor)
             {
@@ -271,52 +253,62 @@ impl<'a> PythonTypes<'a> {
             let address = memory.word(start + TYPE_OFFSET)?;
             let object_type = self.type_at(address)?;
             let is_there = minor.is_none() || object_type.prefix(minor) == before;
-            is_there.then_some((before, object_type))
+            is_there.then_some((head + before, object_type))
         })
     }
 
-    /// Reads the type at an address, or takes it from the cache. `None` if there is none.
+    /// Type at an address, from the cache if it was read before. `None` if there is none.
     fn type_at(&mut self, address: u64) -> Option<PythonType> {
         // A type has more bytes than an object in a pool.
         if !address.is_multiple_of(8) || address < 4096 || self.is_in_pool(address) {
             return None;
         }
+        if let Some(known) = self.types.get(&address) {
+            return known.clone();
+        }
         if self.types.len() > MAX_CACHED_TYPES {
             self.types.clear();
         }
-        let view = self.view;
-        let layout = self.layout;
-        // The word may be any number, so its sum with an offset may overflow.
-        let type_of = |object: u64| view.word(object.checked_add(TYPE_OFFSET)?);
-        let object_type = || {
-            let above = type_of(address)?;
-            let topmost = type_of(above)?;
-            let is_its_own = type_of(topmost)? == topmost;
-            let is_type = is_its_own && read_type_name(view, topmost)? == "type";
-            let name = is_type.then(|| read_type_name(view, address)).flatten()?;
-            let size = |offset| {
-                let size = view.word(address + offset)?;
-                (size <= MAX_BASIC_SIZE).then_some(size)
-            };
-            let flags = view.word(address + FLAGS_OFFSET)?;
-            Some(PythonType {
-                name: name.into(),
-                flags,
-                basic_size: size(BASIC_SIZE_OFFSET)?,
-                item_size: size(ITEM_SIZE_OFFSET)?,
-                dict: dict_offset(view, address, flags),
-                cached_keys: layout
-                    .filter(|_| flags >> TypeFlag::Heap as u32 & 1 != 0)
-                    .and_then(|layout| view.word(address + layout.cached_keys)),
-                is_set: has_base(view, address, &["set", "frozenset"]),
-                is_bytearray: has_base(view, address, &["bytearray"]),
-                is_weak_reference: has_base(view, address, &WEAK_REFERENCES),
-                is_number: has_base(view, address, &["int", "float", "complex"]),
-            })
-        };
-        let known = self.types.entry(address);
-        known.or_insert_with(object_type).clone()
+        let mut found = PythonType::read(self.view, self.layout, address);
+        let is_class = found
+            .as_ref()
+            .is_some_and(|found| found.has(TypeFlag::Heap));
+        if is_class && self.is_naming {
+            // A part of another class's name: its own name is not needed, and such parts may form a long chain.
+            return found;
+        }
+        if let (true, Some(found)) = (is_class, &mut found) {
+            self.is_naming = true;
+            let name = self.class_name(address, &found.name);
+            self.is_naming = false;
+            found.name = name.map_or_else(|| Rc::clone(&found.name), Rc::from);
+        }
+        self.types.insert(address, found.clone());
+        found
     }
+
+    /// Name with its module of the class at an address whose type's name is `own`. `None` if `own` has the module
+    /// already, or the module is not known.
+    fn class_name(&mut self, address: u64, own: &str) -> Option<String> {
+        let layout = self.layout.filter(|_| !own.contains('.'))?;
+        let mut budget = self.name_budget;
+        let name = layout.class_name(self.view, address, self, &mut budget);
+        self.name_budget = budget;
+        name
+    }
+}
+
+/// Bytes that the debug hooks of Python's allocators have in front of a block (`PYTHONMALLOC=debug`): its size, and the
+/// letter of its allocator before seven `PYMEM_FORBIDDENBYTE`. 0 if there are none, which is usual.
+fn debug_head_size(memory: &mut CachedReader<'_>, object: &Object) -> u64 {
+    const FORBIDDEN: u64 = 0x00fd_fdfd_fdfd_fdfd;
+    let second = match object.size() {
+        ..DEBUG_HEAD_SIZE => None,
+        _ => memory.word(object.range.start + 8),
+    };
+    let is_head = second
+        .is_some_and(|word| word >> 8 == FORBIDDEN && matches!(word as u8, b'o' | b'm' | b'r'));
+    if is_head { DEBUG_HEAD_SIZE } else { 0 }
 }
 
 /// Whether a word may be a reference count. In the versions whose layouts are known it has 32 bits, so that few
@@ -330,39 +322,4 @@ fn may_be_reference_count(word: u64, minor: Option<u32>) -> bool {
 pub(crate) fn reference_count(memory: &mut CachedReader<'_>, start: u64) -> u32 {
     let count = memory.word(start).unwrap_or_default() as u32;
     if count < MIN_IMMORTAL_COUNT { count } else { 0 }
-}
-
-/// Name of a type. `None` if its memory cannot be read or is no name.
-fn read_type_name(view: &SnapshotMemory, object_type: u64) -> Option<String> {
-    let name = view.text(
-        view.word(object_type.checked_add(NAME_OFFSET)?)?,
-        NAME_LIMIT,
-    )?;
-    let is_name = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
-    (!name.is_empty() && is_name(&name)).then_some(name)
-}
-
-/// Offset of the dict pointer in a type's objects. `None` if they have no dict, or the offset depends on
-/// their length.
-fn dict_offset(view: &SnapshotMemory, object_type: u64, flags: u64) -> Option<i64> {
-    if flags >> TypeFlag::ManagedDict as u32 & 1 != 0 {
-        return Some(MANAGED_DICT_OFFSET);
-    }
-    let offset = view.word(object_type + DICT_OFFSET)? as i64;
-    (offset > 0).then_some(offset)
-}
-
-/// Whether a type, or one of which it is a subtype, has one of these names.
-fn has_base(view: &SnapshotMemory, object_type: u64, names: &[&str]) -> bool {
-    let mut next = Some(object_type);
-    for _ in 0..MAX_BASES {
-        let Some(name) = next.and_then(|base| read_type_name(view, base)) else {
-            return false;
-        };
-        if names.contains(&name.as_str()) {
-            return true;
-        }
-        next = next.and_then(|base| view.word(base.checked_add(BASE_OFFSET)?));
-    }
-    false
 }

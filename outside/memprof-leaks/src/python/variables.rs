@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::rc::Rc;
 
+use super::class_names::CLASS_DICT;
 use super::dicts::Dict;
 use super::interpreters::Interpreters;
 use super::python_type::TypeFlag;
@@ -21,8 +22,6 @@ const MAX_CLASSES: usize = 1 << 16;
 const MAX_DEPTH: usize = 4;
 /// `PyModuleObject.md_dict`.
 const MODULE_DICT: u64 = 16;
-/// `PyTypeObject.tp_dict`.
-const CLASS_DICT: u64 = 264;
 
 /// Types of objects that a class has for its methods and their documentation, and of plain constants.
 const CLASS_PARTS: [&str; 16] = [
@@ -177,14 +176,8 @@ impl VariableSearch<'_, '_> {
 
     /// Whether a class has the name of that module as its `__module__`.
     fn is_defined_in(&mut self, class: u64, module: &str) -> bool {
-        let dict = self
-            .view
-            .field(class, CLASS_DICT)
-            .and_then(|dict| self.dict(dict));
-        let entries = dict.map_or(Vec::new(), |dict| dict.entries);
-        let found = entries.into_iter().find_map(|(key, value)| {
-            (self.text(key)? == "__module__").then(|| self.text(value))?
-        });
+        let layout = &self.interpreters.layout;
+        let found = layout.module_of_class(self.view, class, self.types, &mut self.budget);
         found.as_deref() == Some(module)
     }
 

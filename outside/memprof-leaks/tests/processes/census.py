@@ -26,6 +26,11 @@ class Registry:
         self.points = []
 
 
+def full_name(kind):
+    inside = "" if kind.__module__ == "builtins" else kind.__module__ + "."
+    return inside + kind.__qualname__
+
+
 CACHE = {"k%d" % number: ("v%d" % number, number) for number in range(COUNT)}
 REGISTRY = Registry()
 for number in range(COUNT):
@@ -37,7 +42,7 @@ SEEN = set(range(1_000_000, 1_000_000 + COUNT))
 gc.collect()
 truth = collections.defaultdict(lambda: [0, 0])
 for tracked in gc.get_objects():
-    own = truth[type(tracked).__name__]
+    own = truth[full_name(type(tracked))]
     own[0] += 1
     own[1] += sys.getsizeof(tracked)
 del tracked

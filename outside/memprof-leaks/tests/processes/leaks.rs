@@ -198,14 +198,18 @@ fn python_objects_with_lost_reference_are_leaked() {
         // Stale words on a stack, or on a free list of the interpreter, hold some of them.
         let most = COUNT / 100 * 99..=COUNT;
         assert!(
-            most.contains(&of_class("Lost")),
+            most.contains(&of_class("__main__.Lost")),
             "{base} {allocator}: {proof:?}"
         );
         assert!(
             most.contains(&of_class("list")),
             "{base} {allocator}: {proof:?}"
         );
-        assert_eq!(of_class("Garbage"), 0, "{base} {allocator}: {proof:?}");
+        assert_eq!(
+            of_class("__main__.Garbage"),
+            0,
+            "{base} {allocator}: {proof:?}"
+        );
     }
 }
 

@@ -3,25 +3,27 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use memprof_leaks::{
     AnalysisOptions, Detail, Error, GroupKind, HeapObjectKind, Holder, HolderGroup, Holding,
-    Method, census, holders,
+    Method, census, holders, prove,
 };
 
 use crate::leaks::LONG_PAUSE;
 use crate::start;
-use crate::target::Target;
+use crate::target::{Target, built};
 
 const COUNT: u64 = 20_000;
+/// The folder of this file.
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/processes");
 /// The allocators that a Python may be started with.
 const ALLOCATORS: [&str; 2] = ["malloc", "pymalloc"];
 
 /// Starts a program of this folder.
 fn python(program: &str, arguments: &[&str], allocator: &str) -> Target {
     let mut command = Command::new("python3");
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/processes");
-    command.arg(format!("{folder}/{program}")).args(arguments);
+    command.arg(format!("{FOLDER}/{program}")).args(arguments);
     Target::from_command(command.env("PYTHONMALLOC", allocator))
 }
 
@@ -71,10 +73,18 @@ fn variables_hold_their_objects_of_every_type() {
 fn sessions_hold_theirs(base: &str, attributes: u64, allocator: &str) -> bool {
     let mut target = python("sessions.py", &[&COUNT.to_string(), base], allocator);
     let holding = find_holders(&mut target);
-    assert_eq!(objects_of_type(&holding, "Session"), COUNT, "{base}");
-    assert_eq!(objects_of_type(&holding, "Order"), 3 * COUNT, "{base}");
+    assert_eq!(
+        objects_of_type(&holding, "__main__.Session"),
+        COUNT,
+        "{base}"
+    );
+    assert_eq!(
+        objects_of_type(&holding, "__main__.Order"),
+        3 * COUNT,
+        "{base}"
+    );
     assert!(
-        objects_of_type(&holding, "Session.__dict__") >= attributes,
+        objects_of_type(&holding, "__main__.Session.__dict__") >= attributes,
         "{base}"
     );
     let (index, sessions) = variable(&holding, "__main__.sessions", "dict");
@@ -103,7 +113,7 @@ fn variable_that_does_not_hold_its_own(allocator: &str) -> Option<String> {
     // dict, table, bytes and number.
     const VARIABLES: [(&str, &str, RangeInclusive<u64>); 5] = [
         ("__main__.CACHE", "dict", 4..=4),
-        ("__main__.REGISTRY", "Registry", 4..=7),
+        ("__main__.REGISTRY", "__main__.Registry", 4..=7),
         ("__main__.User.names", "dict", 3..=4),
         ("__main__.QUEUE", "list", 4..=4),
         ("__main__.SEEN", "set", 1..=1),
@@ -130,7 +140,14 @@ fn census_is_that_of_collector_and_getsizeof() {
         assert_eq!(counted.pools > 0, allocator == "pymalloc");
         assert!(counted.pool_used <= counted.pools);
         for name in [
-            "dict", "tuple", "list", "set", "User", "Point", "function", "type",
+            "dict",
+            "tuple",
+            "list",
+            "set",
+            "__main__.User",
+            "__main__.Point",
+            "function",
+            "type",
         ] {
             let [objects, bytes] = truth[name];
             let found = counted
@@ -174,4 +191,44 @@ fn census_of_program_without_python_is_refused() {
     let error = census(target.pid, LONG_PAUSE, &|_| {}).unwrap_err();
     target.assert_unharmed();
     assert!(matches!(error, Error::NoPython), "{error}");
+}
+
+/// Processes whose random content differs, and rounds of each, with twice as many changed words as the one before.
+const SEEDS: [&str; 3] = ["1", "2", "3"];
+const ROUNDS: usize = 5;
+/// Longest time of an analysis: on a loaded machine it takes some seconds.
+const MAX_TIME: Duration = Duration::from_secs(60);
+
+#[test]
+fn random_content_of_interpreter_ends_analysis_without_harm() {
+    let library = built("hostile_python.so", |path| {
+        let mut command = Command::new("cc");
+        command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]);
+        command.arg("hostile_python.c").arg("-o").arg(path);
+        command
+    });
+    for seed in SEEDS {
+        let arguments = [library.to_str().unwrap(), seed];
+        let mut target = python("hostile_python.py", &arguments, "pymalloc");
+        for round in 0..ROUNDS {
+            let pid = target.pid;
+            check_ends(round, || prove(pid, LONG_PAUSE, &|_| {}).err());
+            check_ends(round, || census(pid, LONG_PAUSE, &|_| {}).err());
+            check_ends(round, || {
+                holders(pid, Detail::None, LONG_PAUSE, &|_| {}).err()
+            });
+            target.write(b"\n");
+            assert_eq!(target.line(), "done\n");
+        }
+    }
+}
+
+/// Checks that an analysis ends soon, with a result or a reason that the content may give.
+fn check_ends(round: usize, analyze: impl FnOnce() -> Option<Error>) {
+    let start = Instant::now();
+    match analyze() {
+        None | Some(Error::NoHeap(_) | Error::NoPython | Error::Memory { .. }) => {}
+        Some(error) => panic!("{round}: {error}"),
+    }
+    assert!(start.elapsed() < MAX_TIME, "{round}: {:?}", start.elapsed());
 }

@@ -1,0 +1,47 @@
+//! Names of classes with their modules.
+
+use super::dicts::Dict;
+use super::layout::Layout;
+use super::types::PythonTypes;
+use crate::snapshot_memory::SnapshotMemory;
+
+/// `PyTypeObject.tp_dict`.
+pub(super) const CLASS_DICT: u64 = 264;
+/// Module of the interpreter's own types, which is not shown.
+const BUILTINS: &str = "builtins";
+
+impl Layout {
+    /// Name of a class that the program has made, as `module.Class` or `module.Outer.Inner`. Takes the entries that it
+    /// reads from `budget`. `None` if the class does not say its module.
+    pub(super) fn class_name(
+        &self,
+        view: &SnapshotMemory,
+        class: u64,
+        types: &mut PythonTypes<'_>,
+        budget: &mut u64,
+    ) -> Option<String> {
+        // `PyHeapTypeObject.ht_qualname` is in front of `ht_cached_keys` in all versions.
+        let name = view.field(class, self.cached_keys - 8)?;
+        let name = self.text(view, name, types)?;
+        let module = self.module_of_class(view, class, types, budget)?;
+        Some(match module.as_str() {
+            BUILTINS => name,
+            module => format!("{module}.{name}"),
+        })
+    }
+
+    /// Module of a class, its `__module__`. `None` if it has none, or its dict cannot be read within `budget`.
+    pub(super) fn module_of_class(
+        &self,
+        view: &SnapshotMemory,
+        class: u64,
+        types: &mut PythonTypes<'_>,
+        budget: &mut u64,
+    ) -> Option<String> {
+        let dict = Dict::read(view, self, view.field(class, CLASS_DICT)?, types, budget)?;
+        dict.entries.into_iter().find_map(|(key, value)| {
+            let is_module = self.text(view, key, types)? == "__module__";
+            is_module.then(|| self.text(view, value, types))?
+        })
+    }
+}
