@@ -6,7 +6,7 @@ use super::python_pointers::PythonPointers;
 use crate::analysis::AnalyzedSnapshot;
 use crate::budget::MemoryBudget;
 use crate::error::Error;
-use crate::objects::{Object, ObjectIndex};
+use crate::objects::{GC_HEAD_SIZE, Object, ObjectIndex};
 use crate::snapshot_memory::CachedReader;
 
 /// Size in bytes above which only the resident pages of an object are read.
@@ -91,8 +91,15 @@ impl<'a> PointerScanner<'a> {
                 }
             })
         };
-        let Range { start, end } = self.python.pointers_in(number, object);
+        let Range { mut start, end } = self.python.pointers_in(number, object);
         let end = end & !7;
+        // The collector's lists hold nothing. The first and last pointer of one lead to the interpreter's own state, and
+        // so to all threads.
+        let behind_head = self.analyzed.objects.python_object_in(object);
+        if let Some(behind_head) = behind_head.filter(|behind| *behind <= end) {
+            words(start..behind_head - GC_HEAD_SIZE)?;
+            start = behind_head;
+        }
         if end - start <= LARGE_OBJECT_SIZE {
             return words(start..end);
         }

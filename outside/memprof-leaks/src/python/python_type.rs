@@ -27,6 +27,8 @@ const NAME_LIMIT: usize = 256;
 const MAX_BASIC_SIZE: u64 = 1 << 24;
 /// Most types of which a type is a subtype, each of the next.
 const MAX_BASES: usize = 64;
+/// Names of the types whose objects contain the local variables of a function.
+const GENERATORS: [&str; 3] = ["generator", "coroutine", "async_generator"];
 /// Names of the types of weak references, in all versions.
 const WEAK_REFERENCES: [&str; 6] = [
     "weakref",
@@ -75,6 +77,7 @@ pub(crate) struct PythonType {
     pub(crate) is_bytearray: bool,
     pub(super) is_weak_reference: bool,
     pub(super) is_number: bool,
+    pub(super) is_generator: bool,
 }
 
 impl PythonType {
@@ -108,6 +111,7 @@ impl PythonType {
             is_bytearray: has_base(view, address, &["bytearray"]),
             is_weak_reference: has_base(view, address, &WEAK_REFERENCES),
             is_number: has_base(view, address, &["int", "float", "complex"]),
+            is_generator: has_base(view, address, &GENERATORS),
         })
     }
 

@@ -5,8 +5,11 @@ use std::ops::Range;
 use super::dicts::{KeyTable, TextForm};
 use super::interpreters::Interpreters;
 use super::python_type::{FLAGS_OFFSET, PythonType, TypeFlag};
+use super::types::{SET_OWN_TABLE, SET_TABLE};
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
+/// Offset in a `PySetObject` of the number of entries of its table, less one.
+const SET_MASK: u64 = 32;
 /// Bytes of an entry of a set.
 const SET_ENTRY: u64 = 16;
 
@@ -90,9 +93,8 @@ pub(crate) fn size_of_object(
         };
     }
     if class.is_set {
-        let (mask, table) = (word(32)?, word(40)?);
-        // `PySetObject.smalltable` is in the object.
-        return match table == object.checked_add(64)? {
+        let (mask, table) = (word(SET_MASK)?, word(SET_TABLE)?);
+        return match table == object.checked_add(SET_OWN_TABLE)? {
             true => whole(Some(0)),
             false => with_table(table, mask.checked_add(1)?.checked_mul(SET_ENTRY)),
         };
@@ -100,13 +102,17 @@ pub(crate) fn size_of_object(
     if class.is_bytearray {
         return with_table(word(32)?, Some(word(24)?));
     }
+    // Since 3.12 a generator has no field with the number of its local variables; its block does.
+    if class.is_generator && layout.minor >= 12 {
+        return None;
+    }
     match class.item_size {
         0 => whole(Some(0)),
         size => whole(word(16)?.cast_signed().unsigned_abs().checked_mul(size)),
     }
 }
 
-/// Parts of an object's tables that have its elements: a list's, a dict's, a class's, or the values of its attributes.
+/// Parts of an object's tables that have its elements: a list's, a dict's, a set's, a class's, or the values of its attributes.
 /// Behind them, there may be pointers of what was there before. `None` for each table that it does not have.
 pub(crate) fn elements_of_object(
     view: &SnapshotMemory,
@@ -139,6 +145,13 @@ pub(crate) fn elements_of_object(
         let table = word(layout.cached_keys.cast_signed());
         let used = keys(table).and_then(|form| form.size_of_used());
         return [elements(table, used), None];
+    }
+    if class.is_set {
+        let own_table = object.checked_add(SET_OWN_TABLE);
+        let table = word(SET_TABLE.cast_signed()).filter(|table| Some(*table) != own_table);
+        let entries = word(SET_MASK.cast_signed()).and_then(|mask| mask.checked_add(1));
+        let size = entries.and_then(|entries| entries.checked_mul(SET_ENTRY));
+        return [elements(table, size), None];
     }
     if !class.has(TypeFlag::ManagedDict) {
         return [None, None];

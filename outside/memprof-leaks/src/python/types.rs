@@ -36,6 +36,11 @@ const MIN_IMMORTAL_COUNT: u32 = 1 << 31;
 const MAX_CACHED_TYPES: usize = 1 << 18;
 /// Most entries of dicts that are read for names of classes; further classes have no module in their names.
 const MAX_NAME_ENTRIES: u64 = 1 << 23;
+/// Offsets in a `PySetObject` of the pointer to its table and of the one in it (`smalltable`), and its size. The weak
+/// references to it, which hold nothing, are behind the table.
+pub(super) const SET_TABLE: u64 = 40;
+pub(super) const SET_OWN_TABLE: u64 = 64;
+const SET_SIZE: u64 = 200;
 /// Offset of the number of elements of an object that has some (`ob_size`).
 const LENGTH_OFFSET: u64 = 16;
 /// Offset of the state of a `str`, and its bits for one whose characters are ASCII and follow it.
@@ -132,7 +137,8 @@ impl<'a> PythonTypes<'a> {
         }
     }
 
-    /// Address of an object's `PyGC_Head`. `None` unless the next object in its list points back to it.
+    /// Address of an object's `PyGC_Head`. `None` unless the next object in its list points back to it: below 4 GiB, two
+    /// pointers to types, as in a module's state, look like an object behind such a head.
     fn gc_head(&mut self, memory: &mut CachedReader<'_>, object: &Object) -> Option<u64> {
         let (before, object_type) = self.find_type(memory, object)?;
         let head = object.range.start + before.checked_sub(GC_HEAD_SIZE)?;
@@ -174,6 +180,12 @@ impl<'a> PythonTypes<'a> {
                 && memory.word(start + TEXT_STATE_OFFSET)? & COMPACT_ASCII == COMPACT_ASCII;
         if object_type.is_weak_reference || is_plain && !is_collected {
             return Some(object.range.start);
+        }
+        // A set has a table of its own at first, whose pointers stay when it takes a larger one.
+        if object_type.is_set && object_type.basic_size == SET_SIZE {
+            let own_table = start + SET_OWN_TABLE;
+            let is_own = memory.word(start + SET_TABLE)? == own_table;
+            return (!is_own).then_some(own_table);
         }
         let elements = match object_type.item_size {
             0 => 0,

@@ -193,6 +193,51 @@ fn census_of_program_without_python_is_refused() {
     assert!(matches!(error, Error::NoPython), "{error}");
 }
 
+/// Bytes of an object of two slots, behind the collector's two words.
+const SLOTS_SIZE: u64 = 48;
+/// Lost blocks and objects of each kind in shapes.py.
+const LOST: u64 = 57;
+
+#[test]
+fn only_lost_objects_are_leaked_among_those_of_every_form() {
+    for python in interpreters() {
+        let mut command = Command::new(&python);
+        let mut target = Target::from_command(command.arg(format!("{FOLDER}/shapes.py")));
+        let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+        target.assert_unharmed();
+        let mut found = BTreeMap::new();
+        for group in &proof.leaked {
+            *found
+                .entry((group.class.as_deref(), group.size))
+                .or_insert(0) += group.objects;
+        }
+        let planted = [
+            (None, 3336),
+            (None, 352),
+            (Some("__main__.Slots"), SLOTS_SIZE),
+        ];
+        for kind in planted {
+            let objects = found.remove(&kind).unwrap_or(0);
+            // Stale words hold some.
+            assert!(
+                (LOST - 5..=LOST).contains(&objects),
+                "{python}: {kind:?} {proof:?}"
+            );
+        }
+        assert_eq!(found, BTreeMap::new(), "{python}");
+    }
+}
+
+/// The interpreters on the path that `holders` can read, without 3.8, which itself loses a module `_warnings` at its start.
+fn interpreters() -> Vec<String> {
+    let runs = |name: &String| {
+        let output = Command::new(name).arg("--version").output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    let names = (9..=13).map(|minor| format!("python3.{minor}"));
+    names.filter(runs).collect()
+}
+
 /// Processes whose random content differs, and rounds of each, with twice as many changed words as the one before.
 const SEEDS: [&str; 3] = ["1", "2", "3"];
 const ROUNDS: usize = 5;
