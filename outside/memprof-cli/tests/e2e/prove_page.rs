@@ -14,7 +14,7 @@ use crate::page::{is_quiet, screenshot};
 use crate::page_layout::suits_every_window;
 use crate::processes::Process;
 
-/// A type's name that a page may take for markup. It needs no space.
+/// A type's name that a page may take for markup. It needs no space; a name with a dot is taken for one with its module.
 const HOSTILE: &str = "</script><img/src=x/onerror=top.pwned=1>";
 
 /// Holds 3,000 objects of that type and of one whose name no line holds, and nothing but the collector's list points to 2,000 more.
@@ -64,7 +64,7 @@ const ROW: &str = "[...document.querySelectorAll('.panel:not([hidden]) tr[aria-r
 fn of_row(script: &str) -> String {
     script
         .replace("ROW", ROW)
-        .replace("HOSTILE", &json!(format!("__main__.{HOSTILE}")).to_string())
+        .replace("HOSTILE", &json!(HOSTILE).to_string())
 }
 
 #[test]

@@ -194,7 +194,7 @@ fn census_of_program_without_python_is_refused() {
 }
 
 /// Bytes of an object of two slots, behind the collector's two words.
-const SLOTS_SIZE: u64 = 48;
+const LOST_SIZE: u64 = 48;
 /// Lost blocks and objects of each kind in shapes.py.
 const LOST: u64 = 57;
 
@@ -214,7 +214,7 @@ fn only_lost_objects_are_leaked_among_those_of_every_form() {
         let planted = [
             (None, 3336),
             (None, 352),
-            (Some("__main__.Slots"), SLOTS_SIZE),
+            (Some("__main__.Lost"), LOST_SIZE),
         ];
         for kind in planted {
             let objects = found.remove(&kind).unwrap_or(0);

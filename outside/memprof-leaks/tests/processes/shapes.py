@@ -31,6 +31,10 @@ class Slots:
         self.list = [str(number)]
 
 
+class Lost:
+    __slots__ = ("list", "text")
+
+
 class Text(str):
     pass
 
@@ -180,9 +184,7 @@ def lose():
     for _ in range(LOST):
         ctypes.memset(allocate(3333), 1, 3333)
         ctypes.memset(small(350), 1, 350)
-        slots = Slots(0)
-        slots.list = None
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(slots))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(Lost()))
 
 
 kept = []
