@@ -1,8 +1,11 @@
 //! Wrappers of malloc in the program, found by their shape: they are in front of the allocator, and return what it
 //! gave to callers that chose its size; or many functions call them, and their names say that they allocate.
 
-use std::collections::{BTreeMap, HashMap};
+mod function_ids;
 
+use std::collections::BTreeMap;
+
+use self::function_ids::{FunctionId, FunctionIds};
 use super::allocating_name::AllocatingName;
 use super::reason::{BlockUse, OriginReason, Verdict, WrapperShape};
 use super::{CodeOrigin, CodeOrigins};
@@ -23,49 +26,6 @@ const MIN_FRONT_PERCENT: u32 = 75;
 
 /// Uses of a block, in the order of their numbers.
 const BLOCK_USES: [BlockUse; 3] = [BlockUse::PassedOn, BlockUse::Returned, BlockUse::Kept];
-
-/// A function: by its name or, without one, by its mapping and start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum FunctionKey {
-    Named(StringId),
-    At(Option<usize>, u64),
-}
-
-/// Number of a function in [`FunctionIds`].
-type FunctionId = u32;
-
-/// Functions of a profile's frames, numbered, so that a pass over all stacks looks nothing up by a hash.
-struct FunctionIds {
-    /// By [`AddressId`]: the functions of its frames, innermost first.
-    by_address: Vec<Box<[FunctionId]>>,
-    count: usize,
-}
-
-impl FunctionIds {
-    /// Numbers the functions of all frames in a profile.
-    fn new(named: &SymbolizedProfile) -> Self {
-        let mut known: HashMap<FunctionKey, FunctionId> = HashMap::new();
-        let by_address = (0..named.profile.stacks.addresses().len() as u32).map(|index| {
-            let address = AddressId(index);
-            let shape = named.names.call_shapes.get(&address);
-            let ids = named.names.frames(address).iter().map(|frame| {
-                let key = match (frame.named, shape) {
-                    (false, Some(shape)) => {
-                        FunctionKey::At(named.profile.mapping_of_frame(address), shape.function)
-                    }
-                    _ => FunctionKey::Named(frame.function),
-                };
-                let next = known.len() as FunctionId;
-                *known.entry(key).or_insert(next)
-            });
-            ids.collect()
-        });
-        Self {
-            by_address: by_address.collect(),
-            count: known.len(),
-        }
-    }
-}
 
 /// Calls by a function that lead directly to the allocator.
 #[derive(Debug, Default)]

@@ -19,7 +19,7 @@ pub(in crate::code_origin) struct SourceDirectory {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::code_origin) enum SourceFiles {
     All,
-    /// What other sources include: no file that a compiler of C or C++ is called with.
+    /// Files that other sources include: none that a compiler of C or C++ is called with.
     Headers,
     /// Those with one of these endings.
     EndingWith(&'static [&'static str]),
