@@ -159,11 +159,12 @@ impl From<HostUnavailable> for Problem {
 impl From<Error> for Problem {
     /// Converts an error of a report, with its cause. The status follows from its kind.
     fn from(error: Error) -> Self {
-        // Includes the cause: "failed to open x: permission denied".
-        let source = std::error::Error::source(&error);
+        // Includes the cause: "failed to open x: permission denied". Some errors have it in their text already.
+        let source = std::error::Error::source(&error).map(ToString::to_string);
+        let text = error.to_string();
         let message = match source {
-            Some(source) => format!("{error}: {source}"),
-            None => error.to_string(),
+            Some(source) if !text.ends_with(&source) => format!("{text}: {source}"),
+            _ => text,
         };
         match error.kind() {
             ErrorKind::Usage => Self::invalid(message),

@@ -10,6 +10,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 
+use crate::compat::go::GoError;
 use crate::compat::symbol::{self, Original};
 use crate::gateway::{DumpReply, Gateway};
 use crate::problem::{Problem, Result};
@@ -109,9 +110,10 @@ fn is_go_client(headers: &HeaderMap) -> bool {
 /// Serves a new dump as tcmalloc's text, to Go's tools as pprof.
 pub(super) async fn serve_pprof_heap(host: &Gateway, headers: &HeaderMap) -> Result<Response> {
     if is_go_client(headers) {
-        return ReportQuery::default()
-            .render_in_memory_pprof(host, None)
-            .await;
+        let view = ReportQuery::default();
+        let profile = view.render_in_memory_pprof(host, None).await;
+        // Go's tools print the reason of a refusal only in this form.
+        return Ok(profile.unwrap_or_else(|problem| GoError::from(problem).into_response()));
     }
     let text = stream_new_dump_as_tcmalloc(host).await?;
     Ok(([TEXT], text).into_response())

@@ -47,7 +47,7 @@ async fn redirect_to_index() -> impl IntoResponse {
 }
 
 /// Error as `net/http/pprof` sends it: `go tool pprof` prints the text only with this header.
-struct GoError(Problem);
+pub(super) struct GoError(Problem);
 
 impl From<Problem> for GoError {
     fn from(problem: Problem) -> Self {

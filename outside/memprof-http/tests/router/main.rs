@@ -371,10 +371,14 @@ fn refused_requests_reach_no_host_and_have_a_reason() {
 
 /// A plugin of version 0.1, which keeps every dump.
 #[derive(Debug)]
-struct PluginV01;
+struct PluginV01 {
+    dump: &'static str,
+}
 
 impl PluginV01 {
     const DUMP: &str = "heap_v2/512\n  t*: 1: 512 [0: 0]\n@ 0x400010\n  t*: 1: 512 [0: 0]\n\n\
+        MAPPED_LIBRARIES:\n00400000-00401000 r-xp 00000000 00:00 0 /bin/older\n";
+    const EMPTY_DUMP: &str = "heap_v2/512\n  t*: 0: 0 [0: 0]\n\n\
         MAPPED_LIBRARIES:\n00400000-00401000 r-xp 00000000 00:00 0 /bin/older\n";
     const ID: &str = "20261121T111244Z.7.1.0000beef";
 }
@@ -391,7 +395,7 @@ impl HostClient for PluginV01 {
     fn send_message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
         assert_eq!((name, args), ("dump", ""));
         let mut dump = json!({
-            "status": "ok", "text": "", "id": Self::ID, "kind": "heap", "path": "/d/1.heap", "bytes": Self::DUMP.len(), "stacks": 1,
+            "status": "ok", "text": "", "id": Self::ID, "kind": "heap", "path": "/d/1.heap", "bytes": self.dump.len(), "stacks": 1,
             "sample_interval": 512, "estimated_inuse_bytes": 512, "allocator": "jemalloc 5.3.0",
         });
         dump["duration_ms"] = 1.into();
@@ -414,18 +418,37 @@ impl HostClient for PluginV01 {
         }
         assert_eq!((name, args), ("fetch", &*format!("id={}", Self::ID)));
         let mut file = tempfile::tempfile()?;
-        file.write_all(Self::DUMP.as_bytes())?;
+        file.write_all(self.dump.as_bytes())?;
         Ok(DumpResponse::File {
             content_type: "application/x-jemalloc-heap-profile".to_owned(),
-            file: PassedFile::new(file, Self::DUMP.len() as u64)?,
+            file: PassedFile::new(file, self.dump.len() as u64)?,
         })
     }
 }
 
 #[test]
 fn pprof_endpoint_works_with_plugin_that_keeps_every_dump() {
-    let (status, _, body) = request(PluginV01, "GET", "/pprof/heap");
+    let host = PluginV01 {
+        dump: PluginV01::DUMP,
+    };
+    let (status, _, body) = request(host, "GET", "/pprof/heap");
     let body = String::from_utf8(body).unwrap();
     assert_eq!(status, 200, "{body}");
     assert!(body.starts_with("heap profile: "), "{body}");
+}
+
+#[test]
+fn empty_profile_is_explained_once() {
+    for path in [
+        "/debug/pprof/heap",
+        "/api/v1/dumps/20261121T111244Z.7.1.0000beef",
+    ] {
+        let host = PluginV01 {
+            dump: PluginV01::EMPTY_DUMP,
+        };
+        let (status, _, body) = request(host, "GET", path);
+        let body = String::from_utf8(body).unwrap();
+        assert_eq!(status, 409, "{body}");
+        assert_eq!(body.matches("the profile is empty").count(), 1, "{body}");
+    }
 }
