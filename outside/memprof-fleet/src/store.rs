@@ -61,6 +61,13 @@ pub(crate) enum CreateOutcome {
     Exists,
 }
 
+/// Whether the first part of a path of S3 can name a bucket. A bucket's name is the host's in some addresses.
+fn has_bucket(path: &str) -> bool {
+    let bucket = path.split('/').next().unwrap_or_default();
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+    !bucket.is_empty() && bucket.bytes().all(is_allowed)
+}
+
 impl ProfileStore {
     /// Opens a store by `file:///DIRECTORY`, which is created, or `s3://BUCKET/PREFIX`. Fails if the URL or the
     /// environment's settings are invalid (exit code 2), or the directory cannot be created.
@@ -70,7 +77,7 @@ impl ProfileStore {
             .build()?;
         let objects = match url.split_once("://") {
             Some(("file", path)) if path.starts_with('/') => open_directory(path)?,
-            Some(("s3", path)) => open_s3(url, path)?,
+            Some(("s3", path)) if has_bucket(path) => open_s3(url, path)?,
             _ => {
                 let message =
                     format!("{url:?} is not a store: give file:///DIRECTORY or s3://BUCKET/PREFIX");
@@ -346,6 +353,28 @@ pub(crate) fn content_name(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn address_without_a_bucket_is_a_usage_error() {
+        for url in [
+            "s3://",
+            "s3:///x",
+            "s3://a b",
+            "s3://ü/x",
+            "gs://x",
+            "file://x",
+            "",
+        ] {
+            let error = ProfileStore::open(url).err().unwrap();
+            assert_eq!(crate::exit_code_of(&error), USAGE, "{url}");
+            let text = error.to_string();
+            assert!(
+                text.contains("give file:///DIRECTORY or s3://BUCKET"),
+                "{text}"
+            );
+        }
+        assert!(has_bucket("heap-1.prod_x/of/day"));
+    }
 
     #[test]
     fn malformed_s3_settings_are_trimmed_or_refused() {
