@@ -310,17 +310,20 @@ impl<'a> PythonTypes<'a> {
     }
 }
 
-/// Bytes that the debug hooks of Python's allocators have in front of a block (`PYTHONMALLOC=debug`): its size, and the
-/// letter of its allocator before seven `PYMEM_FORBIDDENBYTE`. 0 if there are none, which is usual.
+/// Bytes that the debug hooks of Python's allocators have in front of an object (`PYTHONMALLOC=debug`): for each hook the
+/// size, and the letter of its allocator before seven `PYMEM_FORBIDDENBYTE`. A block of more than 512 bytes has passed
+/// two hooks. 0 if there are none, which is usual.
 fn debug_head_size(memory: &mut CachedReader<'_>, object: &Object) -> u64 {
     const FORBIDDEN: u64 = 0x00fd_fdfd_fdfd_fdfd;
-    let second = match object.size() {
-        ..DEBUG_HEAD_SIZE => None,
-        _ => memory.word(object.range.start + 8),
+    const MAX_HEADS: u64 = 2;
+    let mut is_head = |number: &u64| {
+        let second = object.range.start + number * DEBUG_HEAD_SIZE + 8;
+        let word = (second + 8 <= object.range.end).then(|| memory.word(second));
+        let is_letter = |word: u64| matches!(word as u8, b'o' | b'm' | b'r');
+        word.flatten()
+            .is_some_and(|word| word >> 8 == FORBIDDEN && is_letter(word))
     };
-    let is_head = second
-        .is_some_and(|word| word >> 8 == FORBIDDEN && matches!(word as u8, b'o' | b'm' | b'r'));
-    if is_head { DEBUG_HEAD_SIZE } else { 0 }
+    (0..MAX_HEADS).take_while(|number| is_head(number)).count() as u64 * DEBUG_HEAD_SIZE
 }
 
 /// Whether a word may be a reference count. In the versions whose layouts are known it has 32 bits, so that few
