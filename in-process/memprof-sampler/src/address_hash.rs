@@ -27,9 +27,10 @@ impl AddressHash {
         ((self.0 >> NEIGHBOURHOOD_BITS) as u32).wrapping_mul(factor) as usize >> (u32::BITS - bits)
     }
 
-    /// Returns `bits` bits that differ between blocks of one neighbourhood.
+    /// Returns `bits` bits by which blocks of one neighbourhood (8 KiB) are told apart, mixed from the block's whole
+    /// address.
     #[inline(always)]
-    pub(crate) fn offset_bits(self, bits: u32) -> usize {
+    pub(crate) fn block_bits(self, bits: u32) -> usize {
         // The lowest four bits are 0 in nearly every address that malloc returns.
         mix_fast(self.0 >> 4, bits)
     }
@@ -95,7 +96,7 @@ mod tests {
         );
         let mut own: [i32; 64] = [0; 64];
         let mean = blocks.len() as i32 / 64;
-        blocks.for_each(|block| own[block.offset_bits(6)] += 1);
+        blocks.for_each(|block| own[block.block_bits(6)] += 1);
         assert!(own.iter().all(|count| (count - mean).abs() <= 2), "{own:?}");
     }
 }

@@ -78,7 +78,7 @@ impl Filter {
     fn counter(&self, address: usize) -> &AtomicU8 {
         let hash = AddressHash::new(address);
         let line = hash.locality_bits(LINES_BITS);
-        &self.0[(line << LINE_BITS) | hash.offset_bits(LINE_BITS)]
+        &self.0[(line << LINE_BITS) | hash.block_bits(LINE_BITS)]
     }
 }
 
@@ -86,7 +86,7 @@ impl Filter {
 #[inline(always)]
 fn tag(address: usize) -> u8 {
     // The three bits of the hash below those that select the counter.
-    AddressHash::new(address).offset_bits(LINE_BITS + TAG_BITS) as u8 & TAG_MASK
+    AddressHash::new(address).block_bits(LINE_BITS + TAG_BITS) as u8 & TAG_MASK
 }
 
 #[cfg(test)]

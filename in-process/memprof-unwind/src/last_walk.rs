@@ -79,7 +79,7 @@ pub struct StackPointers<'a> {
 }
 
 impl<'a> StackPointers<'a> {
-    /// Wraps the steps of a walk, as plain words.
+    /// Wraps the steps of a walk, one word for each frame: the stack pointer, with the number of a rule in its lower bits.
     pub(crate) fn from_steps(words: &'a [usize]) -> Self {
         let shift = RuleIndex::BITS - ALIGNMENT_BITS;
         Self { words, shift }

@@ -104,7 +104,8 @@ impl SamplingSwitch {
         lock(&self.active).live_bytes_before
     }
 
-    /// Advances the age buckets and maintains the unwinder. Returns true while memprof's walker is installed.
+    /// Advances the age buckets, clears outdated unwind rules, and uninstalls walkers whose stacks differ from the
+    /// allocator's. A periodic task calls it until it returns false: when memprof's walker is not installed.
     pub(super) fn maintain(&self) -> bool {
         self.maintain_unwinder();
         self.ages.advance();

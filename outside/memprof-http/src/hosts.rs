@@ -188,7 +188,7 @@ impl Hosts {
         let found = match &self.0 {
             // The host may have just started.
             HostSource::Discovered(cache) => {
-                memprof_host::find_by_pid(pid).map(|host| cache_host(cache, &host))
+                memprof_host::find_by_pid(pid).map(|host| cached_gateway(cache, &host))
             }
             HostSource::Single(gateway) => {
                 let info = gateway.client().host_info()?;
@@ -256,7 +256,7 @@ fn cache_hosts<'a>(
     let found = found.map(|host| HostGateway {
         pid: host.pid,
         name: host.info.name.clone(),
-        gateway: Some(cache_host(cache, host)),
+        gateway: Some(cached_gateway(cache, host)),
     });
     let found: Vec<_> = found.collect();
     let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
@@ -267,7 +267,7 @@ fn cache_hosts<'a>(
 }
 
 /// Returns the cached gateway of a host, replacing that of an earlier process with its id.
-fn cache_host(cache: &Mutex<HashMap<u32, CachedHost>>, host: &RunningHost) -> Arc<Gateway> {
+fn cached_gateway(cache: &Mutex<HashMap<u32, CachedHost>>, host: &RunningHost) -> Arc<Gateway> {
     let new_entry = || {
         let remote = RemoteHost::new(HostSelector::Socket(host.socket.clone()));
         CachedHost {

@@ -77,7 +77,7 @@ impl<'a> NameResolver<'a> {
             .attributes_dict(&mut self.memory, object)
     }
 
-    /// Address of the hash table that only this Python dict uses. `None` if it is no dict.
+    /// Returns the address of the table that belongs to a Python dict alone. `None` if it is no dict, or cannot be read.
     pub(crate) fn dict_table(&mut self, dict: &Object) -> Option<u64> {
         self.python.as_mut()?.dict_table(&mut self.memory, dict)
     }

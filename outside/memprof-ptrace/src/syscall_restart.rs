@@ -116,8 +116,9 @@ pub fn restarted_registers(
     Some(registers)
 }
 
-/// Makes an interrupted sleep request the remaining time that the kernel wrote, if the program passed a buffer for
-/// it: the kernel's own record of the end is lost by then. A sleep without a buffer restarts with its whole time.
+/// Makes a restarted sleep last only for the time that remained, which the kernel wrote to the program's buffer: its
+/// own record of the end is lost by then. `rax` must be the number of the system call. A sleep without a buffer, or
+/// until an absolute time, stays as it is.
 fn use_remaining_time(registers: &mut user_regs_struct) {
     let is_absolute = registers.rsi as i32 & libc::TIMER_ABSTIME != 0;
     match registers.rax as i64 {

@@ -33,7 +33,7 @@ extern "C" fn on_load() {
         };
         // The profiler will report the reason if this fails; without one, objects have no stacks.
         let _refused = sample_from_start(interval, scope);
-        preload::set_sampling_started();
+        preload::end_wait_for_sampling();
     });
     if let Err(payload) = outcome {
         // The payload is leaked, because dropping it runs foreign code, which may panic again.

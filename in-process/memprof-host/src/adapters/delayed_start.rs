@@ -140,7 +140,7 @@ fn register_exit_handler() {
 /// Reports that sampling has started or is impossible, so that the plugin may be created.
 #[cfg(feature = "adapter-preload")]
 #[doc(hidden)]
-pub fn set_sampling_started() {
+pub fn end_wait_for_sampling() {
     SAMPLING_STARTED.set();
 }
 

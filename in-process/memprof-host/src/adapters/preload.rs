@@ -17,7 +17,7 @@ use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 use super::environment::{ACTIVE, LG_SAMPLE, environment_variable};
 use super::{catch_panic, delayed_start};
 
-pub use super::delayed_start::{set_sampling_started, use_own_descriptors};
+pub use super::delayed_start::{end_wait_for_sampling, use_own_descriptors};
 
 const RUN: &str = "MEMPROF_RUN";
 const TALLY: &str = "MEMPROF_TALLY";

@@ -66,7 +66,7 @@ impl Bucket {
     /// neighbouring blocks share a bucket, and rarely collide if each starts elsewhere. `None` if no cell holds `from`.
     #[inline(always)]
     fn claim_where(&self, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
-        let first = AddressHash::new(address).offset_bits(WAYS.ilog2());
+        let first = AddressHash::new(address).block_bits(WAYS.ilog2());
         self.claim_way(first, from, address)
             .or_else(|| self.claim_other_way(first, from, address))
     }

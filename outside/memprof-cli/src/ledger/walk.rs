@@ -42,7 +42,8 @@ pub(super) fn lazily_free_bytes(pid: u32) -> u64 {
     bytes_in_line(&rollup, "LazyFree:").unwrap_or(0)
 }
 
-/// Returns the bytes of a line as `RssAnon:  12 kB`. `None` if there is no such line.
+/// Parses a line such as `RssAnon:  12 kB`, which begins with `name` and its colon. Returns bytes. `None` if there is no
+/// such line, or its value is in another form.
 fn bytes_in_line(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;

@@ -145,8 +145,8 @@ fn request_and_print(
     Ok(u8::from(failed || !missing.is_empty()).into())
 }
 
-/// Returns the number of agents whose replies are incomplete: they have not announced a number of processes, or others
-/// are missing.
+/// Returns the number of agents whose replies are incomplete: an agent has not announced its number of processes, or
+/// fewer of them have arrived than it announced.
 fn unfinished_count(agents: &Agents) -> usize {
     agents
         .values()

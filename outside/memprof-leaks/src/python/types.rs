@@ -213,8 +213,8 @@ impl<'a> PythonTypes<'a> {
         Some((object_type.name, is_inside.then(|| memory.word(pointer))??))
     }
 
-    /// Address of the table of keys, or of values if the keys are shared, which only this dict uses. `None`
-    /// if the object is no dict.
+    /// Returns the address of the table that belongs to a dict alone: its keys, or its values if it shares the keys with
+    /// other dicts. `None` if the object is no dict, or cannot be read.
     pub(crate) fn dict_table(
         &mut self,
         memory: &mut CachedReader<'_>,

@@ -99,7 +99,9 @@ fn reassign_addresses(profile: &mut Profile, before: &[Mapping]) {
     profile.address_mappings = Some(assigned);
 }
 
-/// Ranges of the profile's addresses that may be code of the file before or after them, ascending.
+/// Returns the ranges of addresses, with a call of the profile in each, that the mappings do not explain: gaps between
+/// mappings, and mappings that may hide a file's code. The file that is mapped before or after such a range may have had
+/// its code there. Ascending.
 fn unexplained_ranges(profile: &Profile) -> Vec<UnexplainedRange> {
     let mut ranges = BTreeMap::new();
     let mut known = vec![None; profile.mappings.len()];
@@ -223,7 +225,7 @@ impl<'p> FileCode<'p> {
         self.known.entry(&file.path).or_insert_with(|| {
             let sources = sources.filter(|_| !is_full);
             sources
-                .and_then(|sources| read_code(file, profile, sources))
+                .and_then(|sources| read_code_mappings(file, profile, sources))
                 .unwrap_or_default()
         })
     }
@@ -231,7 +233,11 @@ impl<'p> FileCode<'p> {
 
 /// Reads the mappings of a file's code from its program headers. `None` if the file cannot be read, or its load
 /// address is unclear.
-fn read_code(file: &Mapping, profile: &Profile, sources: &Sources) -> Option<Vec<Mapping>> {
+fn read_code_mappings(
+    file: &Mapping,
+    profile: &Profile,
+    sources: &Sources,
+) -> Option<Vec<Mapping>> {
     let object_file = ObjectFile::new(&file.path, profile, sources);
     let machine = profile.origin.machine.as_deref();
     let Ok(BinaryLookup::Binary(binary)) = find_binary(&object_file, machine, sources) else {
