@@ -191,8 +191,11 @@ fn check_dependencies(plugin: &Path, bytes: &[u8], own_uid: u32) -> Result<(), S
     let mut checked: Vec<PathBuf> = Vec::new();
     while let Some(path) = waiting.pop() {
         let path = check_trusted(&path, own_uid)?;
-        if checked.contains(&path) || checked.len() == MAX_DEPENDENCIES {
+        if checked.contains(&path) {
             continue;
+        }
+        if checked.len() == MAX_DEPENDENCIES {
+            return Err(format!("there are more than {MAX_DEPENDENCIES}"));
         }
         let file = File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         // SAFETY: only trusted users may change the file while it is read.

@@ -102,11 +102,18 @@ fn record_attached(
         .as_ref()
         .is_ok_and(|recorded| matches!(recorded.end, SamplingEnd::Host(_)));
     let detached = attachment.close(has_ended, interrupts);
-    // The first error is the relevant one.
-    recorded.map(|recorded| Recorded {
-        detach_error: detached.err(),
-        ..recorded
-    })
+    match (recorded, detached) {
+        (Ok(recorded), detached) => Ok(Recorded {
+            detach_error: detached.err(),
+            ..recorded
+        }),
+        (Err(error), Ok(())) => Err(error),
+        // The first error is the relevant one, but a process that is still attached to must be named too.
+        (Err(error), Err(detached)) => {
+            output::note(&exit::error_chain(&detached));
+            Err(error)
+        }
+    }
 }
 
 /// Samples for the duration, and fetches the dump. Sampling that was active before stays so. If the process ends

@@ -62,11 +62,7 @@ pub(crate) async fn guard(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let admitted = access.admit(&mut request).and_then(|admission| {
-        merge_slashes(&mut request)?;
-        Ok(admission)
-    });
-    let mut response = match admitted {
+    let mut response = match access.admit(&mut request) {
         Ok(Admission::Allow) => next.run(request).await,
         Ok(Admission::RedirectToSlash(location)) => {
             (StatusCode::PERMANENT_REDIRECT, [(LOCATION, location)]).into_response()
@@ -93,14 +89,31 @@ enum Admission {
 }
 
 impl Access {
-    /// Checks a request, and removes the base URL's path and the token from its path. A path that ends there without a
-    /// slash is redirected to the path with one. Fails if the host name is unknown, another site's page sent the
-    /// request, or the client is not allowed.
+    /// Checks a request, and removes the base URL's path, the token and repeated slashes from its path. A path that ends
+    /// there without a slash is redirected to the path with one. Fails if the host name is unknown, another site's page
+    /// sent the request, or the client is not allowed.
     fn admit(&self, request: &mut Request) -> Result<Admission> {
         let peer = request.extensions().get::<Peer>().copied();
         let base = self.base_url_for(request.headers(), peer)?;
         self.check_host_header(request.uri(), request.headers(), base.as_ref())?;
-        check_cross_site(request, base.as_ref())?;
+        let sender = check_sender(request, base.as_ref())?;
+        let admission = self.admit_client(request, peer, base);
+        merge_slashes(request)?;
+        match (&admission, sender) {
+            (Ok(Admission::RedirectToSlash(_)), _) => admission,
+            (_, Sender::Link) if !is_page(request.uri().path()) => Err(foreign_origin_error()),
+            _ => admission,
+        }
+    }
+
+    /// Checks who sent a request, and removes the path of `base` and the token from its path. Fails if the client is not
+    /// allowed.
+    fn admit_client(
+        &self,
+        request: &mut Request,
+        peer: Option<Peer>,
+        base: Option<BaseUrl>,
+    ) -> Result<Admission> {
         let is_user = peer.is_some_and(Peer::is_same_user_or_root);
         let (token, is_allowed) = match &self.admits {
             AccessRule::User(token) => (token.as_ref(), is_user),
@@ -188,9 +201,19 @@ impl Access {
     }
 }
 
-/// Rejects requests that a page of another origin makes a browser send, except links to the page itself. `base` is the
-/// address at a proxy, whose pages are allowed. If a header is repeated, every value must be allowed.
-fn check_cross_site(request: &Request, base: Option<&BaseUrl>) -> Result<()> {
+/// Who made the client send a request, as far as a browser tells.
+#[derive(Clone, Copy, Debug)]
+enum Sender {
+    /// The user, a program or one of memprof's pages.
+    Own,
+    /// A link or frame of another site, which may open only pages.
+    Link,
+}
+
+/// Rejects requests that a page of another origin makes a browser send, except links, whose target must be checked with
+/// [`is_page`]. `base` is the address at a proxy, whose pages are allowed. If a header is repeated, every value must be
+/// allowed.
+fn check_sender(request: &Request, base: Option<&BaseUrl>) -> Result<Sender> {
     let headers = request.headers();
     // A value that is not ASCII becomes `?`, which nothing allows.
     let texts = |name: &str| {
@@ -208,25 +231,34 @@ fn check_cross_site(request: &Request, base: Option<&BaseUrl>) -> Result<()> {
     let is_own_origin = texts(ORIGIN.as_str()).all(is_own);
     // Browsers send no Origin when they load an <img>, but `Sec-Fetch-Site` shows that it is of another site.
     let is_own_page = texts("sec-fetch-site").all(|site| matches!(site, "same-origin" | "none"));
-    // Links to the page are allowed.
     let mut modes = texts("sec-fetch-mode");
     let is_link = modes.next() == Some("navigate") && modes.next().is_none();
-    if is_own_origin && (is_own_page || (is_link && is_navigation(request.method(), request.uri())))
-    {
-        return Ok(());
+    match (is_own_origin, is_own_page) {
+        (true, true) => Ok(Sender::Own),
+        (true, false) if is_link && request.method() == Method::GET => Ok(Sender::Link),
+        _ => Err(foreign_origin_error()),
     }
+}
+
+/// Returns the error for a request that a page of another origin made a browser send.
+fn foreign_origin_error() -> Problem {
     let message = "requests from web pages of another origin are refused";
-    Err(
-        Problem::new(StatusCode::FORBIDDEN, "foreign_origin", message).remedy(
-            "if the page is memprof's own behind a proxy, start the server with --base-url and \
+    Problem::new(StatusCode::FORBIDDEN, "foreign_origin", message).remedy(
+        "if the page is memprof's own behind a proxy, start the server with --base-url and \
          the page's address, or with --trust-proxy and the proxy's",
-        ),
     )
 }
 
-/// Returns whether a request loads the page, whose path ends in a slash.
-fn is_navigation(method: &Method, uri: &Uri) -> bool {
-    method == Method::GET && uri.path().ends_with('/')
+/// Returns whether a path, without the base URL's, is that of a page, which changes nothing. A token that was not removed
+/// is skipped. Other routes may end in a slash too, as those of other systems whose tools send one.
+fn is_page(path: &str) -> bool {
+    let page = ["/t/", "/host/"].into_iter().fold(path, |path, prefix| {
+        let rest = path.strip_prefix(prefix);
+        rest.map_or(path, |rest| {
+            rest.find('/').map_or("", |slash| &rest[slash..])
+        })
+    });
+    matches!(page, "/" | "/machine/" | "/debug/pprof/")
 }
 
 /// Returns the token in `Authorization: Bearer TOKEN`. `None` if that header is missing or has another scheme.
@@ -312,6 +344,34 @@ mod tests {
         );
         check("///", "/");
         check("/a/%2F/b", "/a/%2F/b");
+    }
+
+    #[test]
+    fn links_of_other_sites_open_pages_alone() {
+        let check = |path: &str, expected| assert_eq!(is_page(path), expected, "{path}");
+        for page in [
+            "/",
+            "/host/7/",
+            "/machine/",
+            "/debug/pprof/",
+            "/host/7/debug/pprof/",
+            "/t/wrong/host/7/",
+        ] {
+            check(page, true);
+        }
+        for other in [
+            "",
+            "/host/7",
+            "/flags/je_prof_reset/",
+            "/host/7/flags/je_prof_active/",
+            "/pprof/heap/",
+            "/hotspots/heap/",
+            "/service/jemalloc/pprof/heap/",
+            "/host/7/host/8/",
+            "/t/wrong/pprof/heap/",
+        ] {
+            check(other, false);
+        }
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Default for Limits {
             frames: 4096,
             samples: 50_000_000,
             mappings: 1 << 18,
-            dumps: 1 << 12,
+            dumps: 1 << 7,
         }
     }
 }

@@ -7,6 +7,8 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use memprof_ptrace::pidfd::PidFd;
+use memprof_ptrace::process::{ProcStatus, ProcessState};
 
 use super::recorded::{MAX_DESCENDANTS, ProcessResult, Recorded, RecordedProcesses};
 use super::sampling_options::SamplingOptions;
@@ -16,7 +18,7 @@ use crate::interrupts::Interrupts;
 use crate::output;
 use crate::process_tree::descendants;
 
-/// Time between two looks for descendants that were forked meanwhile.
+/// Time between two looks for descendants that were forked meanwhile, and the least time of a recording.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Records a process and, with `--tree`, its descendants beside it, each in a thread of its own.
@@ -26,11 +28,17 @@ pub(super) fn record_processes(
     interrupts: &Interrupts,
 ) -> RecordedProcesses {
     let sampling = args.sampling();
+    // Before anything of it is read: its pid may be another process's once it has ended.
+    let root_process = args.tree.then(|| PidFd::open(root).ok()).flatten();
     let is_root_done = AtomicBool::new(false);
     thread::scope(|scope| {
         let others = args.tree.then(|| {
-            let is_root_done = &is_root_done;
-            scope.spawn(move || record_descendants(args, root, interrupts, is_root_done))
+            let root = RootProcess {
+                pid: root,
+                process: root_process.as_ref(),
+                is_done: &is_root_done,
+            };
+            scope.spawn(move || record_descendants(args, &root, interrupts))
         });
         let record_root = || record_attached(args, &sampling, root, interrupts);
         let mut all = match others {
@@ -45,13 +53,38 @@ pub(super) fn record_processes(
     })
 }
 
-/// Records the descendants of a process until the time is over, a signal comes, or all of them and the process have
-/// ended.
+/// The process whose descendants are recorded.
+#[derive(Debug)]
+struct RootProcess<'a> {
+    pid: u32,
+    /// `None` before Linux 5.3, and if the process had ended.
+    process: Option<&'a PidFd>,
+    /// Whether its own recording has ended, or failed.
+    is_done: &'a AtomicBool,
+}
+
+impl RootProcess<'_> {
+    /// Returns the pids of its descendants that have not ended; none once it has ended itself.
+    fn living_descendants(&self) -> Vec<u32> {
+        let mut found = descendants(self.pid);
+        found.retain(|pid| {
+            let status = ProcStatus::read_thread(*pid);
+            status.is_ok_and(|status| status.state != ProcessState::Zombie)
+        });
+        // Asked last: what was found below the pid is then of this process.
+        match self.process {
+            Some(process) if process.wait_for_end(Duration::ZERO) => Vec::new(),
+            _ => found,
+        }
+    }
+}
+
+/// Records the descendants of a process until the time is over, a signal comes, or the recordings of the process and of
+/// all its descendants have ended.
 fn record_descendants(
     args: &RecordArgs,
-    root: u32,
+    root: &RootProcess<'_>,
     interrupts: &Interrupts,
-    is_root_done: &AtomicBool,
 ) -> RecordedProcesses {
     let start = Instant::now();
     let mut search = DescendantSearch::default();
@@ -59,7 +92,11 @@ fn record_descendants(
     thread::scope(|scope| {
         let mut recordings = Vec::new();
         while let Some(remaining) = args.duration.checked_sub(start.elapsed()) {
-            for pid in search.find_new(&descendants(root)) {
+            let found = match search.is_first() || remaining > LOOK_INTERVAL {
+                true => root.living_descendants(),
+                false => Vec::new(),
+            };
+            for pid in search.find_new(&found) {
                 match recordings.len() < MAX_DESCENDANTS {
                     true => {
                         let started = start_recording(scope, args, remaining, pid, interrupts);
@@ -75,7 +112,10 @@ fn record_descendants(
                     .as_ref()
                     .map_or(true, |thread| thread.is_finished())
             };
-            if is_root_done.load(Ordering::Relaxed) && recordings.iter().all(is_done) {
+            if root.is_done.load(Ordering::Relaxed)
+                && recordings.iter().all(is_done)
+                && search.has_seen_twice(&found)
+            {
                 break;
             }
             match interrupts.wait(LOOK_INTERVAL.min(remaining)) {
@@ -156,6 +196,16 @@ impl DescendantSearch {
         let is_due = |pid: &u32| last.as_ref().is_none_or(|last| last.contains(pid));
         let due = found.iter().copied().filter(is_due);
         due.filter(|pid| self.known.insert(*pid)).collect()
+    }
+
+    /// Returns whether there was no look yet.
+    fn is_first(&self) -> bool {
+        self.last.is_none()
+    }
+
+    /// Returns whether all of `found` were returned: none waits for its second look.
+    fn has_seen_twice(&self, found: &[u32]) -> bool {
+        found.iter().all(|pid| self.known.contains(pid))
     }
 }
 

@@ -1,11 +1,12 @@
 //! Results of recordings, and their report.
 
 use std::fs::File;
+use std::io::{BufReader, Seek};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use memprof_report::join_notes;
+use memprof_report::{Limits, join_notes};
 
 use super::arguments::RecordArgs;
 use super::sampling::SamplingEnd;
@@ -113,8 +114,9 @@ impl RecordedProcesses {
     /// failures are notes.
     pub(super) fn show(mut self, args: &RecordArgs) -> Outcome {
         let failed = self.failed_index();
-        let notes = self.notes(failed);
-        let dumps = self.join_dumps()?;
+        let mut notes = self.notes(failed);
+        let dumps = self.join_dumps(&mut notes);
+        let dumps = dumps.inspect_err(|_| notes.iter().for_each(|note| output::note(note)))?;
         let shown = match &dumps {
             Some(dumps) => self.show_dumps(dumps, args, &notes),
             None => Ok(()),
@@ -175,21 +177,32 @@ impl RecordedProcesses {
         notes
     }
 
-    /// Returns the dumps of all processes in one file. `None` if there is none.
-    fn join_dumps(&self) -> anyhow::Result<Option<JoinedDumps>> {
+    /// Returns the dumps of all processes in one file. `None` if there is none. Of several, those that cannot be read are
+    /// left out, with a note: a process may write anything, and each dump must end where the next one begins.
+    fn join_dumps(&self, notes: &mut Vec<String>) -> anyhow::Result<Option<JoinedDumps>> {
         let dumps = self
             .recorded()
             .filter_map(|recorded| Some((recorded.pid, recorded.profile.as_ref()?)));
-        let (pids, dumps): (Vec<_>, Vec<_>) = dumps.unzip();
-        if pids.is_empty() {
-            return Ok(None);
+        let dumps: Vec<_> = dumps.collect();
+        let mut joined = JoinedDumps {
+            pids: Vec::new(),
+            file: ScratchFile::new()?,
+        };
+        for (pid, dump) in &dumps {
+            let mut bytes = File::open(dump.path()).context("failed to read the dump again")?;
+            if dumps.len() > 1 {
+                let parsed =
+                    memprof_report::parse(&mut BufReader::new(&bytes), &Limits::default(), true);
+                if let Err(error) = parsed {
+                    notes.push(format!("{pid}: its dump is left out: {error}"));
+                    continue;
+                }
+                bytes.rewind()?;
+            }
+            joined.pids.push(*pid);
+            joined.file.append(&mut bytes)?;
         }
-        let mut file = ScratchFile::new()?;
-        for dump in dumps {
-            let mut dump = File::open(dump.path()).context("failed to read the dump again")?;
-            file.append(&mut dump)?;
-        }
-        Ok(Some(JoinedDumps { pids, file }))
+        Ok((!joined.pids.is_empty()).then_some(joined))
     }
 
     /// Prints notes and writes the report; without a format, that is a table, beside the dumps in `--output` and the page of

@@ -185,8 +185,17 @@ fn cross_site_link_opens_only_the_page() {
     };
     assert_eq!(link("/"), 200);
     assert_eq!(link(&format!("/host/{}/", host.pid())), 200);
-    assert_eq!(link("/pprof/heap"), 403);
-    assert_eq!(link("/mtev/heap_profile?active=true"), 403);
+    for other in [
+        "/pprof/heap",
+        "/pprof/heap/",
+        "//pprof/heap/",
+        "/mtev/heap_profile?active=true",
+        "/flags/je_prof_reset/?setvalue=19",
+        "/service/jemalloc/pprof/heap/",
+        &format!("/host/{}/flags/je_prof_active/?setvalue=true", host.pid()),
+    ] {
+        assert_eq!(link(other), 403, "{other}");
+    }
 }
 
 #[test]

@@ -40,8 +40,8 @@ pub(crate) fn find_own_dependencies(bytes: &[u8], directory: &Path) -> Vec<PathB
     find().unwrap_or_default()
 }
 
-/// Expands `$ORIGIN` at the start of a path. `None` for a path that is empty, relative, or has another variable of the
-/// loader's, which leads to the system's directories.
+/// Expands `$ORIGIN` at the start of a path. A path that is empty or relative begins at the working directory, as for the
+/// loader. `None` for a path with another variable of the loader's.
 fn expand_origin(path: &[u8], directory: &Path) -> Option<PathBuf> {
     let rest = ["$ORIGIN", "${ORIGIN}"]
         .iter()
@@ -50,8 +50,11 @@ fn expand_origin(path: &[u8], directory: &Path) -> Option<PathBuf> {
         Some(rest) => [directory.as_os_str().as_bytes(), rest].concat(),
         None => path.to_owned(),
     };
-    let is_known = expanded.starts_with(b"/") && !expanded.contains(&b'$');
-    is_known.then(|| PathBuf::from(OsStr::from_bytes(&expanded)))
+    let path = match expanded.as_slice() {
+        b"" => b".",
+        path => path,
+    };
+    (!path.contains(&b'$')).then(|| PathBuf::from(OsStr::from_bytes(path)))
 }
 
 #[cfg(test)]
@@ -70,7 +73,7 @@ mod tests {
         check("/srv/lib", Some("/srv/lib"));
         check("$LIB/x", None);
         check("/usr/$LIB", None);
-        check("lib", None);
-        check("", None);
+        check("lib", Some("lib"));
+        check("", Some("."));
     }
 }
