@@ -27,7 +27,7 @@ impl AddressHash {
         ((self.0 >> NEIGHBOURHOOD_BITS) as u32).wrapping_mul(factor) as usize >> (u32::BITS - bits)
     }
 
-    /// Returns `bits` bits by which blocks of one neighbourhood (8 KiB) are told apart, mixed from the block's whole
+    /// Returns `bits` bits that distinguish blocks of one neighbourhood (8 KiB), mixed from the block's whole
     /// address.
     #[inline(always)]
     pub(crate) fn block_bits(self, bits: u32) -> usize {
