@@ -42,12 +42,13 @@ enum LabelSource {
 impl FromStr for LabelKeys {
     type Err = Error;
 
-    /// Parses a list of keys, such as `thread,http.route,tenant:0`. Also rejects the word `on` alone, which is not
-    /// meant as a key.
+    /// Parses a list of keys, such as `thread,http.route,tenant:0`. Also rejects `on` and a number alone, which are meant as
+    /// a switch.
     fn from_str(words: &str) -> Result<Self> {
         let keys: Option<Vec<_>> = words.split(',').map(LabelKey::parse).collect();
-        // A switch is meant, which JSON's `true` is, not a key of this name.
-        keys.filter(|_| words != "on").map(Self).ok_or_else(|| {
+        // JSON's `true` arrives as `on`, and its numbers as text.
+        let is_switch = words == "on" || words.parse::<f64>().is_ok();
+        keys.filter(|_| !is_switch).map(Self).ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidArgument,
                 format!("labels={words:?} is not a list of label keys"),
@@ -312,6 +313,8 @@ mod tests {
         check("a%20b:1", None);
         check(":1", None);
         check("on", None);
+        check("0", None);
+        check("-1.5", None);
         check(
             "on,thread",
             Some(&[
