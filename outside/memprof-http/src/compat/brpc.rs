@@ -107,13 +107,19 @@ fn is_go_client(headers: &HeaderMap) -> bool {
     agent.is_some_and(|agent| agent.starts_with(b"Go-http-client/"))
 }
 
-/// Serves a new dump as tcmalloc's text, to Go's tools as pprof.
+/// Serves a new dump as tcmalloc's text, to Go's tools as pprof. Fails for these only if profiling is off; other refusals
+/// are responses that they print.
 pub(super) async fn serve_pprof_heap(host: &Gateway, headers: &HeaderMap) -> Result<Response> {
     if is_go_client(headers) {
         let view = ReportQuery::default();
         let profile = view.render_in_memory_pprof(host, None).await;
-        // Go's tools print the reason of a refusal only in this form.
-        return Ok(profile.unwrap_or_else(|problem| GoError::from(problem).into_response()));
+        return match profile {
+            // The caller answers as the system whose endpoint it serves.
+            Err(problem) if problem.is_profiling_off() => Err(problem),
+            // Go's tools print the reason of a refusal only in this form.
+            Err(problem) => Ok(GoError::from(problem).into_response()),
+            profile => profile,
+        };
     }
     let text = stream_new_dump_as_tcmalloc(host).await?;
     Ok(([TEXT], text).into_response())
