@@ -72,12 +72,23 @@ impl QueueReader {
     }
 
     /// Returns the number of bytes that can be read from a terminal, either end of a pseudoterminal. They can only be read
-    /// by receiving them.
+    /// by receiving them. 0 if it was closed meanwhile, has hung up, or is no terminal.
     ///
     /// # Errors
     /// Like [`Self::read_queue`].
     pub fn count_terminal_bytes(&self, number: i32) -> io::Result<u64> {
-        queued_bytes(&self.duplicate(number)?)
+        const NO_DATA: [i32; 3] = [libc::EBADF, libc::EIO, libc::ENOTTY];
+        let terminal = self.duplicate(number);
+        match terminal.and_then(|terminal| queued_bytes(&terminal)) {
+            Err(error)
+                if error
+                    .raw_os_error()
+                    .is_some_and(|errno| NO_DATA.contains(&errno)) =>
+            {
+                Ok(0)
+            }
+            count => count,
+        }
     }
 
     /// Duplicates descriptor `number` of the process.

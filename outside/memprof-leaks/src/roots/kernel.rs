@@ -147,12 +147,11 @@ fn add_descriptors(pid: u32, view: &SnapshotMemory, opaque: &mut OpaqueCounts, r
             let content = reader.as_ref().map(|reader| reader.read_queue(number));
             add_queue(content.ok(), &mut queues, roots);
         } else if is_terminal(&target) {
-            // A terminal that hung up has no data.
-            let count = reader
-                .as_ref()
-                .ok()
-                .and_then(|reader| reader.count_terminal_bytes(number).ok());
-            queues.terminal_bytes += count.filter(|count| *count >= 8).unwrap_or(0);
+            let reader = reader.as_ref().ok();
+            match reader.and_then(|reader| reader.count_terminal_bytes(number).ok()) {
+                Some(bytes) => queues.terminal_bytes += if bytes >= 8 { bytes } else { 0 },
+                None => queues.inaccessible += 1,
+            }
         } else {
             files.add_descriptor_file(pid, &entry.path(), &mut roots.kernel);
         }
