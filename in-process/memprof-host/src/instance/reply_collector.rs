@@ -29,7 +29,9 @@ impl ReplyCollector {
     pub(super) fn into_reply(self, status: Status, id: &str, name: &str) -> Reply {
         // memprof.h has no positive status: programs take 0 for success and a negative number for an error.
         let status = if status > MEMPROF_OK {
-            log::error!("plugin {id} answers {name:?} with status {status}, which is none");
+            log::error!(
+                "plugin {id} answers {name:?} with the status {status}: none of memprof.h is positive"
+            );
             MEMPROF_INTERNAL
         } else {
             status

@@ -45,7 +45,7 @@ struct Request {
     /// memprof's answer, if it is another one, with the reason for that.
     memprof: Option<Answer>,
     because: Option<String>,
-    /// Where a public script or document has the request.
+    /// Public script or document that has the request.
     from: Option<String>,
 }
 

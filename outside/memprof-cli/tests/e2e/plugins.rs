@@ -133,6 +133,46 @@ fn library_of_a_plugin_that_everybody_may_write() {
     }
 }
 
+/// An empty part of a runpath is the working directory. A plugin without a runpath has nothing to do with that.
+#[test]
+fn library_in_the_working_directory_that_everybody_may_write() {
+    let place = tempfile::tempdir().unwrap();
+    let helper = compiled(place.path(), "int help(void) { return 1; }", &[]);
+    let needs_help = format!(
+        "extern int help(void);\nint (*unused)(void) = help;\n{}",
+        plain_hello()
+    );
+    let search = format!("-L{}", place.path().display());
+    let check = |text: &str, flags: &[&str], library: &str, is_trusted: bool| {
+        let working = tempfile::tempdir().unwrap();
+        let library = working.path().join(library);
+        fs::copy(&helper, &library).unwrap();
+        fs::copy(&helper, place.path().join("libhelp.so")).unwrap();
+        fs::set_permissions(&library, fs::Permissions::from_mode(0o777)).unwrap();
+        let flags = [&["-Wl,-z,nodelete", "-Wl,--no-as-needed"], flags].concat();
+        let plugin = compiled(place.path(), text, &flags);
+        let mut check = Command::new(dist("bin/memprof"));
+        check.arg("check").arg(plugin).current_dir(working.path());
+        let output = check.output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), is_trusted, "{flags:?}: {stderr}");
+        let reason = format!(
+            "{} is not to be trusted: everybody may write to it",
+            library.canonicalize().unwrap().display()
+        );
+        assert_eq!(stderr.contains(&reason), !is_trusted, "{stderr}");
+    };
+    check(&plain_hello(), &[], "libc.so.6", true);
+    for runpath in ["-Wl,-rpath,/nowhere:", "-Wl,-rpath,."] {
+        check(
+            &needs_help,
+            &[&search, "-lhelp", runpath],
+            "libhelp.so",
+            false,
+        );
+    }
+}
+
 /// A plugin in C++, which lets an exception out of its handler, is named before the program ends.
 #[test]
 fn exception_out_of_a_handler_names_the_plugin() {

@@ -1,4 +1,4 @@
-//! Process of which a profile is, and what its sampler counted.
+//! Process that a profile covers, and the counts of its sampler.
 
 /// Exact counts of all allocations of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct EarlyEnds {
     pub object: Option<String>,
 }
 
-/// One of the processes of which a profile is.
+/// Process of a profile that covers several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProfiledProcess {
     /// Name of the host program. `None` if the dump lacks it.

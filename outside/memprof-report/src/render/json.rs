@@ -89,7 +89,7 @@ struct Origin<'a> {
     early_ends: Vec<EarlyEnds<'a>>,
 }
 
-/// One of several processes, with its bytes in use.
+/// Process of a profile that covers several; `inuse_space` is its estimated bytes in use.
 #[derive(Serialize)]
 struct JsonProcess<'a> {
     host: Option<&'a str>,

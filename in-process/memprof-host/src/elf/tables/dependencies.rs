@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 
 use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, FileHeader64};
 use object::read::elf::FileHeader as _;
@@ -21,9 +21,12 @@ pub(crate) fn find_own_dependencies(bytes: &[u8], directory: &Path) -> Vec<PathB
         let strings = library.strings(&dynamic).ok()?;
         let text = |offset| strings.read_name(offset, "").ok();
         let search = dynamic.value(DT_RUNPATH).or(dynamic.value(DT_RPATH));
-        let search = search.and_then(text).unwrap_or_default();
-        let directories: Vec<PathBuf> = search
-            .split(|&byte| byte == b':')
+        // An empty list is none for the loader; an empty part of a list is the working directory.
+        let search = search.and_then(text).filter(|list| !list.is_empty());
+        let parts = search.map(|list| list.split(|&byte| byte == b':'));
+        let directories: Vec<PathBuf> = parts
+            .into_iter()
+            .flatten()
             .filter_map(|part| expand_origin(part, directory))
             .collect();
         let paths = dynamic.values(DT_NEEDED).filter_map(text);
@@ -40,8 +43,9 @@ pub(crate) fn find_own_dependencies(bytes: &[u8], directory: &Path) -> Vec<PathB
     find().unwrap_or_default()
 }
 
-/// Expands `$ORIGIN` at the start of a path. A path that is empty or relative begins at the working directory, as for the
-/// loader. `None` for a path with another variable of the loader's.
+/// Expands `$ORIGIN` at the start of a path, and makes the path absolute. One that is empty or relative begins at the
+/// working directory, as for the loader. `None` for a path with another variable of the loader's, and if the working
+/// directory was removed.
 fn expand_origin(path: &[u8], directory: &Path) -> Option<PathBuf> {
     let rest = ["$ORIGIN", "${ORIGIN}"]
         .iter()
@@ -54,7 +58,9 @@ fn expand_origin(path: &[u8], directory: &Path) -> Option<PathBuf> {
         b"" => b".",
         path => path,
     };
-    (!path.contains(&b'$')).then(|| PathBuf::from(OsStr::from_bytes(path)))
+    let path = Path::new(OsStr::from_bytes(path));
+    let is_known = !expanded.contains(&b'$');
+    is_known.then(|| path::absolute(path).ok()).flatten()
 }
 
 #[cfg(test)]
@@ -65,7 +71,8 @@ mod tests {
     fn origin_is_expanded() {
         let check = |path: &str, expected: Option<&str>| {
             let expanded = expand_origin(path.as_bytes(), Path::new("/opt/plugins"));
-            assert_eq!(expanded, expected.map(PathBuf::from), "{path}");
+            let expected = expected.map(|path| std::env::current_dir().unwrap().join(path));
+            assert_eq!(expanded, expected, "{path}");
         };
         check("$ORIGIN/lib", Some("/opt/plugins/lib"));
         check("${ORIGIN}", Some("/opt/plugins"));
@@ -74,6 +81,6 @@ mod tests {
         check("$LIB/x", None);
         check("/usr/$LIB", None);
         check("lib", Some("lib"));
-        check("", Some("."));
+        check("", Some(""));
     }
 }
