@@ -93,7 +93,7 @@ pub fn finish_command(
 }
 
 /// Prints the help, the version or the error that the parser of the command line returns instead of arguments. Returns
-/// the exit code.
+/// the exit code: a failure too if the help or version is lost, e.g. on a full disk.
 pub fn print_parser_output(error: &clap::Error) -> ExitCode {
     // As for a command, lost text makes a success a failure, unless only its reader went away.
     let is_lost = match error.print() {

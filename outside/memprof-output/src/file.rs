@@ -43,8 +43,9 @@ pub fn publish_file<T>(
     }
 }
 
-/// Writes a temporary file in the directory of `path`, and renames it to `path`. `mode` is that of the file which is
-/// replaced, and which the new one keeps; `None` if there is none. `failed` makes the text of errors.
+/// Writes a temporary file in the directory of `path`, syncs it, and renames it to `path`. `mode` is the mode of the
+/// file that it replaces, and the new file gets it; with `None`, none is replaced and the umask decides. `failed` makes
+/// the text of errors.
 fn replace_file<T>(
     path: &Path,
     mode: Option<u32>,
@@ -81,7 +82,7 @@ fn replace_file<T>(
     Ok(value)
 }
 
-/// Text of an error without the temporary path that tempfile adds.
+/// Error with the text of `error`, but without the temporary path that tempfile adds.
 fn without_path(error: &io::Error) -> anyhow::Error {
     let text = error.to_string();
     let (text, _) = text.split_once(" at path ").unwrap_or((&text, ""));

@@ -25,8 +25,8 @@ pub use stdout::{print, write_to_stdout};
 pub use table::{table, table_within};
 use unicode_width::UnicodeWidthChar;
 
-/// Writes a line to stderr. If stderr is closed or full, the line is lost, without effect on the command and its
-/// exit code.
+/// Writes a line to stderr, with control characters escaped. If stderr is closed or full, the line is lost, without
+/// effect on the command and its exit code.
 pub fn print_stderr(text: &str) {
     write_to_stderr(&format!("{}\n", printable(text)));
 }
@@ -36,7 +36,8 @@ thread_local! {
     static COLLECTED: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
 }
 
-/// Writes a note to stderr, in one line: line feeds in names of other processes are escaped.
+/// Writes a note to stderr, in one line: line feeds in names of other processes are escaped. Within [`collect_notes`]
+/// on this thread, the note is collected instead.
 pub fn note(text: &str) {
     let is_collected = COLLECTED.with_borrow_mut(|collected| {
         let collected = collected.as_mut();
@@ -47,8 +48,8 @@ pub fn note(text: &str) {
     }
 }
 
-/// Calls `work`, and returns the notes of this thread meanwhile with its result, instead of writing them: those of several
-/// processes are better read together.
+/// Calls `work`, and returns its result and the notes that this thread made meanwhile. These are not written to stderr:
+/// notes on several processes are better read together.
 pub fn collect_notes<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
     let before = COLLECTED.replace(Some(Vec::new()));
     let done = work();
@@ -62,7 +63,7 @@ fn has_progress_line() -> bool {
 }
 
 /// Replaces the progress line on the terminal, until [`clear_progress`]. A longer text is cut at the terminal's width:
-/// a second line would stay. Does nothing if stderr is not a terminal.
+/// a second line would stay. Does nothing if stderr is no terminal, or one that cannot replace a line (`TERM=dumb`).
 pub fn show_progress(text: &str) {
     if has_progress_line() {
         let columns = columns(io::stderr()).unwrap_or(usize::MAX);
@@ -73,7 +74,8 @@ pub fn show_progress(text: &str) {
     }
 }
 
-/// Writes a line about a long step to stderr, unless it is a terminal, where [`show_progress`] shows it.
+/// Writes a line about a long step to stderr. Writes nothing if stderr is a terminal, where [`show_progress`] shows the
+/// step.
 pub fn log_progress(text: &str) {
     if !io::stderr().is_terminal() {
         print_stderr(&format!("memprof: {}", one_line(text)));
@@ -85,20 +87,21 @@ pub fn terminal_columns() -> Option<usize> {
     io::stdout().is_terminal().then(|| columns(io::stdout()))?
 }
 
-/// Columns of a terminal. `None` if it does not know its size, and says 0.
+/// Columns of a terminal. `None` if it is no terminal, or does not know its size and says 0.
 fn columns(terminal: impl AsFd) -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(terminal).ok()?;
     (size.ws_col > 0).then(|| usize::from(size.ws_col))
 }
 
-/// Clears the line of [`show_progress`]. Does nothing if stderr is not a terminal.
+/// Clears the line of [`show_progress`]. Does nothing if stderr is no terminal, or one that cannot replace a line.
 pub fn clear_progress() {
     if has_progress_line() {
         write_to_stderr("\r\x1b[K");
     }
 }
 
-/// Longest start of a text that is narrower than `columns`: the cursor needs the last column.
+/// Longest start of a text that is narrower than `columns`. The last column is left free, for the cursor or an
+/// ellipsis.
 fn cut_to_width(text: &str, columns: usize) -> &str {
     let mut width = 0;
     let end = text.char_indices().find(|(_, c)| {

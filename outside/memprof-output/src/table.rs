@@ -4,7 +4,8 @@ use unicode_width::UnicodeWidthStr;
 
 use crate::one_line;
 
-/// Formats a table whose columns are as wide as their widest cell, as a terminal shows it. Each cell stays in its line.
+/// Formats a table, `heads` first, whose columns are as wide as their widest cell, as a terminal shows it. Line feeds
+/// and other control characters in cells are escaped.
 pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
     let rows = rows
         .iter()
@@ -29,8 +30,8 @@ pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Formats a table for a terminal of `width` columns: each cell is cut to its column's width in `limits`, and each line
-/// to `width`. For a file or a pipe, `width` is `None`, and nothing is cut.
+/// Formats a table for a terminal of `width` columns. Each cell of `rows` is cut to its column's width in `limits`, and
+/// each line to `width`; a cut text ends with `…`. For a file or a pipe, `width` is `None`, and nothing is cut.
 pub fn table_within<const N: usize>(
     width: Option<usize>,
     limits: [usize; N],
