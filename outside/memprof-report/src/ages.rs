@@ -164,7 +164,8 @@ pub(crate) fn no_ages_error() -> Error {
     )
 }
 
-/// Formats seconds as `45s`, `12m`, `3h` or `9d`, rounded down.
+/// Formats seconds as `45s`, `12m`, `3h` or `9d`, rounded down. A unit is used from two of it on: 119 seconds are
+/// `119s`, 120 are `2m`.
 pub(crate) fn format_span(seconds: u32) -> String {
     match seconds {
         0..120 => format!("{seconds}s"),

@@ -69,7 +69,7 @@ impl CallShape {
 }
 
 /// Number of different functions that `code` calls, which starts at address `start`. An indirect call counts by the
-/// address of the pointer.
+/// displacement of its memory operand; all calls through registers count as one.
 fn count_called_functions(code: &[u8], start: u64) -> usize {
     let instructions = Decoder::with_ip(64, code, start, DecoderOptions::NONE).into_iter();
     let called = instructions.filter_map(|instruction| match instruction.flow_control() {
@@ -81,7 +81,8 @@ fn count_called_functions(code: &[u8], start: u64) -> usize {
 }
 
 /// Origins of the first two arguments of the call that ends at `return_address`: the last writes to their registers
-/// before it, in the order of addresses. `None` if no call ends there.
+/// before it, in the order of addresses. An earlier call counts as a write, because the called function may overwrite
+/// both. `None` if no call ends there.
 fn argument_origins(code: &[u8], start: u64, return_address: u64) -> Option<[Argument; 2]> {
     let mut arguments = [Argument::Unwritten; 2];
     let mut info = InstructionInfoFactory::new();

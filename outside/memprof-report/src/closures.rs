@@ -28,7 +28,8 @@ pub(crate) fn mentions_closure(name: &str) -> bool {
 /// in `map<shop::load::{closure_env#0}>`. If there is none, it is the name of the nearest function in the closure's
 /// source file. `None` if there is neither.
 ///
-/// That nearest function is preferred if the path only numbers its implementation, as in `{impl#2}`.
+/// If the path only numbers an implementation, as in `{impl#2}`, that nearest function is preferred, provided that both
+/// end in the same component.
 pub(crate) fn qualified_closure<'n>(
     name: &str,
     outer: impl Iterator<Item = OuterFrame<'n>>,

@@ -76,8 +76,8 @@ pub struct OriginRules {
 }
 
 impl OriginRules {
-    /// Returns the verdict on a function by the user's patterns for its name; `own` counts before `plumbing`. `None` if
-    /// no pattern matches.
+    /// Returns the verdict on a function by the user's patterns for its name; `own` is tried before `plumbing`. `None`
+    /// if no pattern matches.
     fn pattern_verdict(&self, function: &str) -> Option<Verdict> {
         let matches = |pattern: &Option<Regex>| {
             pattern
@@ -231,7 +231,8 @@ pub(crate) fn is_script_library(path: &str) -> bool {
         .any(|(_, pattern)| matches_glob(pattern, path))
 }
 
-/// Decides on a function of an interpreted program: by the user's patterns, then by its file.
+/// Decides on a function of an interpreted program: by the user's patterns, then by its file. It is the program's own
+/// if its file is in no known directory of a library, or is unknown.
 fn script_verdict(frame: &Frame, names: &Names, origin_rules: &OriginRules) -> Verdict {
     let function = names.strings.get(frame.function);
     if let Some(verdict) = origin_rules.pattern_verdict(function) {
@@ -245,8 +246,8 @@ fn script_verdict(frame: &Frame, names: &Names, origin_rules: &OriginRules) -> V
     }
 }
 
-/// Returns the names of the Rust crates that have a function `main`: such a crate is the program. Each of `frames`
-/// comes with the name of its function.
+/// Returns the names of the Rust crates that have a function `main`: such a crate is the program. A `main` in a module
+/// of the crate, such as `shop::cli::main`, does not count. Each of `frames` comes with the name of its function.
 fn main_crates<'n>(frames: impl Iterator<Item = (&'n str, &'n Frame)>) -> HashSet<String> {
     frames
         .filter_map(|(name, _)| name.strip_suffix("::main"))

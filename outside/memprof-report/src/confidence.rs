@@ -22,7 +22,8 @@ pub struct Confidence {
 }
 
 impl Confidence {
-    /// Confidence of one stack's value. Nothing is known if the profile has no counts.
+    /// Confidence of one stack's value. Nothing is known if the sample has no count. Without a sample interval, the
+    /// value is a share of a known amount, and its standard error is 1/√n of it for n samples.
     ///
     /// A sampler takes each object of s bytes with probability p = 1 − exp(−s/P), where P is the sample interval, and
     /// counts it as 1/p. For n samples, that has the variance n·(1 − p)·(s/p)² (Horvitz and Thompson). The standard

@@ -53,7 +53,8 @@ pub(crate) fn demangle_with_parameters(symbol: &str) -> Cow<'_, str> {
     demangle_plain(plain, &options).map_or(Cow::Borrowed(plain), Cow::Owned)
 }
 
-/// Like [`demangle_with_parameters`], but with the clone suffix: `shop::open(int) [clone .part.0]`.
+/// Like [`demangle_with_parameters`], but with the clone suffix: `shop::open(int) [clone .part.0]`. A name that is not
+/// mangled stays unchanged, with its suffix.
 pub(crate) fn demangle_clone(symbol: &str) -> String {
     let (plain, suffix) = split_symbol(symbol);
     let name = demangle_with_parameters(plain);
@@ -64,8 +65,8 @@ pub(crate) fn demangle_clone(symbol: &str) -> String {
     }
 }
 
-/// Splits a symbol into its function's name and clone suffix, without the symbol version. GCC names the cold part of a
-/// function `__second_sect_of_NAME` in DWARF 2, which has no ranges.
+/// Splits a symbol into its function's name and clone suffix, without the symbol version. Also removes the prefix of
+/// `__second_sect_of_NAME`: in DWARF 2, which has no ranges, GCC gives that name to the cold part of a function.
 fn split_symbol(symbol: &str) -> (&str, &str) {
     let symbol = match symbol.strip_prefix("__second_sect_of_") {
         Some(name) if !name.is_empty() => name,
@@ -85,8 +86,8 @@ fn demangle_plain(plain: &str, options: &DemangleOptions) -> Option<String> {
     name.filter(|name| !name.is_empty())
 }
 
-/// Returns whether a name ends with the hash of Rust's legacy scheme, `17h` and 16 hexadecimal digits. C++ names may
-/// contain that text elsewhere.
+/// Returns whether a name ends with the hash of Rust's legacy scheme: `17h`, 16 hexadecimal digits and `E`. C++ names
+/// may contain that text elsewhere.
 fn is_legacy_rust(name: &str) -> bool {
     let hash = name.strip_suffix('E').and_then(|name| {
         let start = name.len().checked_sub(19)?;

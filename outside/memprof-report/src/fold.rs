@@ -130,7 +130,8 @@ struct FoldBuilder {
 }
 
 impl FoldBuilder {
-    /// Adds the samples of a profile with a value other than 0; `side` selects the value of the profile or of the base.
+    /// Adds a profile's samples to the stacks of function names, without the allocator's frames at the leaf. Leaves out
+    /// samples whose value of the selected type is 0. `side` selects the value to add to: the profile's or the base's.
     fn add(
         &mut self,
         named: &SymbolizedProfile,
@@ -231,7 +232,8 @@ impl FoldBuilder {
         id
     }
 
-    /// Returns the id of a function of an interpreted program and its line: each line has a row of its own.
+    /// Returns the id of a function of an interpreted program and its line: each line has a row of its own. Records the
+    /// language, file and line under a new id.
     fn intern_managed(
         &mut self,
         frame: &Frame,

@@ -180,8 +180,8 @@ impl<'a> DumpReader<'a> {
         }
     }
 
-    /// Reads one line, given without its newline, as the current section requires. Adds it to the checksum. Blanks at
-    /// its end mean nothing.
+    /// Reads one line, given without its newline, as the current section requires. Adds it to the checksum, which
+    /// begins with the header. Blanks at its end mean nothing.
     fn read_line(&mut self, line: &[u8]) -> Result<()> {
         self.bytes_read += line.len() as u64 + 1;
         if matches!(self.section, DumpSection::Start | DumpSection::SymbolsEnd) {
@@ -200,8 +200,9 @@ impl<'a> DumpReader<'a> {
         }
     }
 
-    /// Reads a line up to the header, which determines the format. Before it, blank lines and `--- heap` of `jeprof
-    /// --raw` are skipped, and messages of the allocator become warnings. Fails on any other line.
+    /// Reads a line up to the header, which determines the format. Before it, blank lines, `--- heap`, `--- growth` and
+    /// `--- profile` of `jeprof --raw` are skipped, and messages of the allocator become warnings. `--- symbol` starts
+    /// a table of symbols, at most once. Fails on any other line.
     fn read_header(&mut self, line: &[u8]) -> Result<()> {
         if let Some(warning) = strip_message_prefix(line) {
             let warning = String::from_utf8_lossy(warning.trim_ascii());
@@ -359,8 +360,8 @@ impl<'a> DumpReader<'a> {
         Ok(self.profile)
     }
 
-    /// Returns what is missing in a dump without mappings. `None`, and a warning is added, if its stacks add up to its
-    /// header: jemalloc writes no mappings on Windows, nor does Go.
+    /// Returns what is missing in a dump without mappings. `None` if its stacks add up to its header: jemalloc writes
+    /// no mappings on Windows, nor does Go. A warning is added then, unless Go's comments explain it.
     fn problem_if_incomplete(&mut self) -> Option<String> {
         let agreement = match (self.section, &self.legacy) {
             (DumpSection::Legacy, Some(legacy)) => self

@@ -141,7 +141,8 @@ fn advice_text(share: f64, file: &str, advice: &str) -> String {
     format!("{share:.0} % ends in {file}: {advice}")
 }
 
-/// Returns the share of the total in stacks for whose frames `is_counted` is true, in percent.
+/// Returns the share of the stacks for whose frames `is_counted` is true, in percent of the total. A negative value
+/// counts as a positive one. `is_counted` gets the frames without the allocator's.
 fn share_percent(
     named: &SymbolizedProfile,
     sample_type: SampleType,

@@ -32,8 +32,8 @@ pub(crate) struct LabelShare {
     pub(crate) confidence: Confidence,
 }
 
-/// Returns the memory by values of a label, the largest amount first, without shares of 0. Fails if the profile has no
-/// such key.
+/// Returns the amount of `sample_type` under each value of the label `key`, in its unit: the largest first, without
+/// those of 0. Samples without the label are one share. Fails if the profile has no such key.
 pub(crate) fn shares_by_label(
     profile: &Profile,
     key: &str,
@@ -72,8 +72,8 @@ pub struct LabelUsage {
     pub bytes: i64,
 }
 
-/// Returns the bytes in use by label: for each key the `max` values with most bytes, and one entry for all others.
-/// Empty if the samples have no labels.
+/// Returns the bytes in use by label: for each key the `max` values with most bytes, and one entry `[other]` for the
+/// rest. Empty if the samples have no labels.
 ///
 /// # Errors
 /// The profile cannot be read or exceeds `limits`, or its sum overflows.

@@ -23,7 +23,8 @@ pub(crate) struct ModuleNames {
 }
 
 impl ModuleNames {
-    /// Names the modules of all places without frames in these profiles.
+    /// Finds the modules in which an address of these profiles has no function name, and the shortest unambiguous name
+    /// of each.
     pub(crate) fn new<'a>(profiles: impl IntoIterator<Item = (&'a Profile, &'a Names)>) -> Self {
         let mut build_ids: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         let mut regions: BTreeSet<Address> = BTreeSet::new();
@@ -70,7 +71,9 @@ impl ModuleNames {
     }
 
     /// Returns the name of a place without a symbol: its module and the offset of `call` in the module. Unloaded code
-    /// has its module only. Memory without a name is `[jit]` if it is executable, else `[anonymous]`.
+    /// has its module only. A call outside of its mapping has its address instead of the offset. Memory without a name
+    /// is `[jit]` if it is executable, else `[anonymous]`, with the address of the call if the profiles have several
+    /// such regions.
     ///
     /// Without a mapping, the name is the address of the call, or `[unknown]` if that is 0.
     pub(crate) fn place_name(&self, mapping: Option<&Mapping>, call: Address) -> String {
@@ -107,7 +110,8 @@ impl ModuleNames {
         }
     }
 
-    /// Returns the shortest name of a mapped file, with its build id if files of several build ids had that path.
+    /// Returns the shortest name of a mapped file, with its build id if files of several build ids had that path. The
+    /// build id is cut to [`BUILD_ID_DIGITS`] digits if they distinguish it.
     fn module_name(&self, mapping: &Mapping) -> String {
         let name = self.paths.get(&mapping.path).map(String::as_str);
         let name = name.unwrap_or_else(|| mapping.file_name());

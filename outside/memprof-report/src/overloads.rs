@@ -13,7 +13,8 @@ use crate::symbolized_profile::SymbolizedProfile;
 pub(crate) struct Overloads(HashSet<String>);
 
 impl Overloads {
-    /// Finds the overloads of all profiles of a report, so that they have the same names in each.
+    /// Finds the overloads in all profiles of a report, so that they have the same names in each: C++ functions of one
+    /// name whose parameters differ, perhaps in two profiles.
     pub(crate) fn new<'p>(profiles: impl Iterator<Item = &'p SymbolizedProfile>) -> Self {
         let mut first: HashMap<&str, &str> = HashMap::new();
         let mut overloads = HashSet::new();

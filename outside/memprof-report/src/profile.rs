@@ -64,7 +64,8 @@ impl SampleType {
         matches!(self, Self::AllocSpace | Self::InuseSpace)
     }
 
-    /// Returns whether only a profile with `opt.prof_accum` has this type.
+    /// Returns whether the values count all allocations, also of blocks that were freed. jemalloc writes such values
+    /// only with `opt.prof_accum`.
     pub(crate) fn is_alloc(self) -> bool {
         matches!(self, Self::AllocObjects | Self::AllocSpace)
     }

@@ -165,7 +165,8 @@ impl RenderInput<'_> {
         }
     }
 
-    /// Heading of every view: the amount, the sample type, and how it was estimated.
+    /// Heading of every view: the amount, the sample type, how it was estimated, and the numbers of samples and
+    /// processes. If known, also the time from which on memory was sampled.
     fn heading(&self, options: &Options) -> String {
         let sample_type = options.sample_type;
         let total = self.totals()[sample_type];

@@ -192,7 +192,8 @@ fn lost_samples_note(profile: &Profile) -> Option<String> {
     })
 }
 
-/// Interval at which the tables would have held all samples: a power of two, as the option takes it, with its unit.
+/// Interval at which the tables would probably have held all samples: at least twice `interval`, from 1 KiB to 16 MiB.
+/// It is a power of two with its unit, as the option takes it.
 fn sufficient_interval(interval: u64, samples: u64, lost: u64) -> String {
     let kept = samples.saturating_sub(lost).max(1);
     let factor = samples.div_ceil(kept).max(2);

@@ -8,8 +8,9 @@ const MAX_CHARS: usize = 60;
 /// Most characters of a name in a table: names that no demangler reads have up to thousands.
 const MAX_TABLE_CHARS: usize = 160;
 
-/// Shortens a function's name for a table: replaces the generic arguments of a long one by `…`, as in
-/// `Vec<…>::push`. The type and the trait of `<T as Trait>::f` stay, without their arguments.
+/// Shortens a function's name for a table: replaces the generic arguments of a long one by `…`, as in `Vec<…>::push`.
+/// The type and the trait of `<T as Trait>::f` stay, without their arguments. If that does not suffice, or the brackets
+/// do not match, [`cut_name`] cuts the middle out.
 pub(crate) fn short_name(name: &str) -> Cow<'_, str> {
     if name.len() <= MAX_CHARS || name.chars().count() <= MAX_CHARS {
         return Cow::Borrowed(name);
@@ -32,7 +33,8 @@ pub(crate) fn cut_name(name: &str) -> Cow<'_, str> {
     Cow::Owned(start.chain(['…']).chain(end).collect())
 }
 
-/// Removes generic arguments. `None` if the brackets do not match.
+/// Replaces generic arguments by `…`. The brackets of a type, as in `<T as Trait>`, stay. `None` if the brackets do not
+/// match.
 fn without_arguments(name: &str) -> Option<String> {
     let mut short = String::new();
     // Open brackets of removed arguments, and of types that stay.

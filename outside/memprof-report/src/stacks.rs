@@ -70,7 +70,9 @@ impl Stacks {
         self.frames.truncate(self.pending_start());
     }
 
-    /// Completes the pending stack. Returns its id, adding the stack if it is new.
+    /// Completes the pending stack. Returns its id, adding the stack if it is new. As long as the stacks come in the
+    /// order of jemalloc's dumps, the last one is the only one to compare with; from the first other one on, an index
+    /// finds them.
     pub fn finish_stack(&mut self) -> StackId {
         if self.known.is_empty() {
             match self.compare_with_last() {

@@ -158,7 +158,8 @@ pub fn symbolize(
     Ok(names)
 }
 
-/// Like [`symbolize`], but an address without a symbol gets no frames.
+/// Like [`symbolize`], but an address without a symbol gets no frames. Before, sets the profile's program if it names
+/// none, and restores mappings of code over which something else is mapped.
 pub(crate) fn find_symbols(
     profile: &mut Profile,
     sources: &Sources,

@@ -54,8 +54,8 @@ impl Holders {
         }
     }
 
-    /// Returns the stack slot of a memory operand, as in [`slots`](Self::slots). `None` for memory that is not
-    /// addressed by rsp or rbp alone.
+    /// Returns the stack slot of a memory operand: its base register and its displacement. For rsp, the displacement
+    /// counts from rsp's value at the call. `None` for memory that is not addressed by rsp or rbp alone.
     fn stack_slot(&self, instruction: &Instruction) -> Option<(Register, i64)> {
         let displacement = instruction.memory_displacement64() as i64;
         match (instruction.memory_base(), instruction.memory_index()) {
@@ -116,8 +116,9 @@ impl<'c> ResultFlow<'c> {
     /// Follows the code at `address` to the next branch or return. Returns the branches, or the reason why the path
     /// ends. `holders` are the places of the result at the path's start.
     ///
-    /// A called function is taken to return its first argument, as memset does. A branch that is taken only if the
-    /// result is null is not followed.
+    /// A called function is taken to return its first argument, as memset does. So a jump out of the function, with the
+    /// result as the first argument, counts as a return of it. A branch that is taken only if the result is null is not
+    /// followed.
     fn follow_to_branch(
         &mut self,
         address: u64,
@@ -221,7 +222,8 @@ fn is_null_test(instruction: &Instruction, holders: &Holders) -> bool {
 }
 
 /// Updates `holders`, the places of the result, for an instruction without a branch. If the result is stored outside of
-/// the stack, no place is left: such a function need not return it.
+/// the stack, all places are forgotten: functions that keep the block may leave it in rax, too. At most [`MAX_SLOTS`]
+/// stack slots are tracked.
 fn track_move(instruction: &Instruction, holders: &mut Holders, info: &mut InstructionInfoFactory) {
     let is_move = instruction.mnemonic() == Mnemonic::Mov && instruction.op_count() == 2;
     let moved = is_move.then(|| (instruction.op0_kind(), instruction.op1_kind()));

@@ -15,7 +15,8 @@ pub(super) struct AllocatingName {
 
 impl AllocatingName {
     /// Reads the hints in the last component of a function's path. Its end decides whether it allocates or grows;
-    /// digits there, and a last word of one letter, are ignored, because they mark a variant.
+    /// digits there, and a last word of one letter, are ignored, because they mark a variant. A name that allocates, or
+    /// has a word for memory in it, mentions memory.
     pub(super) fn parse(name: &str) -> Self {
         let plain = name.split('(').next().unwrap_or(name);
         let plain = plain.trim_end_matches('>');

@@ -69,8 +69,10 @@ impl ProfileEvidence {
         }
     }
 
-    /// Determines the code origin of a function: by the user's patterns, else by its name and source file, else by its
-    /// mapped file. Wrappers of malloc are found later, by their calls.
+    /// Determines the code origin of a function: by the user's patterns, else by a rule for its name, else by its
+    /// source file, else by its mapped file. Rules for names do not hold in a Rust crate with `main`. The program's
+    /// sources decide only outside of files that a rule names and of system directories. Wrappers of malloc are found
+    /// later, by their calls.
     pub(super) fn verdict(
         &self,
         function: &FunctionEvidence<'_>,
@@ -105,8 +107,9 @@ impl ProfileEvidence {
         by_name.unwrap_or_else(|| verdict_by_mapped_file(&function))
     }
 
-    /// Completes the evidence on a function by that of the profile. Sources in the package of `main` are the program's
-    /// own. In a Rust program, a function whose name is a path is Rust's.
+    /// Completes the evidence on a function by that of the profile: adds the program's runtime. Sources in the package
+    /// of `main` become the program's own. In a profile with Rust code, a function of unknown language whose name is a
+    /// path is Rust's.
     fn with_profile_evidence<'p>(&self, function: &FunctionEvidence<'p>) -> FunctionEvidence<'p> {
         let source = match function.source {
             SourceEvidence::Library { path, package, .. }

@@ -56,7 +56,7 @@ impl<'p> MappedFile<'p> {
 
     /// Returns whether the file is the program, or a library outside of the system's directories that no rule names. In
     /// such a file, a function's name alone does not prove that the function is a library's. False for code in no
-    /// mapping.
+    /// mapping, or in one without a file.
     pub(super) fn is_own(self) -> bool {
         match self.path {
             _ if self.is_main => true,

@@ -15,9 +15,9 @@ pub(super) struct MatchingRule {
     pub(super) pattern: &'static str,
 }
 
-/// Returns the rule that holds for a function. If each of its namespaces has a rule, it is the one with the highest
-/// origin; else the first rule for the name, because a namespace without a rule is the program's. `None` if no rule
-/// holds.
+/// Returns the rule that holds for a function. If each of its namespaces has a rule, it is the one among these with the
+/// highest origin, as `CodeOrigin` orders them. Else it is the first rule for the whole name, because a namespace
+/// without a rule is the program's. `None` if no rule holds.
 pub(super) fn find_rule(function: &FunctionEvidence<'_>) -> Option<MatchingRule> {
     let name = function.name;
     let namespaces = namespaces(name);
@@ -53,8 +53,9 @@ fn first_matching_rule(
     })
 }
 
-/// Returns whether a rule with `reach` is evidence about a function. `namespace` is the part of the name that the rule
-/// matched; `None` if it matched the whole name.
+/// Returns whether a function that a rule names is among the functions of the rule's `reach`: the language, runtime,
+/// source file or mapped file decide, as [`Reach`] says. `namespace` is the part of the name that the rule matched;
+/// `None` if it matched the whole name.
 fn rule_holds(reach: &Reach, function: &FunctionEvidence<'_>, namespace: Option<&str>) -> bool {
     let path = match function.source {
         SourceEvidence::Own(path) => Some(path),

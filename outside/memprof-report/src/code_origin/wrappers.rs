@@ -117,8 +117,8 @@ fn may_be_wrapper(verdict: &Verdict) -> bool {
     }
 }
 
-/// Returns whether the function is in a library or an interpreter. In these, a name that says that it allocates is
-/// enough to be a wrapper.
+/// Returns whether a function with a symbol is in a library, or any function in an interpreter. In these, a name that
+/// says that it allocates is enough to be a wrapper.
 fn is_in_library(verdict: &Verdict) -> bool {
     matches!(
         verdict.reason,
@@ -165,8 +165,8 @@ impl<'p> LeafView<'p> {
         })
     }
 
-    /// Returns, by function id, the number of stacks that contain the function with a verdict that its shape may
-    /// change.
+    /// Returns, by function id, the number of stacks that contain the function, without the allocator's frames at the
+    /// leaf. Only frames whose verdict may become that of a wrapper count, see [`may_be_wrapper`].
     fn count_candidate_stacks(&self, origins: &CodeOrigins) -> Vec<u32> {
         let mut uses = vec![0; self.functions.count];
         // The last stack in which a function was counted.
@@ -189,9 +189,10 @@ impl<'p> LeafView<'p> {
         uses
     }
 
-    /// Finds the first function after the allocator and plumbing at the leaf of a stack, and adds the stack to its
-    /// entry in `calls`. A library's function without a symbol is replaced by the one that it helps, see
-    /// [`named_front`](Self::named_front). Adds nothing if the function cannot be a wrapper, or has no caller.
+    /// Finds the first function after the allocator and plumbing at the leaf of a stack, and adds the stack, the
+    /// function's caller and its use of the block to its entry in `calls`. A library's function without a symbol is
+    /// replaced by the one that it helps, see [`named_front`](Self::named_front). Adds nothing if the function cannot
+    /// be a wrapper, or has no caller.
     fn add_front_call(
         &self,
         origins: &CodeOrigins,
@@ -238,8 +239,9 @@ impl<'p> LeafView<'p> {
     }
 
     /// Returns the function in front of the allocator, and its caller, which is `None` at the root. The function is
-    /// `first`, unless that is a library's function without a symbol. Such a one is a helper of the function with a
-    /// symbol that called it in the same file, if that one may be a wrapper. `frames` are those after `first`.
+    /// `first`, unless that is a library's function without a symbol: a helper. Then it is the nearest caller with a
+    /// symbol in the same file. It is `first` again if no such caller exists, or the caller cannot be a wrapper.
+    /// `frames` are those after `first`.
     fn named_front(
         &self,
         origins: &CodeOrigins,
@@ -270,8 +272,8 @@ impl<'p> LeafView<'p> {
         (first, caller)
     }
 
-    /// Returns whether `one` is a function without a symbol, and plumbing of the same file called it: it is part of
-    /// that plumbing.
+    /// Returns whether `one` is a function without a symbol that was called by plumbing of the same file with a symbol.
+    /// It is part of that plumbing.
     fn is_helper(&self, origins: &CodeOrigins, one: LeafFrame<'_>, caller: LeafFrame<'_>) -> bool {
         let is_plumbing = origins.verdicts[caller.verdict].origin == CodeOrigin::Plumbing;
         is_plumbing && caller.frame.named && !one.frame.named && self.is_same_mapping(one, caller)
@@ -283,8 +285,8 @@ impl<'p> LeafView<'p> {
         mapping_of(one) == mapping_of(other)
     }
 
-    /// Returns whether a function is of a language in which blocks have owners: it returns an object of its own, not
-    /// memory for its caller.
+    /// Returns whether a function is written in Rust or D, by its symbol. In these, blocks have owners: the function
+    /// returns an object of its own, not memory for its caller.
     fn is_checked_language(&self, frame: &Frame) -> bool {
         let symbol = frame.linkage.map(|id| self.named.names.strings.get(id));
         matches!(
@@ -293,8 +295,9 @@ impl<'p> LeafView<'p> {
         )
     }
 
-    /// Returns the shape by which a function is a wrapper. `None` if it is no wrapper. Its name, the number of its
-    /// callers, and its use of the block decide.
+    /// Returns the shape by which a function is a wrapper. `None` if it is no wrapper. Its name, its callers and its
+    /// use of the block decide: how many callers there are, and whether they are plumbing or have names of allocation
+    /// functions. A function that plumbing mostly calls as its helper is one in any case.
     fn wrapper_shape(&self, calls: &FrontCalls) -> Option<WrapperShape> {
         let name = calls.name.map(|name| self.named.names.strings.get(name));
         let name = name.map(AllocatingName::parse).unwrap_or_default();

@@ -39,7 +39,8 @@ pub(super) fn split_clone_suffix(symbol: &str) -> (&str, &str) {
     symbol.split_at(end)
 }
 
-/// Returns the start of the last suffix. `None` if the text ends with none, or is nothing else.
+/// Returns the start of the last clone suffix, such as `.cold` or `.part.0`. `None` if the text ends with none, or is
+/// nothing else.
 fn last_suffix_start(symbol: &str) -> Option<usize> {
     let (before, last) = symbol.rsplit_once('.')?;
     let is_number = !last.is_empty() && last.bytes().all(|c| c.is_ascii_digit());

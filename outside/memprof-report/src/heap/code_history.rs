@@ -122,7 +122,8 @@ impl CodeHistory {
     }
 
     /// Finds out which code was at the address of a call in `generation`, or in any one if it is `None`. The owner is
-    /// unknown if several files were there, or none although one is mapped there now.
+    /// unknown if several files were there, or none although one is mapped there now. An address that never was in a
+    /// mapping counts as current code.
     fn code_owner(&self, profile: &Profile, call: Address, generation: Option<u32>) -> CodeOwner {
         let is_now = |first, last| generation.is_none_or(|now| (first..=last).contains(&now));
         let here = |range: &&CodeRange| range.start <= call && call < range.end;

@@ -29,8 +29,9 @@ use crate::file_magic::read_magic;
 use crate::limits::Limits;
 use crate::lines::{InputEnd, for_each_line};
 
-/// Writes a dump so that other tools can read it, and returns the number of bytes; likewise each of the dumps of several
-/// processes, one after the other. A dump without pseudo frames is copied unchanged, whatever its format.
+/// Writes a dump so that other tools can read it: its pseudo frames become comments. Returns the number of bytes
+/// written. A file may have the dumps of several processes, one after the other. A dump without pseudo frames is copied
+/// unchanged, whatever its format.
 ///
 /// # Errors
 /// `dump` is empty, is truncated text, or has lines beyond the limits; writing to `out` fails.
@@ -66,7 +67,8 @@ enum StackLayout {
 }
 
 impl StackLayout {
-    /// Returns the layout of the dump that begins with this line. `None` if none does.
+    /// Returns the layout of the dump that begins with this line. `None` if neither jemalloc nor tcmalloc begins a dump
+    /// so.
     fn from_header(line: &[u8]) -> Option<Self> {
         if line.starts_with(JEMALLOC_HEADER) {
             Some(Self::Jemalloc)
@@ -144,7 +146,8 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// Writes comments with the removed pseudo frames, and the new checksum if the dump had one.
+    /// Writes comments with the removed pseudo frames, and the checksum that was held back, if any. It is computed
+    /// anew; only a damaged dump keeps its wrong one.
     fn finish_dump(&mut self) -> Result<()> {
         let stripped = std::mem::take(&mut self.stripped);
         for comment in stripped.comments().chain(stripped.managed_comments()) {

@@ -24,7 +24,8 @@ const MEM_STATS: &[u8] = b"runtime.MemStats";
 
 impl DumpReader<'_> {
     /// Reads a comment, given without its `#`. Stores one that names a frame of the last stack, up to the limit of
-    /// frames, and ignores others.
+    /// frames, and ignores others. A frame, or the heading of Go's memory statistics, also shows that Go wrote the
+    /// dump.
     pub(super) fn read_go_comment(&mut self, comment: &[u8]) -> Result<()> {
         if let Some(frame) = parse_frame(comment) {
             self.has_go_comments = true;
@@ -37,8 +38,8 @@ impl DumpReader<'_> {
     }
 
     /// Names the addresses of the last stack by the comments that followed it. Stops at a comment whose address the
-    /// stack lacks. The address after the last comment is named `runtime.goexit`, which Go leaves out. Fails if the
-    /// names exceed the memory budget.
+    /// stack lacks. Keeps the names that an address has already. The address after the last comment is named
+    /// `runtime.goexit`, which Go leaves out. Fails if the names exceed the memory budget.
     pub(super) fn finish_go_stack(&mut self) -> Result<()> {
         let frames = std::mem::take(&mut self.go_frames);
         let Some(sample) = self.profile.samples.last().filter(|_| !frames.is_empty()) else {
@@ -78,7 +79,7 @@ impl DumpReader<'_> {
 
 /// Scales the samples of a Poisson process with a mean interval of `rate` bytes, and truncates the estimates. Go does
 /// both in its pprof files (`scaleHeapSample`), so its texts get the same totals. Then marks the profile as one whose
-/// values need no more scaling.
+/// values need no more scaling. The numbers of sampled objects become the samples' counts.
 pub(super) fn scale_samples(profile: &mut Profile, rate: u64) {
     for sample in &mut profile.samples {
         for (index, [objects, space]) in [

@@ -43,7 +43,8 @@ pub(super) enum HeaderWord {
 }
 
 impl HeaderWord {
-    /// Parses `heap_v2/524288`. `None` if the word is unknown, or if no number follows its `/`.
+    /// Parses `heap_v2/524288`. `None` if the word is unknown, or if no number follows its `/`. An empty text is a
+    /// header without a word.
     pub(super) fn parse(text: &[u8]) -> Option<Self> {
         let (word, number) = match memchr::memrchr(b'/', text) {
             None => (text, None),

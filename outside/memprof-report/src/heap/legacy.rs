@@ -35,7 +35,7 @@ pub(super) struct LegacyDump {
 
 impl DumpReader<'_> {
     /// Reads the totals and the word from `text`, the first line after `heap profile:`. Fails if they are malformed or
-    /// the word is unknown: its scale would be a guess.
+    /// the word is unknown: its scale would be a guess. Warns if the word has no interval.
     pub(super) fn read_legacy_header(&mut self, text: &[u8]) -> Result<()> {
         let Some((counts, rest)) = parse_counts(text) else {
             return Err(self.unexpected_error("'objects: bytes [objects: bytes]'", text));
@@ -99,8 +99,9 @@ impl DumpReader<'_> {
     }
 
     /// Sets what only the whole dump shows: its sampling, and whether it has allocated values. `has_maps` says whether
-    /// the dump has mappings: Go's text has none, unlike that of gperftools. Warns of records with negative values,
-    /// which are left out. Fails if sampling was off, or no other record is left.
+    /// the dump has mappings: Go's text has none, unlike that of gperftools. Scales Go's samples. Clears allocated
+    /// values that only repeat those in use. Warns of records with negative values, which are left out. Fails if
+    /// sampling was off, or no other record is left.
     pub(super) fn finish_legacy(&mut self, legacy: &LegacyDump, has_maps: bool) -> Result<()> {
         let is_go = self.has_go_comments || legacy.is_unpadded && !has_maps;
         if legacy.word.is_sampling_off() {
@@ -146,8 +147,9 @@ impl DumpReader<'_> {
         Ok(())
     }
 
-    /// Error for a header whose interval is 0: the process did not sample, or no longer. Its remedy is that for Go's
-    /// runtime if `is_go`, else that for tcmalloc.
+    /// Error for a header whose interval is 0: the process did not sample, or no longer. If the dump has samples, the
+    /// remedy is to write their interval into the header. Else it is to switch sampling on: in Go's runtime if `is_go`,
+    /// else in tcmalloc.
     fn sampling_off_error(&self, is_go: bool) -> Error {
         let remedy = match is_go {
             true => "leave runtime.MemProfileRate above 0, its default is 524288",
@@ -168,7 +170,7 @@ impl DumpReader<'_> {
         }
     }
 
-    /// Returns whether the records add up to the header. Both are exact.
+    /// Returns whether the values in use of all records add up to those in the header. Both are exact.
     pub(super) fn is_legacy_complete(&self, legacy: &LegacyDump) -> bool {
         let mut sums = (0_i64, 0_i64);
         for sample in &self.profile.samples {
@@ -181,7 +183,8 @@ impl DumpReader<'_> {
     }
 }
 
-/// Returns whether the allocated values differ from those in use, and are not missing.
+/// Returns whether the allocated values differ from those in use, and are not all 0, as a writer that does not count
+/// them sets them.
 fn has_own_alloc_values(counts: Counts) -> bool {
     let is_repeated = counts.objects == counts.accum_objects && counts.bytes == counts.accum_bytes;
     !is_repeated && (counts.accum_objects != 0 || counts.accum_bytes != 0)

@@ -119,7 +119,8 @@ fn parse_brief(range: Mapping, text: &[u8], executable: bool) -> MapLine {
 
 /// Parses the fields of FreeBSD after the range: resident pages, pages of the object, object, permissions, counts of
 /// references and shadows, flags, `COW` or `NCOW`, `NC` or `NNC`, type, path, and in newer versions `CH` or `NCH` and a
-/// user id. `None` if the fields are others. The format has no file offset.
+/// user id. `None` if the fields are others. The format has no file offset. Only a mapping of type `vnode` gets the
+/// path.
 fn parse_freebsd(range: &Mapping, text: &[u8]) -> Option<MapLine> {
     let mut rest = text;
     let mut next = || {

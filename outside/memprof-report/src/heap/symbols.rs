@@ -23,8 +23,8 @@ pub(super) struct SymbolFrame {
 pub(super) struct Symbols(HashMap<Address, Vec<SymbolFrame>>);
 
 impl DumpReader<'_> {
-    /// Reads a line of the symbols: `0xADDR name`, `binary=` with the program's path, or the `---` that ends them.
-    /// Fails if it is none of these.
+    /// Reads a line of the symbols: `0xADDR OUTER--INLINED`, `binary=` with the program's path, or the `---` that ends
+    /// them. Fails if it is none of these, or the memory budget is exceeded.
     pub(super) fn read_symbol(&mut self, line: &[u8]) -> Result<()> {
         if line == b"---" {
             self.section = DumpSection::SymbolsEnd;

@@ -43,7 +43,7 @@ enum Expected {
 /// Rewrites a dump of jemalloc or tcmalloc as tcmalloc's text, line by line, without the frames at the leaf whose
 /// addresses are in `allocator`; see
 /// [`SymbolizedProfile::allocator_addresses`](crate::SymbolizedProfile::allocator_addresses). Pseudo frames become
-/// comments at the end, and a checksum is left out.
+/// comments at the end. Managed words and a checksum are left out.
 ///
 /// # Errors
 /// `dump` is in neither format, is malformed or truncated, or has lines beyond the limits; writing to `out` fails.
@@ -135,9 +135,9 @@ pub fn write_tcmalloc(
     Err(Error::Truncated { problem })
 }
 
-/// Returns the addresses of a stack, each with a blank before it, without the allocator's at the leaf. The leaf is
-/// written less 1, as the readers expect. At least one address stays. A stack with a word that is no address is
-/// returned unchanged.
+/// Returns the addresses of a stack, each with a blank before it, without the allocator's at the leaf. At least one
+/// address stays. The leaf is written less 1, as the readers expect. If the new leaf is no address, or the stack is
+/// empty, the text is returned unchanged.
 fn strip_allocator(addresses: &[u8], allocator: &HashSet<Address>) -> Vec<u8> {
     let words = addresses.split(|byte| *byte == b' ');
     let words: Vec<&[u8]> = words.filter(|word| !word.is_empty()).collect();

@@ -78,7 +78,7 @@ impl DumpReader<'_> {
     }
 
     /// Reads a line before the mappings: the totals, a stack, its values, one of its threads, or the blank line after
-    /// the stacks. Fails if it is not what `expected` says.
+    /// the stacks. The mappings' header, too, ends the stacks. Fails if the line is not what `expected` says.
     pub(super) fn read_v2_line(&mut self, expected: Expected, line: &[u8]) -> Result<()> {
         match (expected, line.first()) {
             (Expected::Totals | Expected::StackTotals, _) => {
@@ -120,7 +120,7 @@ impl DumpReader<'_> {
     }
 
     /// Adds the values of a thread, `tN: objects: bytes [objects: bytes] NAME`, to the check of the totals. The name
-    /// may be missing and is ignored.
+    /// may be missing and is ignored. Fails if the line has another form.
     fn read_v2_thread(&mut self, line: &[u8]) -> Result<()> {
         let text = line.trim_ascii_start();
         let end = match text {

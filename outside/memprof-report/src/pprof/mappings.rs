@@ -49,7 +49,8 @@ impl Reader<'_> {
 /// Assigns each address of the profile to the mapping that its location names; `named` has these ids, by address.
 ///
 /// An address may be other code in another mapping, if profiles of several processes were merged. So a location that
-/// names no mapping is in none. If no location names one, mappings are found by address.
+/// names no mapping is in none. One that names an unknown mapping is, too, with a warning. If no location names one,
+/// mappings are found by address.
 pub(super) fn assign_mappings(profile: &mut Profile, named: &[u64], indexes: &MappingIndexes) {
     if named.iter().all(|id| *id == 0) {
         let by_address = find_by_address(profile);

@@ -17,8 +17,8 @@ use crate::stacks::AddressId;
 pub(super) type ScaledColumn = (Column, i64);
 
 impl<'a> Reader<'a> {
-    /// Decides for each sample type which column holds its values. Returns the types, and the columns in the order of a
-    /// sample's values. Fails if there are no types.
+    /// Decides for each sample type where its values are stored. Returns the types, and for each value of a sample its
+    /// column and the factor that converts it to the column's unit. Fails if there are no types.
     pub(super) fn arrange_value_types(
         &self,
         types: &[proto::ValueType],
@@ -39,8 +39,9 @@ impl<'a> Reader<'a> {
         Ok((types, columns.into_iter().zip(factors).collect()))
     }
 
-    /// Reads the samples into `profile`; `columns` has the position of each value, `locations` are ascending by id.
-    /// Fails if a sample is malformed, names no location, or exceeds a limit.
+    /// Reads the samples into `profile`. `columns` has, for each value of a sample, its place and the factor to
+    /// multiply it by; `locations` are ascending by id. Fails if a sample is malformed, has another number of values,
+    /// names no location, or exceeds a limit.
     pub(super) fn read_samples(
         &mut self,
         profile: &mut Profile,

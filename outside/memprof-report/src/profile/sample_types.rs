@@ -199,7 +199,8 @@ impl ValueTypes {
 }
 
 impl Profile {
-    /// Types of the profile's values with their positions.
+    /// Types of the profile's values with their positions: those of its file or, for a dump, the sample types that it
+    /// has.
     pub(crate) fn columns(&self) -> Vec<(Column, ValueType)> {
         match &self.value_types {
             Some(types) => types

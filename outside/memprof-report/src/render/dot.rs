@@ -78,7 +78,7 @@ pub(super) fn write_dot(
 }
 
 /// Writes the node of a function, which is called `n3` for the index 3. Its size shows the share of the flat value in
-/// `total`, its colour that of the cumulative value.
+/// `total`. Its colour shows that of the cumulative value: orange, or blue for a negative one.
 fn write_node(
     index: usize,
     row: &Row,

@@ -10,8 +10,9 @@ use crate::profile::{Profile, SampleType, SampleValues};
 use crate::stacks::StackId;
 use crate::symbolized_profile::SymbolizedProfile;
 
-/// Returns a note on the values that the format leaves out because they are negative, with their sum. `None` if it holds
-/// all of the profile and of its base.
+/// Returns a note on the values that the format leaves out because they are negative, with their sum. Collapsed stacks
+/// hold them, but most flamegraph tools skip such lines, which the note says. `None` if nothing is lost of the profile
+/// and its base.
 pub(crate) fn left_out_note(
     profile: &SymbolizedProfile,
     base: Option<&SymbolizedProfile>,
@@ -88,8 +89,8 @@ pub(super) fn net_samples(profile: &Profile) -> Vec<(StackId, SampleValues)> {
     net
 }
 
-/// Returns the number of folded stacks that have a negative value in the profile, or in its base if there is one, and
-/// the sum of these.
+/// Returns the number of folded stacks with a negative value, and the sum of these values. With a base, the base's
+/// negative value is subtracted from the profile's, and a stack in which both are equal does not count.
 fn negative_stacks(
     profile: &SymbolizedProfile,
     base: Option<&SymbolizedProfile>,

@@ -8,7 +8,8 @@ use crate::error::Result;
 use crate::options::Options;
 use crate::table::function_rows;
 
-/// Writes a block of lines for each function whose name matches `focus`: its callers, itself, and its callees.
+/// Writes a block of lines for each function whose name matches `focus`: its callers, itself, and its callees. With
+/// `top`, a block has only that many callers and callees, those with the largest values.
 pub(super) fn write_peek(
     input: &RenderInput<'_>,
     options: &Options,

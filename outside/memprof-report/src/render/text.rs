@@ -65,7 +65,8 @@ fn write_shares(
     Ok(())
 }
 
-/// Writes one row per function of a profile without a base, with columns for samples and ages if it has them.
+/// Writes one row per function of a profile without a base, up to `top` rows. Columns for samples are written if any
+/// were counted, those for ages with `--ages` if the profile has them.
 fn write_values(
     rows: &[Row],
     folded: &Folded,
@@ -146,7 +147,8 @@ fn write_values(
     write_omitted_count(rows.len() - shown, out)
 }
 
-/// Writes one table per kind of change, with the functions that changed in that way.
+/// Writes one table per kind of change, with up to `top` of the functions that changed in that way. If none changed,
+/// writes a line that says so.
 fn write_changes(
     rows: &[Row],
     folded: &Folded,

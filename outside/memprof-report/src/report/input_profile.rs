@@ -13,7 +13,8 @@ use crate::render::format_amount;
 use crate::symbolize::{Progress, Sources};
 
 /// Reads the profile of each process in the input, merges them, and filters by age and label. `sources` are those of
-/// each process; the last ones serve all further processes.
+/// each process; the last ones serve all further processes. Fails if the profile lacks the ages or the label that the
+/// options need.
 pub(super) fn read_input(
     input: Input<'_>,
     sources: &[Sources],

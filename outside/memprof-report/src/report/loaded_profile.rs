@@ -21,7 +21,8 @@ pub(super) struct LoadedProfile {
 }
 
 impl LoadedProfile {
-    /// Selects the sample type of a process's profile, undoes the sampling, and finds symbols.
+    /// Selects the sample type of a process's profile, undoes the sampling, and finds symbols in `sources`. Without
+    /// `sources`, functions have only the names that the file gives them.
     pub(super) fn from_dump(
         mut profile: Profile,
         sources: Option<&Sources>,

@@ -80,7 +80,8 @@ impl ProfileMerge {
         }
     }
 
-    /// Adds the profile of a process.
+    /// Adds the profile of a process: its samples, with new ids for stacks and labels, and its origin. The largest
+    /// sample interval of the processes and the first known program stay.
     fn add(&mut self, part: LoadedProfile) {
         let LoadedProfile {
             profile: mut part,
@@ -190,6 +191,7 @@ impl ProfileMerge {
 /// Fields in which mappings differ, by the start first.
 type MappingKey<'a> = (Address, Address, u64, bool, &'a str, Option<&'a str>);
 
+/// Fields by which mappings of several processes are sorted and compared: two with equal keys are one.
 fn mapping_key(mapping: &Mapping) -> MappingKey<'_> {
     (
         mapping.start,
@@ -201,7 +203,8 @@ fn mapping_key(mapping: &Mapping) -> MappingKey<'_> {
     )
 }
 
-/// Merges the age buckets of two processes: a sample is at least as old as the wider bucket says. The clocks are one.
+/// Merges the age buckets of two processes: a sample is at least as old as the wider bucket says. The later of the two
+/// times counts for both: the processes ran on one machine, with one clock.
 fn merge_ages(one: Option<AgeBuckets>, other: Option<AgeBuckets>) -> Option<AgeBuckets> {
     match (one, other) {
         (Some(one), Some(other)) => Some(AgeBuckets {
@@ -212,7 +215,8 @@ fn merge_ages(one: Option<AgeBuckets>, other: Option<AgeBuckets>) -> Option<AgeB
     }
 }
 
-/// Adds the origin of another process: names and times stay those of the first one, counts are added up.
+/// Adds the origin of another process: names and times stay those of the first one, counts are added up. The plugin's
+/// path is dropped if the processes have different ones, and the tally always.
 fn merge_origin(merged: &mut ProfileOrigin, other: ProfileOrigin) {
     if merged.processes.is_empty() {
         *merged = other;

@@ -68,7 +68,8 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// Reads the image of a file. Segments beyond [`MAX_SEGMENTS`] are left out.
+    /// Reads the image of a file. Segments beyond [`MAX_SEGMENTS`] are left out. A file without section headers counts
+    /// as one with code.
     pub(super) fn new<'d, R: ReadRef<'d>>(file: &object::File<'d, R>) -> Self {
         let segments = file.segments().take(MAX_SEGMENTS).map(|segment| {
             let (offset, file_size) = segment.file_range();
@@ -126,7 +127,8 @@ impl Image {
     }
 
     /// Finds the bias by file offsets (`has_offsets`), as [`bias`](Self::bias) does, or by sizes, as
-    /// [`bias_without_offsets`](Self::bias_without_offsets). `None` if no bias is likelier than all others.
+    /// [`bias_without_offsets`](Self::bias_without_offsets). `None` if no bias is likelier than all others. Only the
+    /// first [`MAX_MAPPINGS`] count.
     fn likeliest_bias<'m>(
         &self,
         mappings: impl Iterator<Item = &'m Mapping> + Clone,

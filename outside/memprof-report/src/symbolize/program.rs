@@ -36,7 +36,8 @@ pub(super) fn set_unnamed_program(profile: &mut Profile, sources: &Sources) {
     profile.program = program.map(str::to_owned);
 }
 
-/// Returns whether the file of a mapping is a program; false if it cannot be read.
+/// Returns whether the file of a mapping is a program, with its code, which a debug file lacks. False if it cannot be
+/// read.
 fn is_program_at(path: &str, profile: &Profile, sources: &Sources) -> bool {
     let file = ObjectFile::new(path, profile, sources);
     let Ok(BinaryLookup::Binary(binary)) =

@@ -231,8 +231,8 @@ fn origin_reference<'s>(entry: &Entry<'s>) -> Option<AttributeValue<Slice<'s>>> 
     names.find_map(|name| entry.attr_value(name))
 }
 
-/// Returns the name of a namespace, class or function; `{lambda}` for a class without one. `None` for other entries and
-/// for a function without a name.
+/// Returns the name of a namespace, class or function. A namespace without one is `(anonymous namespace)`; a lambda, or
+/// a class without a name, is `{lambda}`. `None` for other entries and for a function without a name.
 fn scope_name<'s>(unit: UnitRef<'_, Slice<'s>>, scope: &Entry<'s>) -> Option<String> {
     let name = scope.attr_value(DW_AT_name);
     let name = name.and_then(|name| unit.attr_string(name).ok());

@@ -104,7 +104,8 @@ pub(super) fn find_binary(
 }
 
 /// Paths at which the binary may be, the preferred first. Only `sources.binary` for the file that it replaces. For a
-/// profile of another machine (`is_foreign`), this machine's own files are left out.
+/// profile of another machine (`is_foreign`), this machine's own files are left out. So is the path of a deleted file
+/// without a build id: another file may be there now.
 fn search_paths(
     object_file: &ObjectFile<'_>,
     sources: &Sources,

@@ -28,8 +28,8 @@ pub(super) fn load_section<'d, R: ReadRef<'d>>(
     }
 }
 
-/// Like [`load_section`], but the sections of split debug information, such as `.debug_info.dwo`, one after the other: each
-/// type has one of its own.
+/// Like [`load_section`], but of split debug information, such as `.debug_info.dwo`. A file may have several sections
+/// of that name, one for each type: their bytes are joined.
 pub(super) fn load_split_section<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     id: SectionId,
@@ -40,7 +40,8 @@ pub(super) fn load_split_section<'d, R: ReadRef<'d>>(
     }
 }
 
-/// Like [`load_split_section`], but of any kind: the index of a package refers to all.
+/// Like [`load_split_section`], but also reads the sections that give no names and lines: the index of a package refers
+/// to all.
 pub(super) fn load_packed_section<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     id: SectionId,

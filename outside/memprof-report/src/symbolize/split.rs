@@ -129,7 +129,8 @@ impl SplitUnits {
     }
 }
 
-/// Returns the directory and path of each split unit that contains one of the addresses, by id.
+/// Returns the directory and path of each split unit that contains one of the addresses, by id. Empty if the debug
+/// information is damaged.
 fn needed_units(
     dwarf: &Arc<gimli::Dwarf<Slice<'_>>>,
     addresses: &[LinkedAddress],

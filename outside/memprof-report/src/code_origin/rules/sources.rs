@@ -26,7 +26,7 @@ pub(in crate::code_origin) enum SourceFiles {
 }
 
 impl SourceFiles {
-    /// Returns whether the file at a path is one of them.
+    /// Returns whether these source files include the one at `path`. Only the ending of the path decides.
     pub(in crate::code_origin) fn contain(self, path: &str) -> bool {
         let ends = |endings: &[&str]| endings.iter().any(|ending| path.ends_with(ending));
         match self {

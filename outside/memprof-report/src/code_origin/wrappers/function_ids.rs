@@ -24,7 +24,8 @@ pub(super) struct FunctionIds {
 }
 
 impl FunctionIds {
-    /// Numbers the functions of all frames in a profile.
+    /// Numbers the functions of all frames in a profile. Frames are of one function if they have its name. A function
+    /// without a symbol is known by its mapping and the start of its code instead, if its code was read.
     pub(super) fn new(named: &SymbolizedProfile) -> Self {
         let mut known: HashMap<FunctionKey, FunctionId> = HashMap::new();
         let by_address = (0..named.profile.stacks.addresses().len() as u32).map(|index| {

@@ -166,8 +166,8 @@ impl<W: Write> Encoder<W> {
         Ok(())
     }
 
-    /// Writes the locations of a profile's samples that are not written yet, and their mappings. Returns the id of each
-    /// address, 0 if no sample has it.
+    /// Writes the locations of a profile's samples that are not written yet, and their mappings. Returns the location's
+    /// id for each address by its id; 0 if no sample has the address.
     fn write_locations(&mut self, symbolized: &SymbolizedProfile) -> Result<Vec<u64>> {
         let SymbolizedProfile { profile, names, .. } = symbolized;
         let mut is_used = vec![false; profile.stacks.addresses().len()];
