@@ -55,8 +55,8 @@ impl Default for AccessRule {
     }
 }
 
-/// Middleware that forwards allowed requests, with the token removed from the path, and rejects others. Adds the
-/// security headers to every response.
+/// Middleware that forwards allowed requests, with the token removed from the path, and rejects others. Redirects one
+/// whose path ends with the base URL or the token, without a slash. Adds the security headers to every response.
 pub(crate) async fn guard(
     State(access): State<Arc<Access>>,
     mut request: Request,
@@ -89,9 +89,9 @@ enum Admission {
 }
 
 impl Access {
-    /// Checks a request, and removes the base URL's path, the token and repeated slashes from its path. A path that ends
-    /// there without a slash is redirected to the path with one. Fails if the host name is unknown, another site's page
-    /// sent the request, or the client is not allowed.
+    /// Checks a request, and removes the base URL's path, the token and repeated slashes from its path. A path that
+    /// ends there without a slash is redirected to the path with one. Fails if the host name is unknown, the client is
+    /// not allowed, or another site's page sent the request otherwise than as a link to a page.
     fn admit(&self, request: &mut Request) -> Result<Admission> {
         let peer = request.extensions().get::<Peer>().copied();
         let base = self.base_url_for(request.headers(), peer)?;
@@ -106,8 +106,8 @@ impl Access {
         }
     }
 
-    /// Checks who sent a request, and removes the path of `base` and the token from its path. Fails if the client is not
-    /// allowed.
+    /// Checks who sent a request, and removes the path of `base` and the token from its path. Redirects a path that
+    /// ends there without a slash. Fails if the client is not allowed.
     fn admit_client(
         &self,
         request: &mut Request,

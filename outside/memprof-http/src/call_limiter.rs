@@ -66,7 +66,7 @@ impl CallLimiter {
         self.acquire_within(PERMIT_TIMEOUT, kind).await
     }
 
-    /// Waits up to `limit` for the permits. Fails as overloaded after that.
+    /// Like [`acquire`](Self::acquire), but with another timeout, `limit`. Fails as overloaded after that.
     async fn acquire_within(&self, limit: Duration, kind: CallKind) -> Result<CallPermit> {
         let Ok(permit) = timeout(limit, self.wait_for_permits(kind)).await else {
             let message = "too many requests wait for this host, or for others";

@@ -113,8 +113,8 @@ impl Hosts {
         })
     }
 
-    /// Returns all hosts in the order of their process ids, and caches them. Blocks for little more than
-    /// [`ANSWER_TIMEOUT`].
+    /// Returns all hosts in the order of their process ids, and caches them. A discovered host that does not answer has
+    /// no gateway; a single host that does not answer is left out. Blocks for little more than [`ANSWER_TIMEOUT`].
     pub(crate) fn find_all(&self) -> Vec<HostGateway> {
         self.find_within(ANSWER_TIMEOUT)
     }

@@ -76,7 +76,8 @@ pub enum ListenError {
 }
 
 impl ListenOptions {
-    /// Returns the access rules: clients with the token or, without one, this user and root.
+    /// Returns the access rules: allowed are clients with the token or, without one, this user and root. They may use
+    /// the names of the address and those in `allow_host`.
     ///
     /// # Errors
     /// Other machines can reach the address, and `allow_remote` is not set; or the token is invalid.

@@ -75,8 +75,8 @@ pub(crate) async fn host_metrics(RequestHost(host): RequestHost) -> Result<Respo
     encode_reply(&build_registry(&[query_host(&host, Vec::new()).await?]))
 }
 
-/// Serves the metrics of all hosts, which are queried at the same time. If there is only one, serves the page of
-/// [`host_metrics`]. For a host that does not answer within [`HOST_TIMEOUT`], there is only `memprof_up` 0.
+/// Serves the metrics of all hosts, which are queried at the same time. If this server serves a single host, serves the
+/// page of [`host_metrics`]. For a host that does not answer within [`HOST_TIMEOUT`], there is only `memprof_up` 0.
 pub(crate) async fn all_metrics(State(hosts): State<SharedHosts>) -> Result<Response> {
     if let Some(only) = hosts.single_host() {
         return host_metrics(RequestHost(only)).await;

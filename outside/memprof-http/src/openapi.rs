@@ -194,7 +194,8 @@ fn describe_parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
     (argument.key, schema)
 }
 
-/// Serves `GET /api/v1/openapi.json`: this server's routes, with the schemas of their replies.
+/// Serves `GET /api/v1/openapi.json`: the [`global_routes`] and, both at the root and below `/host/{pid}`, the
+/// [`host_routes`], with the schemas of their replies.
 pub(crate) async fn openapi_document() -> Json<Value> {
     let mut types = SchemaSettings::draft2020_12()
         .for_serialize()

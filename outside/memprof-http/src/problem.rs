@@ -138,8 +138,8 @@ impl Problem {
     }
 }
 
-/// Returns the HTTP status for an error of the plugin: 500 unless the request is wrong or not supported, or the host is
-/// busy.
+/// Returns the HTTP status for an error of the plugin: 400 if the request is wrong, 409 if this process cannot serve
+/// it, 429 if the host is busy, else 500.
 fn status_for(kind: Kind) -> StatusCode {
     match kind {
         Kind::InvalidArgument | Kind::UnknownMessage => StatusCode::BAD_REQUEST,

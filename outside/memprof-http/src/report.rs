@@ -56,7 +56,8 @@ impl ReportQuery {
         }
     }
 
-    /// Renders a kept dump, or returns its report from the cache. The format `heap` streams the dump itself, uncached.
+    /// Renders a kept dump, or returns its report from the cache. The format `heap`, which takes no other parameter,
+    /// streams the dump itself, uncached.
     pub(crate) async fn render_kept_dump(&self, host: &Gateway, id: &str) -> Result<Response> {
         let format = FileFormat::from_name(self.format.as_deref().unwrap_or("text"))?;
         match format.source {

@@ -90,7 +90,8 @@ impl ReportQuery {
     }
 }
 
-/// Parses the value of the on/off parameter `name`. `None` if it is absent. Fails if it is another word.
+/// Parses the value of the on/off parameter `name`; 1, true, yes and 0, false, no are valid too. `None` if it is
+/// absent. Fails for any other word.
 fn parse_on_off(name: &str, value: Option<&str>) -> Result<Option<bool>> {
     match value {
         None => Ok(None),

@@ -125,7 +125,8 @@ pub(super) async fn serve_pprof_heap(host: &Gateway, headers: &HeaderMap) -> Res
     Ok(([TEXT], text).into_response())
 }
 
-/// Serves a new dump in the form that `display` selects: without it for the tools that symbolize it.
+/// Serves a new dump in the form that `display` selects: without it for the tools that symbolize it. With
+/// `display=stats`, serves the allocators' statistics instead. If profiling is off, replies as brpc does.
 async fn serve_heap(
     RequestHost(host): RequestHost,
     headers: HeaderMap,
@@ -169,7 +170,8 @@ async fn serve_memory(RequestHost(host): RequestHost, query: QueryParameters) ->
 }
 
 /// Serves the statistics of all allocators as text. `opts` are those of `malloc_stats_print`; without them,
-/// [`DEFAULT_STATS_OPTIONS`]. They are ignored if an allocator does not support them.
+/// [`DEFAULT_STATS_OPTIONS`]. They are ignored if an allocator does not support them. Without an allocator, replies
+/// with status 403, as brpc does.
 async fn serve_stats(host: &Gateway, opts: Option<&str>) -> Result<Response> {
     let opts = opts
         .filter(|opts| !opts.is_empty())

@@ -83,8 +83,9 @@ enum ProfileRequest {
 }
 
 impl ProfileRequest {
-    /// Parses a query and a form as `net/http/pprof` does: the first value of a name counts, other names are ignored, and
-    /// a `debug` that is no number is 0.
+    /// Parses a query and a form as `net/http/pprof` does: the first value of a name counts, other names are ignored,
+    /// and a `debug` that is no number is 0. Fails if `seconds` is no positive number, is above [`MAX_SECONDS`], or
+    /// comes with `debug`.
     fn parse(query: &str, form: &[u8]) -> Result<Self, Problem> {
         let query = [parse_form(form), parse_form(query.as_bytes())].concat();
         let value = |name: &str| {
@@ -172,7 +173,8 @@ async fn serve_allocs(RequestHost(host): RequestHost, wanted: ProfileRequest) ->
     Ok(reply)
 }
 
-/// Serves a new profile as pprof, in which `sample_type` is the default, or as text.
+/// Serves a new profile as pprof, in which `sample_type` is the default, or as text. For a difference, takes two dumps,
+/// with the requested time between them.
 async fn serve_profile(
     host: &Gateway,
     wanted: &ProfileRequest,

@@ -24,8 +24,9 @@ const TEXT_TYPE: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "text/plain");
 const DUMP_TYPE: (axum::http::HeaderName, &str) =
     (CONTENT_TYPE, "application/x-jemalloc-heap-profile");
 
-/// Serves the state of profiling, changes it with `active`, or serves a new dump with `trigger_dump`. Replies with
-/// status 500 if the process has no jemalloc.
+/// Serves the state of profiling, or serves a new dump with `trigger_dump=true`. With `active=true`, activates
+/// profiling; any other value of `active` deactivates it. Replies with status 500 if the process has no jemalloc, or
+/// the plugin fails.
 async fn serve_or_switch_profiling(
     RequestHost(host): RequestHost,
     query: QueryParameters,

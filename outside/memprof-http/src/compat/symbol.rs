@@ -78,7 +78,7 @@ fn without_trailing_nul(arguments: &[u8]) -> String {
 }
 
 /// Symbolizes the addresses in `body`, such as `0x4005d0+0x4005f7`. Returns the reply's lines in the form of
-/// `original`.
+/// `original`: an address without a name has a line only for brpc, with the address as its name.
 pub(super) async fn symbolize_list(
     host: &Gateway,
     body: &[u8],

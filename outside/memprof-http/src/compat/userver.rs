@@ -43,8 +43,8 @@ async fn run_command(
     }
 }
 
-/// Runs one of the commands of both generations. Returns its reply, or `None` if `command` is none of them. Fails with
-/// the plugin's error.
+/// Runs one of the commands that both generations of userver's handler have. Returns its reply, or `None` if `command`
+/// is none of them. Fails with the plugin's error.
 async fn control_jemalloc(
     host: &Gateway,
     command: &str,
@@ -92,8 +92,8 @@ fn parse_thread_count(count: Option<&str>) -> Result<String, String> {
     }
 }
 
-/// Returns the reply for an error of the plugin: scripts read the first line of the body. In the first generation the
-/// status is 200.
+/// Returns the reply for an error of the plugin: scripts read the first line of the body. `status` is 200 in the first
+/// generation of userver's handler.
 fn mallctl_error(status: StatusCode, problem: &Problem) -> Response {
     let (strerror, reason) = (problem.strerror(), problem.reason());
     let body = format!("mallctl() returned error: {strerror}\n{reason}\n");

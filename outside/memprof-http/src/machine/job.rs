@@ -71,7 +71,8 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Starts the command of an action.
+    /// Starts the command of an action on the process `pid`, whose name is `name`. The command runs in a process group
+    /// of its own, and writes its output and messages to files in memory.
     ///
     /// # Errors
     /// No memory, descriptor or process is left.
@@ -236,7 +237,8 @@ impl Job {
     }
 }
 
-/// Returns a line of a command's messages as the page shows it: without memprof's name, and without an option to type.
+/// Returns a line of a command's messages as the page shows it: without `memprof: ` and `note: ` before it, and without
+/// an option to type.
 fn page_line(line: &str) -> &str {
     let line = line.strip_prefix("memprof: ").unwrap_or(line);
     let line = line.strip_prefix("note: ").unwrap_or(line);

@@ -62,7 +62,8 @@ impl JobList {
     /// Starts a job. The oldest ended jobs are forgotten, so that up to `MAX_KEPT` are kept.
     ///
     /// # Errors
-    /// Too many jobs run, one runs on the process already, or the process has another name now.
+    /// Too many jobs run, one runs on the process already, the process has another name now, or the command cannot be
+    /// started.
     pub(super) fn start(&self, request: &JobRequest) -> Result<JobRow> {
         let JobRequest { pid, name, action } = request;
         if process_name(*pid).as_ref() != Some(name) {

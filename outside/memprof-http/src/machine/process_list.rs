@@ -38,7 +38,8 @@ impl ProcessList {
         }
     }
 
-    /// Returns the list, at most [`MAX_AGE`] old, as the JSON of `memprof ps --all`.
+    /// Returns the list, at most [`MAX_AGE`] old, as the JSON of `memprof ps --all`. A failure is kept for that time,
+    /// too.
     ///
     /// # Errors
     /// The command fails, with its message.

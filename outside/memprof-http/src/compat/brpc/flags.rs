@@ -96,7 +96,9 @@ fn matches_pattern(name: &[u8], pattern: &[u8]) -> bool {
     is_match[name.len()]
 }
 
-/// Sends the message for which the flag stands. Fails if the value is invalid, or with the plugin's error.
+/// Sends the message for which the flag stands: `activate` or `deactivate` for `je_prof_active`, `dump` for
+/// `je_prof_dump`, and for any other one `reset`, with the value as log2 of the sample interval. Fails if the value is
+/// invalid, or with the plugin's error.
 async fn set_flag(host: &Gateway, flag: &str, value: &str) -> Result<()> {
     match (flag, value) {
         ("je_prof_active", _) => match parse_switch(value) {

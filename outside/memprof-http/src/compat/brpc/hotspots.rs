@@ -47,8 +47,9 @@ fn profiler_off_error(profiler: &str, problem: &Problem) -> Response {
     (StatusCode::FORBIDDEN, [TEXT], body).into_response()
 }
 
-/// Renders the kept dump in the parameter `view`, or else a new dump with the arguments `kind`, in the format that
-/// `display_type` selects: without it as a graph for graphviz, which scripts pipe to dot.
+/// Renders the kept dump in the parameter `view`, or else a new dump with the arguments `kind`, less the dump in the
+/// parameter `base`, if any. `display_type` selects the format: without it, a graph for graphviz, which scripts pipe to
+/// dot. For an unknown one, replies brpc's error.
 async fn serve_report(
     host: &Gateway,
     query: &QueryParameters,

@@ -62,7 +62,8 @@ async fn serve_page(
     or_error(&command, page)
 }
 
-/// Runs the command of a POST.
+/// Runs the command of a POST: `symbol`, or one that changes something or reads statistics. The pages `heap` and
+/// `cmdline` take only GET.
 async fn run_command(
     RequestHost(host): RequestHost,
     Path(Command { command }): Path<Command>,
@@ -80,7 +81,8 @@ async fn run_command(
     }
 }
 
-/// Returns `reply`, or an error of the plugin in userver's form. Other errors are returned as they are.
+/// Returns `reply`. An error of the plugin is replaced by userver's form of it: status 503 if profiling is off for
+/// `enable` and `heap`, else status 500. Other errors are returned as they are.
 fn or_error(command: &str, reply: Result<Response>) -> Result<Response> {
     match reply {
         Err(problem) if problem.is_profiling_off() && matches!(command, "enable" | "heap") => {
@@ -96,7 +98,8 @@ fn or_error(command: &str, reply: Result<Response>) -> Result<Response> {
     }
 }
 
-/// Names the addresses in a body such as `0x4005d0+0x4005f7`.
+/// Names the addresses in a body such as `0x4005d0+0x4005f7`. For a malformed body, replies userver's error with status
+/// 400.
 async fn symbolize(host: &Gateway, body: &[u8]) -> Result<Response> {
     match symbol::symbolize_list(host, body, symbol::Original::Userver).await {
         Ok(lines) => Ok(lines.into_response()),
