@@ -103,7 +103,8 @@ pub(crate) struct PhaseProgress {
 }
 
 impl PhaseProgress {
-    /// Shows the phase of the analysis of a process.
+    /// Shows the phase of the analysis of a process. While pointers to objects are searched, the line also has the
+    /// share that is done.
     pub(crate) fn show(&self, pid: u32, phase: Phase) {
         let text = phase_text(pid, phase);
         let mut marking = self.marking.borrow_mut();

@@ -164,7 +164,8 @@ pub(crate) fn connect_or_attach(
     }
 }
 
-/// Attaches to a process that is not a host yet.
+/// Attaches to a process that is not a host yet: through Node's inspector with `--node-inspector`, else by the method
+/// that fits the process. A refusal becomes an error with its remedy and exit code.
 fn attach(args: &AttachArgs) -> anyhow::Result<AttachOutcome> {
     let plugin = Plugin {
         path: find_plugin(args.plugin.as_deref())?,

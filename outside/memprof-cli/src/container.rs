@@ -139,7 +139,7 @@ fn stored_name(id: &str) -> Option<String> {
 /// is its pid there or here.
 ///
 /// # Errors
-/// No container has the name, or it has several processes.
+/// No container has the name, it has no process with that pid, or it has several processes and no pid was given.
 pub(crate) fn find_process(text: &str) -> Result<u32, String> {
     let (name, wanted) = match text.rsplit_once('/') {
         Some((name, pid)) => (name, pid.parse::<u32>().ok()),

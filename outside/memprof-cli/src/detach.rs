@@ -92,7 +92,8 @@ pub(crate) fn run(args: &DetachArgs) -> Outcome {
 
 /// Detaches the plugin, restores patched functions, and waits until the plugin's threads have ended. A plugin that was
 /// loaded with the program cannot be detached. If functions were patched for it, it only loses its samples and the
-/// patches, and the outcome is `Patches`.
+/// patches, and the outcome is `Patches`. If the plugin has ended already, but has left patched functions, these are
+/// restored.
 ///
 /// Fails if the process is halted, or if a thread still runs after [`THREADS_EXIT_TIMEOUT`].
 pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {

@@ -14,7 +14,8 @@ use crate::signals;
 /// File name of the program.
 const PROGRAM: &str = "memprof-fleet";
 
-/// Replaces this process by `memprof-fleet`, which runs `command`. Returns only if that fails.
+/// Replaces this process by `memprof-fleet`, which runs `command`: the one beside this program or, if there is none,
+/// the one in `PATH`. Returns only if that fails.
 pub(crate) fn run(command: &str, args: &[OsString]) -> Outcome {
     let installed = installed_path()?;
     let program = match installed.exists() {

@@ -127,7 +127,7 @@ impl TestArgs {
 }
 
 /// Runs `memprof test`: measures the command, then writes the budget or compares with it. The exit code says whether a
-/// limit is exceeded or, with `--strict`, matches no function.
+/// limit is exceeded, the report could not be written or, with `--strict`, a limit matches no function.
 pub(crate) fn run(args: &TestArgs) -> Outcome {
     let known = BudgetFile::read(&args.budget)?;
     let runs = match (args.runs, args.update) {

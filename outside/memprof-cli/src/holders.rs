@@ -254,7 +254,8 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Returns the lines above the table: the totals with the method, and the number of matching samples.
+/// Returns the lines above the table: the totals with the method, the number of matching samples, and memprof's own
+/// objects, if any.
 fn summary_lines(reply: &HoldersOutput<'_>, holding: &Holding) -> Vec<String> {
     let all = &holding.groups[0];
     let name = describe_process(reply.analysis.pid);

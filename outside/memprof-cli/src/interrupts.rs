@@ -97,7 +97,8 @@ impl Interrupts {
         changes.into_iter().map(|(_, change)| change).collect()
     }
 
-    /// Waits until a signal comes that ends the work, or the time is over. Returns whether one came.
+    /// Waits until a signal comes that ends the work, or the time is over. Returns whether one came. An interrupted
+    /// system call may end the wait early, with false.
     pub(crate) fn wait(&self, time: Duration) -> Result<bool> {
         let time = Timespec::try_from(time).context("the time to wait")?;
         let mut waited = [PollFd::new(self, PollFlags::IN)];
@@ -127,8 +128,9 @@ impl WatchState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Handles a signal: the first one is reported if changes are registered. It is ignored if it repeats the first one
-    /// within [`REPEAT_TIME`]. Else it ends this program.
+    /// Handles a signal. If it is the first one and changes are registered, it only makes [`Interrupts::wait`] return.
+    /// A repetition of the first one within [`REPEAT_TIME`] is ignored. Any other signal ends this program, after it
+    /// has printed for each changed process how to undo the change.
     fn handle_signal(&self, signal: Signal) {
         // The lock is held until the exit, so that no change can be registered any more.
         let mut state = self.lock();

@@ -216,8 +216,8 @@ struct ComparedDump {
     taken: SystemTime,
 }
 
-/// Lists the newest kept dumps of the running process, at most `count`, oldest first. `pid` is that in the process's
-/// own namespace.
+/// Lists the newest kept heap dumps of the running process, at most `count`, oldest first. Profiles of another kind are
+/// left out. `pid` is that in the process's own namespace.
 fn newest_dumps(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<ComparedDump>> {
     let mut kept = Vec::new();
     // A profile of growth contains past allocations, not only live memory.

@@ -80,7 +80,7 @@ pub(crate) fn run(args: &LedgerArgs) -> Outcome {
 /// Returns the format and destination of a ledger. `json` is the option `--json`.
 ///
 /// # Errors
-/// The form is that of a profile's report.
+/// The form is that of a profile's report, or both `--json` and `--format` are given.
 fn ledger_output(form: &FormArgs, json: bool) -> anyhow::Result<ResultOutput<'_>> {
     let usage = |text: &str| with_exit_code(USAGE, text);
     let format = match form.format {

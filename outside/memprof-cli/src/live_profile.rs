@@ -30,7 +30,7 @@ pub(crate) fn is_file_or_stdin(path: &Path) -> bool {
 /// reports a missing file.
 ///
 /// # Errors
-/// The process has no plugin, or samples nothing.
+/// Several processes have the name, or the process has no plugin or samples nothing.
 pub(crate) fn take_profile(target: &Path) -> anyhow::Result<Option<LiveProfile>> {
     let Some(target) = target.to_str() else {
         return Ok(None);

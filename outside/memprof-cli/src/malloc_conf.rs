@@ -36,7 +36,8 @@ pub(crate) fn run(program: Option<&str>) -> Outcome {
     Ok(0.into())
 }
 
-/// Returns the line with the variable that enables profiling in the jemalloc of a running process.
+/// Returns the line with the variable that enables profiling in the jemalloc of a running process: that in its
+/// program's file, else a mapped libjemalloc.so. Without either, it is the line of [`line_without_jemalloc`].
 fn line_for_process(pid: &str) -> anyhow::Result<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))
         .with_context(|| format!("failed to read the mappings of process {pid}"))?;
@@ -49,7 +50,8 @@ fn line_for_process(pid: &str) -> anyhow::Result<String> {
     }
 }
 
-/// Returns the line with the variable that enables profiling in the jemalloc of a program's file.
+/// Returns the line with the variable that enables profiling in the jemalloc of a program's file or, if it contains
+/// none that is known, the line of [`line_without_jemalloc`].
 fn line_for_file(path: &Path) -> anyhow::Result<String> {
     match find_jemalloc_or_note(path)? {
         JemallocInFile::Variable(variable) => Ok(format!("{variable}={OPTIONS}")),
@@ -215,8 +217,8 @@ fn contains_text<'d, R: ReadRef<'d>>(
     Ok(false)
 }
 
-/// Returns the line for a program without a known jemalloc of its own: the line preloads one if none is linked. Prints
-/// a note. `subject` names the program.
+/// Returns the line for a program without a known jemalloc of its own: the line preloads one if none is linked, and a
+/// note explains it. `subject` names the program. Fails for a program with a known variable.
 fn line_without_jemalloc(own: JemallocInFile, subject: &str) -> anyhow::Result<String> {
     match own {
         JemallocInFile::Stripped | JemallocInFile::Hidden => {

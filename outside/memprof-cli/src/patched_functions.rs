@@ -145,7 +145,8 @@ impl PatchOutcome {
         reports.chain(notes).collect()
     }
 
-    /// Returns the JSON object for scripts; null if no patch is needed.
+    /// Returns the JSON object for scripts: of all patches or, without any, of the first error. It is null if no patch
+    /// is needed.
     pub(crate) fn json(&self) -> Value {
         let reports = &self.reports;
         match (reports.first(), self.errors.first()) {

@@ -65,7 +65,7 @@ fn read_children(pid: u32) -> Vec<u32> {
     children.flatten().collect()
 }
 
-/// Reads the parent of each process in /proc.
+/// Returns the children of each process, by the parents that the processes in /proc have.
 fn children_by_parent() -> HashMap<u32, Vec<u32>> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

@@ -257,7 +257,8 @@ fn read_kind<'data>(data: impl ReadRef<'data>) -> object::Result<ProgramKind> {
 }
 
 /// Returns the allocator whose texts are among the constants of a program without a table of symbols, and whose
-/// functions it does not export. `None` if there is none.
+/// functions it does not export. `None` if there is none, or if the program exports `malloc`, whose calls can be
+/// sampled.
 fn read_stripped_allocator<'data>(
     data: impl ReadRef<'data>,
 ) -> object::Result<Option<&'static str>> {
@@ -306,7 +307,8 @@ struct SectionBudget {
 }
 
 impl SectionBudget {
-    /// Charges a section. False if one of its name was charged before, or if it is too large.
+    /// Charges a section. False if one of its name was charged before, or if the charged sections would be too large
+    /// together.
     fn take(&mut self, name: &[u8], size: u64) -> bool {
         let sum = self.bytes.saturating_add(size);
         let fits = sum <= SECTIONS_LIMIT && !self.names.iter().any(|known| known == name);

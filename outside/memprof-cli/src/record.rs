@@ -37,7 +37,8 @@ use recorded::{Recorded, RecordedProcesses};
 pub(crate) use sampling::{HostProcess, SamplingEnd, wait_for_end};
 pub(crate) use sampling_options::SamplingOptions;
 
-/// Runs `memprof record`.
+/// Runs `memprof record`: samples a host or a process, and shows the profile. The exit code after a signal is that of
+/// the signal.
 pub(crate) fn run(args: &RecordArgs) -> Outcome {
     if args.output_is_dump() && args.form.output.as_deref() == Some(Path::new("-")) {
         return Err(with_exit_code(
@@ -73,7 +74,8 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
     }
 }
 
-/// Records in a process. Attaches to it if necessary, and detaches afterwards.
+/// Records in a process. Attaches to it if necessary, and detaches afterwards, unless it is to stay attached
+/// (`--keep-attached`).
 fn record_attached(
     args: &RecordArgs,
     sampling: &SamplingOptions,

@@ -105,7 +105,8 @@ impl<'a> ResultOutput<'a> {
         }
     }
 
-    /// Writes a page to the output, or to a new file if it is to be opened.
+    /// Writes a page to the output file; without one, to a new file if the page is to be opened, else to standard
+    /// output. Then opens it if it is to be opened.
     fn write_page(&self, page: &OutlinePage) -> anyhow::Result<()> {
         let write = |out: &mut dyn Write| Ok(page.write(out)?);
         match (self.output, self.open) {

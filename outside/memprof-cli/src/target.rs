@@ -61,8 +61,8 @@ pub(crate) fn connect_to_plugin(
     })
 }
 
-/// Returns the plugins of the host that `target` names; `None`: of the only running host. Of a process with several
-/// sockets, returns those of all.
+/// Returns the plugins of the host that `target` names; if it is `None`, of the only running host. Of a process with
+/// several sockets, returns those of all.
 pub(crate) fn list_plugins(target: Option<&str>) -> anyhow::Result<Vec<PluginInfo>> {
     if let Some(path) = target.and_then(socket_path) {
         let client = Client::connect(&path).with_context(|| path.display().to_string());

@@ -43,7 +43,8 @@ pub(crate) struct TemporaryAttachment {
 }
 
 impl TemporaryAttachment {
-    /// Connects to a process. Attaches to it first if it has no plugin, which is a change registered with `interrupts`.
+    /// Connects to a process. Attaches to it first if it has no plugin, which is a change registered with `interrupts`;
+    /// then also patches the functions of its allocators if necessary. Notes say what could not be patched.
     pub(crate) fn open(
         pid: u32,
         options: &AttachOptions,
@@ -128,7 +129,8 @@ impl TemporaryAttachment {
     }
 }
 
-/// Prints notes on how the process was attached to.
+/// Prints notes on what attaching leaves behind: signal handlers that must not fork any more, and an inspector that
+/// stays open.
 fn print_notes(attached: &AttachOutcome) {
     if let AttachOutcome::ByThread { handled, .. } = attached
         && let Some(line) = attach::handlers_note(handled)

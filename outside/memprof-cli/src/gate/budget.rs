@@ -115,7 +115,7 @@ impl Budget {
 
     /// Builds the budget whose limits are the measured values. The totals and functions that have a limit in `before`
     /// get one; both totals if it limits nothing. The tolerance stays, and the limits of functions that were not seen:
-    /// their names may be wrong.
+    /// their names may be wrong. The baseline gets the functions that are largest now.
     pub(super) fn from_measurement(measured: &Measurement, stacks: &Stacks, before: Self) -> Self {
         let is_new = !before.limits_anything();
         let limit = |total: BudgetedTotal| {

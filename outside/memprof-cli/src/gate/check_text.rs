@@ -16,7 +16,8 @@ pub(super) fn check_lines(check: &LimitCheck) -> String {
     lines.into_iter().flatten().collect::<Vec<_>>().join("\n")
 }
 
-/// Returns the line for a limit: the measured value, and by how much it differs from the budget.
+/// Returns the line for a limit: the measured value, and by how much it differs from the budget. For a limit of a
+/// function that no sample has, the line says that it checks nothing.
 fn check_line(check: &LimitCheck) -> String {
     let name = limit_name(check);
     if !check.is_matched {
@@ -55,7 +56,8 @@ pub(super) fn limit_name(check: &LimitCheck) -> String {
     }
 }
 
-/// Returns the lines for the function that grew: its growth and its largest stack.
+/// Returns the lines for the function that grew: its growth, and its largest stack with up to [`MAX_SHOWN_FRAMES`]
+/// frames.
 fn regression_lines(regression: &Regression) -> String {
     let mut text = format!(
         "       +{} ± {} in {}, which has {}",

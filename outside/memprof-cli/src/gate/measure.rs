@@ -23,7 +23,7 @@ const CONFIG: &str = "sampler = \"memprof\"\ncontrol = \"off\"\n[keep]\ncount = 
 /// Runs the command once, and reads its totals.
 ///
 /// # Errors
-/// The command cannot be counted, has failed, or has left no dump.
+/// The command cannot be run, has failed, was interrupted, or has left no dump.
 pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measurement> {
     let dir = tempfile::tempdir().context("failed to make a directory for the dumps")?;
     let config = dir.path().join("config.toml");

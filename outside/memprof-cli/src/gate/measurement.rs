@@ -94,7 +94,8 @@ impl Measurement {
     }
 }
 
-/// Returns the run with the median peak, with the median of all runs as its other total. `None` without runs.
+/// Returns the run with the median peak, with the median of all runs as its other total. Of several runs, also has the
+/// spread of each total. `None` without runs.
 pub(super) fn median_run(mut runs: Vec<Measurement>) -> Option<Measurement> {
     let median_and_spread = |total: BudgetedTotal, runs: &mut Vec<Measurement>| {
         runs.sort_by_key(|run| run.total(total));

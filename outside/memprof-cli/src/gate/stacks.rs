@@ -45,7 +45,8 @@ pub(super) struct FunctionRow {
 }
 
 impl Stacks {
-    /// Reads and symbolizes the dumps of a measurement.
+    /// Reads and symbolizes the dumps of a measurement. The allocated bytes are of all processes, the bytes at the peak
+    /// of the one with the largest peak.
     ///
     /// # Errors
     /// A dump cannot be read, or a binary differs from the one that ran.

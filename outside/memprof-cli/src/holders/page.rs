@@ -53,7 +53,8 @@ fn largest_groups(groups: &[HolderGroup]) -> Vec<usize> {
     shown
 }
 
-/// Returns the outline with a row for each holder in `shown`, and below it rows for the groups that it holds.
+/// Returns the outline with a row for each holder in `shown`, and below it rows for the groups that it holds. Leaves
+/// out memprof's own holders and all that these hold.
 fn group_outline(groups: &[HolderGroup], shown: &[usize]) -> Outline {
     let mut below = vec![Vec::new(); groups.len()];
     // In reverse order, because the last element is popped first.

@@ -94,7 +94,8 @@ fn unshared_step(group: &GroupKind) -> HolderStep {
     }
 }
 
-/// Returns the name of a class, or a size.
+/// Returns the name of a class, or a size: up to 1 KiB as `48 B`, above that as the upper limit of a range, `up to
+/// 2.00KiB`.
 fn name_of_kind(kind: &HeapObjectKind) -> String {
     match kind {
         HeapObjectKind::Class(name) => name.to_string(),

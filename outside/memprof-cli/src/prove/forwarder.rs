@@ -70,7 +70,8 @@ fn open_signal_fd(signals: &SigSet) -> nix::Result<SignalFd> {
 }
 
 impl Recipient {
-    /// Forwards a signal to the command, unless the command has received it too, or ends this program.
+    /// Handles a signal. If the recipient is the command, forwards it, unless the command has received it too. If the
+    /// recipient is memprof, ends this program.
     fn handle_signal(&self, signal: Signal, si_code: i32) {
         match self {
             Self::Command { group, .. } if group.has_received(signal, si_code) => {}

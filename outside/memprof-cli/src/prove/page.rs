@@ -14,7 +14,7 @@ const LIMITS: [&str; 5] = [
     "Only objects that a profiler in the process sampled have a stack; a name with \"probably\" is that of sampled ones of the same size.",
 ];
 
-/// Builds the page: an outline of the groups of leaked objects.
+/// Builds the page: an outline of the groups of leaked objects, up to [`MAX_ROWS`].
 pub(super) fn build_page(reply: &ProveOutput<'_>) -> OutlinePage {
     let groups = &reply.leaked.by;
     let shown = &groups[..groups.len().min(MAX_ROWS)];

@@ -59,7 +59,8 @@ pub(super) fn sample_and_prove(
     })
 }
 
-/// Samples a host, and searches it while it samples.
+/// Samples a host, and searches it while it samples. If it cannot be sampled, a note says why, and it is searched all
+/// the same. Fails without a search after a signal other than SIGINT, or if the host ended or does not reply.
 fn sample_and_search(
     pid: u32,
     client: &mut Client,

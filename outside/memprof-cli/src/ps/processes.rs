@@ -91,8 +91,8 @@ const PLUGIN_NOTE: &str =
 /// Note on a process whose seccomp filter can be read only while a thread is stopped.
 const FILTER_NOTE: &str = "its seccomp filter is read at attach";
 
-/// Lists the processes of /proc, the largest first, and measures how they grow during `growth_time`. If that is `None`,
-/// it is [`MIN_GROWTH_TIME`]. `hosts` are the pids of the hosts.
+/// Lists the processes of /proc, the largest first, and measures how they grow during `growth_time`; if it is `None`,
+/// during [`MIN_GROWTH_TIME`]. Those not examined in [`LIST_TIME`] are only named. `hosts` are the pids of the hosts.
 ///
 /// # Errors
 /// /proc is not mounted.

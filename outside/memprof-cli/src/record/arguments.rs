@@ -117,7 +117,8 @@ impl RecordArgs {
     /// Returns the process that the arguments name.
     ///
     /// # Errors
-    /// They name two, or an option is about attaching and they name none; no process has the name, or several have it.
+    /// They name two, or an option is about attaching and they name none; one of them is unknown; no process has the
+    /// name, or several have it.
     pub(super) fn subject(&self) -> anyhow::Result<Subject<'_>> {
         let usage = |text: String| with_exit_code(USAGE, text);
         let (first, arguments) = process_arg::split_target(&self.args);

@@ -37,7 +37,8 @@ impl EarlyProfile {
         self.last
     }
 
-    /// Fetches the next profile if it is due. Errors of the plugin are ignored.
+    /// Fetches the next profile if it is due. The one after it is due when twice the time has passed. Errors of the
+    /// plugin are ignored.
     ///
     /// # Errors
     /// The host did not reply, so the connection cannot be used any more.

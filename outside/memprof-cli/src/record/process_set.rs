@@ -79,8 +79,8 @@ impl RootProcess<'_> {
     }
 }
 
-/// Records the descendants of a process until the time is over, a signal comes, or the recordings of the process and of
-/// all its descendants have ended.
+/// Records the descendants of a process, up to [`MAX_DESCENDANTS`], until the time is over, a signal comes, or the
+/// recordings of the process and of all its descendants have ended.
 fn record_descendants(
     args: &RecordArgs,
     root: &RootProcess<'_>,

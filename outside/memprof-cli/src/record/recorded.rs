@@ -246,7 +246,8 @@ impl RecordedProcesses {
         Ok(())
     }
 
-    /// Prints the notes and warnings of the processes; of several, with their names.
+    /// Prints the notes and warnings of the processes; of several, with their names. Also notes that a recording was
+    /// interrupted.
     fn print_warnings(&self) {
         let notes = self.processes.iter().map(|process| {
             let warnings = process

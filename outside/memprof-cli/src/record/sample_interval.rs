@@ -147,7 +147,8 @@ impl SampleInterval {
     }
 
     /// Sets a coarser interval if the samples since the last check come too fast, or the finest one if there are none
-    /// after [`REFINE_TIME`]. Else notes the interval once. Fails if the host did not reply.
+    /// after [`REFINE_TIME`]. Else notes the interval once. Fails if the host did not reply. Stops adjusting if
+    /// memprof's sampler samples no allocator any more.
     fn check_rate(&mut self, client: &mut Client, found: FoundInterval) -> anyhow::Result<()> {
         let Some(samples) = count_samples(&client.status()?) else {
             self.found = None;
@@ -239,8 +240,9 @@ fn count_samples(status: &ProfilerStatus) -> Option<u64> {
     sampled.max()
 }
 
-/// Whether samples may be dropped for a coarser interval: not those of the time `age` if the recording ends within
-/// [`CHECK_TIME`], after the shorter time `rest`. A second of too many samples costs the program less than an empty profile.
+/// Whether the samples so far may be dropped for a coarser interval. They may if the rest of the recording, `rest`, is
+/// at least as long as `age`, the time in which they were taken, or as [`CHECK_TIME`]. A second of too many samples
+/// costs the program less than an empty profile.
 fn is_worth_a_new_start(age: Duration, rest: Duration) -> bool {
     rest >= age.min(CHECK_TIME)
 }

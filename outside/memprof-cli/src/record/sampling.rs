@@ -45,7 +45,8 @@ pub(crate) struct HostProcess {
 }
 
 /// Waits for the duration, with a progress bar on a terminal, and returns why the wait ended. Calls `poll` again and
-/// again while the host replies. An error of `poll` means that the host did not reply.
+/// again while the host replies; while it is halted, a note says so. An error of `poll` means that the host did not
+/// reply.
 pub(crate) fn wait_for_end(
     duration: Duration,
     client: &mut Client,

@@ -42,8 +42,8 @@ pub(crate) fn malloc_conf(
     (options.join(","), conflicting)
 }
 
-/// Returns the value of `LD_PRELOAD` with `libraries` after those that the user preloads. `before` is the user's value;
-/// `None` if there is none.
+/// Returns the value of `LD_PRELOAD` with `libraries` after those that the user preloads. A library that is there
+/// already is not added again. `before` is the user's value; `None` if there is none.
 ///
 /// # Errors
 /// A path has a separator of `LD_PRELOAD` in it.

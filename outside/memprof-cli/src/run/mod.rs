@@ -86,7 +86,7 @@ pub(crate) struct RunArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-/// Replaces this process by the program. Returns only if that fails.
+/// Replaces this process by the program, with the plugin preloaded. Returns only if that fails.
 pub(crate) fn run(run: &RunArgs) -> Outcome {
     let mut command = preload_command(run)?;
     let error = command.exec();
@@ -218,8 +218,8 @@ fn absolute_path(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
 }
 
-/// Chooses the allocator to preload: `None` if none is requested, or if it is jemalloc and the program has that
-/// already.
+/// Chooses the allocator to preload. `None` if none is requested, or if it is jemalloc and the program uses one
+/// already: as its own malloc, or as a library that can profile.
 fn choose_preload_library(
     run: &RunArgs,
     program: &Program,

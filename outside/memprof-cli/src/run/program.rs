@@ -63,7 +63,7 @@ const SETUID_BIT: u32 = 0o4000;
 const SETGID_BIT: u32 = 0o2000;
 
 impl Program {
-    /// Finds a program as a shell does, and examines it.
+    /// Finds a program as a shell does, and examines it. Of a script, the interpreter is examined.
     ///
     /// # Errors
     /// The program is not found, or nothing can be preloaded into it.
