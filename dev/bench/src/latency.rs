@@ -292,7 +292,8 @@ impl RedisClient {
         self.read_reply().with_context(|| command.to_owned())
     }
 
-    /// Reads a reply: a line, a bulk string with its length, or an array with the number of its replies.
+    /// Reads a reply: a line, a bulk string with its length, or an array with the number of its replies. Fails if it is
+    /// an error.
     fn read_reply(&mut self) -> Result<()> {
         let mut line = String::new();
         self.0.read_line(&mut line)?;

@@ -82,7 +82,7 @@ fn measure_watch(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Waits until every arena is in use, and returns their number.
+/// Waits until every arena is in use, and returns their number. Fails after 30 s.
 fn wait_for_arenas(client: &mut Client) -> Result<usize> {
     let start = Instant::now();
     loop {
@@ -161,7 +161,7 @@ impl Host {
 }
 
 impl Host {
-    /// Waits for a thread with this name, and returns its directory /proc/PID/task/TID.
+    /// Waits for a thread with this name, and returns its directory /proc/PID/task/TID. Fails after 30 s.
     fn wait_for_thread(&self, name: &str) -> Result<PathBuf> {
         let start = Instant::now();
         loop {

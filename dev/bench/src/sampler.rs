@@ -108,7 +108,8 @@ fn measure_peers() -> Result<()> {
 }
 
 /// Times of all rounds in nanoseconds, by kind of block. `command` starts the program under another profiler, empty for
-/// none; `env` are variables for it.
+/// none; `env` are variables for it. Only lines of the state `off`, in which memprof does not sample, count: the
+/// other profiler may print lines too.
 fn round_times(command: &[&str], env: &[(&str, &str)]) -> Result<BTreeMap<String, Vec<f64>>> {
     let pairs = dist().join("bench/pairs");
     let pairs = pairs.to_str().context("the path is not UTF-8")?;

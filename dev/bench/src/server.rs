@@ -88,7 +88,7 @@ fn measure_reports(http: &Path, server: &Server, measurements: &mut Measurements
     )
 }
 
-/// Measures the list of kept dumps.
+/// Measures the list of kept dumps. Fails unless it has [`KEPT_DUMPS`].
 fn measure_list(http: &Path, measurements: &mut Measurements) -> Result<()> {
     let mut times = Vec::new();
     let mut kept = 0;

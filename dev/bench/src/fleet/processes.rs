@@ -126,7 +126,7 @@ impl Processes {
     }
 
     /// Generates a service with 30 to 360 stacks of a program, most often few. The sizes of objects (16 B to 64 KiB)
-    /// and the memory of stacks are log-uniform.
+    /// and the memory of stacks are log-uniform. One stack in twenty has another name in the new build.
     fn new_service(&mut self, number: usize, program: &[String]) -> Service {
         let name = format!("service-{number:02}");
         let count = (30.0 + self.random_fraction().powi(2) * 330.0) as usize;
@@ -208,7 +208,8 @@ impl Processes {
     }
 
     /// Writes the profiles of a machine's processes in an hour to `spool`, a directory of the agent's spool. `hour`
-    /// counts from 0.
+    /// counts from 0. In the middle of all hours, each process of a service that is deployed is replaced by one of the
+    /// new build.
     pub(super) fn write_hour(&mut self, machine: usize, hour: i64, spool: &Path) -> Result<()> {
         for number in (machine..PROCESSES).step_by(MACHINES) {
             let service = &self.services[self.processes[number].service];

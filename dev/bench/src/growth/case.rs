@@ -55,7 +55,8 @@ pub(crate) struct Peer {
     pub(crate) ratio: f64,
 }
 
-/// Limit of a case that sets none: cost in proportion to the size, with some room for chance.
+/// Limit of the exponent for a case that sets none. Cost in proportion to the size has the exponent 1; the rest is room
+/// for chance.
 fn default_exponent() -> f64 {
     1.15
 }

@@ -94,7 +94,7 @@ pub(super) fn measure_dumps_and_searches_by_libraries(
     )
 }
 
-/// Makes the program load its next library, and waits until it is mapped.
+/// Makes the program load its next library, and waits until it is mapped. Fails after 10 s.
 fn load_next_library(host: &Host, object: &Path) -> Result<()> {
     let pid = host.0.id();
     run(Command::new("kill").arg("-USR1").arg(pid.to_string()))?;

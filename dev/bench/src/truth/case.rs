@@ -54,7 +54,8 @@ struct File {
 }
 
 impl Area {
-    /// Reads the cases of the file `NAME.toml` in a directory.
+    /// Reads the cases of the file `NAME.toml` in a directory. Fails if it is malformed, or if a case asks for no text:
+    /// any answer would be right.
     pub(crate) fn read(directory: &Path, name: &str) -> Result<Self> {
         let path = directory.join(format!("{name}.toml"));
         let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
