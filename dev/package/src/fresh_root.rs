@@ -40,7 +40,8 @@ pub(crate) fn check_in_all_suites(packages: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Installs, uses, upgrades and removes the packages in a new system of this suite.
+/// Installs, uses, upgrades and removes the packages in a new system of this suite. The newest suite also checks the
+/// systemd units, and installs the packages by rpm. Fails if a script fails, or if a file is left after the removal.
 fn check_suite(suite: &str, packages: &Path) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let system = directory.path().join(suite);

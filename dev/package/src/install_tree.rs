@@ -113,7 +113,8 @@ impl InstallTrees {
     }
 }
 
-/// Returns the first block of TOML below a heading of CONFIGURATION.md, with each line commented out.
+/// Returns the first block of TOML below a heading of CONFIGURATION.md, with each line commented out. Fails if there is
+/// none.
 fn commented_config(heading: &str) -> Result<String> {
     let reference = fs::read_to_string(root().join("CONFIGURATION.md"))?;
     let below = reference.split_once(&format!("\n## {heading}\n"));

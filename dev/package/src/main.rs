@@ -70,7 +70,9 @@ fn check_packages() -> Result<()> {
 /// File with the SHA-256 sums of all other files.
 const CHECKSUM_FILE: &str = "SHA256SUMS";
 
-/// Builds all packages in a cargo target directory of their own and writes them to the directory `to`.
+/// Builds all packages in a cargo target directory of their own. Writes them with their bills of materials and
+/// checksums to the directory `to`, in place of what is there. Fails if a program needs a newer glibc or another
+/// library than allowed.
 fn build_packages(target: &Path, to: &Path) -> Result<()> {
     packages::ensure_installed(packages::PACKAGE)?;
     let epoch = source_date_epoch()?;
