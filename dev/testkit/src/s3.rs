@@ -269,7 +269,7 @@ fn put_object(request: &Request, store: &mut Store) -> Option<S3Response> {
 }
 
 /// Returns an object, or the range of its bytes that the request has in its `Range` header; 404 without such an object,
-/// and 416 for a range that holds none of its bytes.
+/// and 416 for a range that holds none of its bytes. A range of another form than `bytes=FROM-TO` is ignored.
 fn get_object(request: &Request, store: &Store) -> S3Response {
     let Some(bytes) = store.objects.get(&request.name) else {
         let body = "<Error><Code>NoSuchKey</Code><Message>none</Message></Error>";

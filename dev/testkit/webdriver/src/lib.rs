@@ -97,13 +97,15 @@ impl Browser {
         self.post_command("execute/sync", &json!({ "script": script, "args": [] }))
     }
 
-    /// Runs a script and returns the value with which it calls `done(value)`.
+    /// Runs a script and returns the value with which it calls `done(value)`. Panics if it has not after
+    /// `SCRIPT_TIMEOUT_MS`.
     pub fn run_async_script(&self, script: &str) -> Value {
         let script = format!("const done = arguments[0]; {script}");
         self.post_command("execute/async", &json!({ "script": script, "args": [] }))
     }
 
-    /// Polls every 20 ms until an expression is truthy, and returns its value. A `TypeError` counts as false.
+    /// Polls every 20 ms until an expression is truthy, and returns its value. A `TypeError` counts as false. Panics on
+    /// another error, and after `SCRIPT_TIMEOUT_MS`.
     pub fn wait_for(&self, expression: &str) -> Value {
         self.run_async_script(&format!(
             "const look = () => {{
