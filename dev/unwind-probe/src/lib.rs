@@ -76,7 +76,8 @@ unsafe extern "C" fn walk_nothing(frames: *mut *mut c_void, count: *mut u32, _: 
     unsafe { count.write(1) };
 }
 
-/// Replaces the installed mode. Returns 0, or -1 if the mode is unknown or jemalloc has no such control.
+/// Replaces the installed mode by the one of this number in [`WalkMode`]. Returns 0, or -1 if the mode is unknown or
+/// jemalloc has no such control.
 #[unsafe(no_mangle)]
 extern "C" fn unwind_probe_install(number: c_uint) -> c_int {
     let installed = WalkMode::from_number(number).and_then(install);
