@@ -60,7 +60,8 @@ fn torture_command(args: &[&str]) -> Command {
     torture
 }
 
-/// Builds and runs bench, with the crates that memprof is compared with if the part `peers` runs.
+/// Builds and runs bench. It gets the crates that memprof is compared with if the arguments name the part `peers`, or
+/// no part.
 fn run_bench(args: &[&str]) -> anyhow::Result<()> {
     let mut command = cargo(&["run", "--release", "--quiet", "--package=bench"]);
     if args.contains(&"peers") || args.iter().all(|arg| arg.starts_with("--")) {
@@ -76,8 +77,8 @@ fn run_cases(program: &str, args: &[&str]) -> anyhow::Result<()> {
     run(Command::new(program).args(args).current_dir(root()))
 }
 
-/// Measures how cost grows: without words of a case or `--short`, also by the part `scale` of bench, which builds for
-/// release. Only that gets `--check`.
+/// Measures how cost grows, by the cases of growth that the arguments select. Without any but `--check`, also by the
+/// part `scale` of bench, which builds for release. Only that gets `--check`.
 fn run_scale(args: &[&str]) -> anyhow::Result<()> {
     let (check, args): (Vec<&str>, Vec<&str>) = args.iter().partition(|arg| **arg == "--check");
     if args.is_empty() {
