@@ -14,11 +14,11 @@ fn main() {
     println!("cargo::rerun-if-changed=../build.rs");
 }
 
-/// Links gcc's unwinder statically into the plugin: a root directory with nothing but libc has no
-/// `libgcc_s.so.1`. Rust's own `-lgcc_s` comes later, has nothing left to define, and is dropped
-/// (`--as-needed`).
+/// Links gcc's unwinder statically into the plugin: a root directory with nothing but libc has no `libgcc_s.so.1`.
+/// Rust's own `-lgcc_s` comes later, has nothing left to define, and is dropped (`--as-needed`).
 ///
-/// Linkers other than gcc provide their own unwinder; zig's is static already.
+/// Does nothing if `RUSTC_LINKER` selects another linker. Other linkers provide their own unwinder; zig's is static
+/// already.
 fn link_unwinder() {
     if std::env::var_os("RUSTC_LINKER").is_some() {
         return;

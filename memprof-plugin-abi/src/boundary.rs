@@ -76,7 +76,8 @@ fn claim_for_process(owner: &AtomicU32, own: u32) -> bool {
 }
 
 /// Implements `create` of memprof.h: creates `P` from its configuration, and sends the library's log to the host.
-/// Refuses a second instance in one process. Logs a failure or a panic, and returns its status.
+/// Refuses a null pointer, a host of another ABI, and a second instance in one process. Logs a failure or a panic, and
+/// returns its status.
 unsafe extern "C" fn create<P: Plugin>(
     host: *const memprof_host_t,
     config: memprof_str_t,
@@ -119,7 +120,10 @@ unsafe extern "C" fn create<P: Plugin>(
 }
 
 /// Implements `handle_message` of memprof.h: checks the message's name, parses its arguments and calls the plugin. A
-/// failure or a panic becomes the returned status, and also the error reply unless the plugin has begun a reply.
+/// failure or a panic becomes the returned status.
+///
+/// The failure is also the error reply if the plugin has not begun a reply. It is appended to a reply that was begun,
+/// unless that is JSON.
 unsafe extern "C" fn handle_message<P: Plugin>(
     plugin: *mut memprof_plugin_t,
     name: memprof_str_t,
@@ -226,7 +230,8 @@ unsafe extern "C" fn enter_thread<P: Plugin>(plugin: *mut memprof_plugin_t) {
     }
 }
 
-/// Clears the host, and allows this process to create an instance again.
+/// Clears the host, and blocks until all log calls into it have returned. Then allows this process to create an
+/// instance again.
 fn clear_instance() {
     host_log::clear_host();
     OWNER.store(0, Ordering::Release);

@@ -27,7 +27,8 @@ static IN_FLIGHT: InFlightCalls = InFlightCalls::new();
 /// Time between two checks for running calls.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Sends the log lines and panics of this library, which contains plugin `id`, to `host`.
+/// Sends the log lines and panics of this library, which contains plugin `id`, to `host`. A later call only replaces
+/// the host.
 ///
 /// # Safety
 /// Only one thread of the process may call it at a time.

@@ -156,7 +156,8 @@ impl Config {
         Ok(config)
     }
 
-    /// Sample interval. `None` if it is not configured.
+    /// Sample interval in bytes: the value of `sample_interval`, or else the power of two of `lg_sample`. `None` if
+    /// neither is configured.
     ///
     /// # Errors
     /// `InvalidArgument`: it is out of range, or not a size.

@@ -75,7 +75,8 @@ impl Profilers {
 }
 
 impl ForkGeneration {
-    /// Creates the profiler of the calling process. It maintains sampling that began before.
+    /// Creates the profiler of the calling process. If the process has been sampled since its start, or since before
+    /// its fork, the profiler maintains that sampling.
     fn new(settings: &ProfilerSettings) -> Self {
         let profiler = Arc::new(Profiler::new(settings.clone(), SystemTime::now()));
         profiler.start_task_of_running_sampler();
@@ -109,8 +110,8 @@ impl ForkGeneration {
 }
 
 impl ProfilerStart {
-    /// Starts sampling and sets the rules. Failures are only logged, because the program must continue even if it
-    /// cannot be profiled.
+    /// Starts sampling if `activate_at_start` requests it, and sets the rules if there are any. Failures are only
+    /// logged, because the program must continue even if it cannot be profiled.
     fn apply_config(&self, profiler: &Arc<Profiler>) {
         if let Some((reason, remedy)) = profiler.unavailable_reason_and_remedy() {
             log::warn!("profiling is unavailable: {reason}; {remedy}");

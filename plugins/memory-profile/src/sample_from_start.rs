@@ -13,7 +13,7 @@ use memprof_host::adapters::preload::{self, StartupSampling};
 static LOADED: extern "C" fn() = on_load;
 
 /// Constructor that the loader runs. Declares that the plugin needs no descriptor of the program's, and starts sampling
-/// if the environment requests it.
+/// if the environment requests it. Logs nothing: the profiler reports later why sampling could not start.
 extern "C" fn on_load() {
     preload::use_own_descriptors();
     let outcome = panic::catch_unwind(|| {

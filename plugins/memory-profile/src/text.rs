@@ -11,7 +11,8 @@ use memprof_messages::{
 
 use arenas::arenas_text;
 
-/// State of profiling with its warnings. After a fresh start, also the amount of memory that the new profile lacks.
+/// State of profiling with its warnings. After a fresh start, also the amount of memory that the new profile lacks, or
+/// only that it lacks earlier objects if their amount is unknown.
 pub(crate) fn activation_text(activation: &ActivationResult) -> String {
     let text = append_unique(profiling_text(&activation.status), &activation.warnings);
     if !activation.begun {
@@ -57,8 +58,8 @@ pub(crate) fn kept_dumps_text(kept: &[KeptDump]) -> String {
     kept.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// State of profiling in one line: start, interval, time limit, stack walkers, ages, labels and lost samples, as far as
-/// they apply. The reason and the remedy come last.
+/// State of profiling in one line: start, interval, time limit, stack walkers, ages, labels, lost samples and unseen
+/// frees, as far as they apply. The reason and the remedy come last.
 fn profiling_text(status: &ProfilerStatus) -> String {
     let mut text = format!("profiling is {}", status.profiling);
     if let (Some(since), Some(interval)) = (&status.active_since, status.sample_interval) {
@@ -217,7 +218,8 @@ pub(crate) fn background_threads_text(states: &[BackgroundThreads]) -> String {
     states.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Header, totals and printout of one allocator. A summary of the arenas replaces glibc's printout.
+/// Header, totals and printout of one allocator. A summary of the arenas replaces glibc's printout. Without totals, the
+/// error or a line about a build without statistics stands in their place.
 pub(crate) fn stats_text(stats: &Stats) -> String {
     let head = format!("{} {}\n", stats.kind, stats.version);
     let totals = match (&stats.totals, &stats.error) {

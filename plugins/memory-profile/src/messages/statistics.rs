@@ -38,7 +38,8 @@ pub(super) fn stats(
     reply_success(reply, &text, PerAllocator { allocators: stats })
 }
 
-/// Handles `purge`: releases free pages to the kernel, and replies with the resident memory before and after.
+/// Handles `purge`: releases the free pages of the allocators of the kind `allocator`, or of all without that argument,
+/// to the kernel. Replies with the resident memory before and after.
 pub(super) fn purge(
     profiler: &Profiler,
     mut args: Arguments,
@@ -52,8 +53,8 @@ pub(super) fn purge(
     reply_success(reply, &text, purged)
 }
 
-/// Handles `background_thread`: turns jemalloc's background threads on or off (`state`), or limits them (`max`), and
-/// replies with their state.
+/// Handles `background_thread`: turns jemalloc's background threads on or off if `state` is given, and limits their
+/// number if `max` is given. Replies with their state, which is all that it does without arguments.
 pub(super) fn background_thread(
     profiler: &Profiler,
     mut args: Arguments,
