@@ -74,7 +74,8 @@ fn uncounted_names(allocators: &[AllocatorHeap]) -> Vec<String> {
 /// Divides the resident memory into parts and derives findings. `untouched` is the largest result of
 /// [`untouched_bytes`] so far. `earlier` is the live heap of an earlier ledger; without one, no growth is found.
 /// Without `cgroup`, there are no findings about its limit. The heap of an allocator without statistics counts as
-/// outside of all allocators.
+/// outside of all allocators. If the allocators count notably more live memory than is resident, all anonymous memory
+/// counts as one undivided heap.
 pub(crate) fn reconcile(
     resident: ResidentMemory,
     allocators: Vec<AllocatorHeap>,

@@ -89,8 +89,8 @@ impl Allocator {
         }
     }
 
-    /// Starts sampling at `interval`. `None` keeps the current interval, or stands for the allocator's default. Returns
-    /// warnings for the operator.
+    /// Starts sampling at `interval`. `None` keeps the current interval, or uses the allocator's default if it has
+    /// none. Returns warnings for the operator.
     ///
     /// # Errors
     /// As for [`require_profiling`](Self::require_profiling), or the allocator refused.
@@ -172,7 +172,8 @@ impl Allocator {
     }
 
     /// Estimates the sampled objects that jemalloc moved to separate pages, and their memory. `totals` must have been
-    /// read just before. `None` for other allocators, or if there is no basis for an estimate.
+    /// read just before. `None` for other allocators, and for a jemalloc that was started without profiling or lacks a
+    /// statistic that the estimate needs.
     pub(crate) fn sampled_objects(&self, totals: &HeapUsage) -> Option<SampledObjects> {
         match (self, totals) {
             (Self::Jemalloc(jemalloc), HeapUsage::Detailed(totals)) => {

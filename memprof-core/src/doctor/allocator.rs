@@ -198,8 +198,8 @@ fn check_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Adds a finding if fewer than [`MIN_SAMPLES`] samples of the live heap are expected, and a finer interval is
-/// reasonable. Does nothing if the interval or the size of the live heap is unknown.
+/// Adds a finding if fewer than [`MIN_SAMPLES`] samples of the live heap are expected, and the interval is longer than
+/// that of [`FINE_LG_SAMPLE`]. Does nothing if the interval or the size of the live heap is unknown.
 fn check_sample_count(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
     let Some(lg_sample) = jemalloc.lg_sample else {

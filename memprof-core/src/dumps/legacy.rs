@@ -15,9 +15,9 @@ const HEAP_V2: &str = "heap_v2/";
 const GROWTH: &str = "growth";
 const MAPPED_LIBRARIES: &str = "MAPPED_LIBRARIES:";
 
-/// Checks every line of a profile in tcmalloc's format, and compares the header with the sum of the stacks. Counts the
-/// stacks and bytes. `interval` replaces a sample interval of 0 in the header, which tcmalloc writes while sampling is
-/// off.
+/// Checks every line of a profile in tcmalloc's format up to its mappings, and compares the header with the sum of the
+/// stacks. Counts the stacks and bytes. `interval` replaces a sample interval of 0 in the header, which tcmalloc writes
+/// while sampling is off.
 ///
 /// # Errors
 /// `InvalidData`: quotes the first malformed line, or the sums that differ.

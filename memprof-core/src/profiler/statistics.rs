@@ -112,8 +112,8 @@ impl Profiler {
         })
     }
 
-    /// Live bytes of the program in these allocators. `None` if they keep no statistics. Also `None` while a dump runs,
-    /// because statistics would wait for the dump's lock.
+    /// Live bytes of the program in these allocators. `None` if they keep no statistics, or report 0. Also `None` while
+    /// a dump runs, because statistics would wait for the dump's lock.
     pub(super) fn live_bytes_of(&self, backends: &[Arc<Backend>]) -> Option<u64> {
         let _running = self.dump_slot.acquire().ok()?;
         live_bytes(backends)

@@ -36,9 +36,11 @@ const OFF: &str = "languages=off was chosen";
 const ALLOCATORS_SAMPLER: &str =
     "the allocator's sampler takes the stacks; `activate sampler=memprof` reads its frames";
 
-/// Finds the interpreters that are loaded now, and names the functions of the first one's program in samples from now
-/// on. Its small objects are sampled once the sampler is activated, or maintained. No functions are named if `choice`
-/// is `Off`, or if memprof's sampler does not take the samples (`is_sampled` is false).
+/// Finds the interpreters that are loaded now, and makes samples contain the functions of the program that the first
+/// one runs. Its small objects are sampled once the sampler is activated, or maintained.
+///
+/// No functions are named if `choice` is `Off`, if memprof's sampler does not take the samples (`is_sampled` is false),
+/// if there is no memory for names, or if the interpreter's version is not supported. The reason is logged.
 pub(crate) fn prepare_languages(choice: LanguagesChoice, is_sampled: bool) {
     let mut found: Vec<Interpreter> = loaded_objects::list_loaded_objects()
         .iter()

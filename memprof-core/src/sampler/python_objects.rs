@@ -130,9 +130,9 @@ fn keep_forks_away() -> Option<ForkGuard> {
     })
 }
 
-/// Samples small objects from now on, if they are to be sampled and no other tool's hook is installed. Idempotent;
-/// called again and again while sampling is on, because another tool, or the interpreter as it starts anew, may take
-/// the hooks away, and another tool's may go.
+/// Samples Python's small objects from now on, unless there is a reason not to, or another tool's hook is installed.
+/// Idempotent. It is called repeatedly while sampling is on: another tool, or a restart of the interpreter, may remove
+/// the hooks, and another tool may remove its own.
 pub(super) fn install() {
     // Without a guard, the next call tries again.
     let changed = keep_forks_away().and_then(|_no_fork| lock(&STATE).install());
@@ -160,7 +160,8 @@ pub(super) fn uninstall(keeps_frees: bool) {
 }
 
 impl State {
-    /// See [`install`]. Returns the reason why objects are not sampled, if it is a new one.
+    /// Installs the hooks as [`try_install`](Self::try_install) does. Returns the reason why objects are not sampled if
+    /// it differs from that of the last call, so that it is logged once.
     fn install(&mut self) -> Option<String> {
         let reason = self.try_install().err();
         let is_new = self.off_because != reason;
@@ -205,7 +206,8 @@ impl State {
         Err(reason.to_owned())
     }
 
-    /// See [`uninstall`]. Returns false if they stay, because another tool has wrapped them.
+    /// Removes the hooks. With `keeps_frees`, those of functions that free stay. Returns false if all stay, because
+    /// another tool has wrapped them. Does nothing and returns true if none was ever installed.
     fn remove(&self, keeps_frees: bool) -> bool {
         let objects = self.objects.filter(|_| self.leaf != 0);
         objects.is_none_or(|objects| objects.allocator.unwrap(keeps_frees))

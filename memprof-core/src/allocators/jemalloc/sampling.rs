@@ -23,8 +23,9 @@ impl Jemalloc {
         1u64.checked_shl(lg_sample as u32)
     }
 
-    /// Starts sampling. A new `interval` drops all samples, because jemalloc only changes it through `prof.reset`;
-    /// `None` keeps both. Returns warnings for the operator about this and about threads that adopt the interval late.
+    /// Starts sampling. An `interval` that differs from the current one drops all samples, because jemalloc only
+    /// changes it through `prof.reset`. `None` keeps the interval and the samples. Returns warnings for the operator:
+    /// that samples were dropped, and that running threads adopt a much shorter interval late.
     pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         self.require_profiling()?;
         let mut warnings = Vec::new();
