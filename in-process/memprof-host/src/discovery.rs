@@ -183,8 +183,9 @@ pub fn discover_within<T: Send>(
 }
 
 impl<T: Send> Discovery<T> {
-    /// Queries all candidates. Adds each one that responds to the hosts, and each other one to the unreachable ones,
-    /// unless its socket is abandoned. Returns whether one of the sockets is abandoned.
+    /// Queries all candidates in parallel. A candidate that responds goes to `hosts`, and any other to `unreachable`,
+    /// unless its socket is abandoned. After the deadline, the remaining candidates are not queried, and go to
+    /// `unreachable`. Returns whether one of the sockets is abandoned.
     fn query_candidates(
         &mut self,
         candidates: &[SocketCandidate],

@@ -53,8 +53,8 @@ struct FileRights {
 
 impl FileRights {
     /// Describes the first reason for which a file or directory is not trusted. `None` if only trusted users can write
-    /// to it. `is_plugin` distinguishes the plugin's file from the directories above it, to which others may write if
-    /// they are sticky.
+    /// to it. A group may write if its number is the owner's: it is the owner's private group. `is_plugin`
+    /// distinguishes the plugin's file from the directories above it, to which others may write if they are sticky.
     fn find_violation(&self, is_plugin: bool, own_uid: u32) -> Option<String> {
         let Self { owner, group, mode } = *self;
         if owner != 0 && owner != own_uid {

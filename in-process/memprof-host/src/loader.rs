@@ -136,8 +136,9 @@ impl CheckedFile {
     }
 }
 
-/// Makes the checks before the file is loaded: that it is trusted, that it is a whole shared library, and that it has
-/// the digest `sha256`. `None` accepts any digest. The error says which check failed.
+/// Makes the checks before the file is loaded: that it is trusted, that it is a whole shared library, that it has the
+/// digest `sha256`, and that the libraries that it brings are trusted. With `sha256` = `None`, any digest is accepted.
+/// The error says which check failed.
 fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure> {
     let io_failure =
         |reason: String| Failure::new(MEMPROF_IO, format!("{}: {reason}", path.display()));
@@ -263,9 +264,10 @@ fn mapped_file(maps: &[u8], address: usize) -> Option<&[u8]> {
     })
 }
 
-/// Loads the library and returns its entry, with warnings for the plugin's author. Compares the layouts of structs if
-/// the library describes them. Fails if the file was replaced while it was loaded, if the loader had an older file of
-/// that name, whose code would run, or if there is no entry for this ABI. The library stays loaded also then.
+/// Loads the library and returns its entry, with warnings for the plugin's author. Fails if the file was replaced while
+/// it was loaded, or if the loader had an older file of that name, whose code would run. Fails also if there is no
+/// entry for this ABI, or if the library describes its structs and their layouts differ. The library stays loaded also
+/// then.
 fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
     let path = file.path.as_path();
     let mismatch = |reason: String| {

@@ -326,8 +326,8 @@ extern "C" fn after_fork_in_child() {
     });
 }
 
-/// Opens the socket in a forked child, waits until the lease expires or the process is detached from, and closes the
-/// socket. An expired lease sends `detach` until the plugin accepts it. Runs on [`END_THREAD`].
+/// In a forked child, first opens the child's socket. Waits until the lease expires or the process is detached from,
+/// and closes the socket. An expired lease sends `detach` until the plugin accepts it. Runs on [`END_THREAD`].
 fn run_attachment(privileges: &mut Privileges) {
     let Some(instance) = instance::instance() else {
         // Never: `attach` stores the instance before it starts this thread.

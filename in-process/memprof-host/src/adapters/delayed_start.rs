@@ -315,7 +315,8 @@ fn spawn_start_thread(thread: &'static ThreadSpec) {
     }
 }
 
-/// Creates the plugin and opens its socket, unless the program serves it itself. Runs on the start thread.
+/// Creates the plugin and opens the control socket. Does neither if the program serves the socket itself. Opens none if
+/// another copy of the library has opened it in the meantime. Runs on the start thread.
 fn start_plugin(privileges: &mut Privileges) {
     privileges.match_main_thread();
     // Before anything is allocated, so that an existing plugin does not sample this thread.

@@ -303,8 +303,8 @@ impl AdapterInstance {
         self.has_keys
     }
 
-    /// Opens the control socket, once in a process, as `configured` requests; if it is `None`, as is usual for the
-    /// adapter. Fails as [`control::open`] does, which logs the error.
+    /// Opens the control socket, once in a process, as `configured` requests. If it is `None`, the adapter's default
+    /// applies. Fails as [`control::open`] does, which logs the error.
     pub(super) fn open_control(
         &self,
         adapter: &Adapter,

@@ -155,7 +155,8 @@ impl Init {
     }
 }
 
-/// Sends a message, if it is allowed for all users. Otherwise fails with a text that says how to allow it.
+/// Sends a message that is in [`READ_ONLY_MESSAGES`], or that all users may send. Fails for others with a text that
+/// says how to allow the message.
 fn send_if_allowed(message: &[u8]) -> Result<String, String> {
     let text = String::from_utf8_lossy(message);
     let (name, _) = split_message(&text);

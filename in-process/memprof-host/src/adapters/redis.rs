@@ -133,6 +133,7 @@ impl RedisApi {
     }
 
     /// Sends a text to the client: several lines as an array, because redis-cli would show one string on one line.
+    /// Returns `REDISMODULE_OK`.
     fn reply_text(&self, ctx: Ctx, text: &str) -> c_int {
         let lines: Vec<_> = text.lines().map(str::to_owned).collect();
         match lines.as_slice() {
@@ -141,7 +142,7 @@ impl RedisApi {
         }
     }
 
-    /// Sends an array of lines to the client.
+    /// Sends an array of lines to the client. Returns `REDISMODULE_OK`.
     fn reply_lines(&self, ctx: Ctx, lines: &[String]) -> c_int {
         // Redis' reply functions always return `REDISMODULE_OK`.
         // SAFETY: redismodule.h: the context of the running command; the elements follow.
@@ -152,7 +153,8 @@ impl RedisApi {
         OK
     }
 
-    /// Sends an error of one line to the client.
+    /// Sends an error to the client: the text as one line, of at most [`ERROR_LIMIT`] bytes, after `ERR`. Returns
+    /// `REDISMODULE_OK`.
     fn reply_error(&self, ctx: Ctx, text: &str) -> c_int {
         let line = c_text(&format!("ERR {}", one_line(text)), ERROR_LIMIT);
         // SAFETY: redismodule.h: the context of the running command; Redis copies the text.

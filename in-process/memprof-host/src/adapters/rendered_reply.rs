@@ -30,7 +30,8 @@ pub(super) struct RenderedReply {
 
 impl RenderedReply {
     /// Renders a reply. `format` is the format argument of the message, `None` if it had none. JSON is rendered as its
-    /// `text`, unless the argument is `format=json`.
+    /// `text`, unless the argument is `format=json`. Other bodies than JSON and text stay bytes; a body that cannot be
+    /// read becomes the text of the error.
     fn from_reply(reply: Reply, format: Option<&'static str>) -> Self {
         let is_success = reply.status_code == MEMPROF_OK;
         let is_object = reply.content_type == JSON;

@@ -165,8 +165,8 @@ unsafe extern "C" fn handle_event(_: *mut c_void, event: c_int, data: *mut c_voi
 }
 
 impl PluginMessage {
-    /// Returns the data of the message if its tag is `id`, otherwise `None`. Version 9 counts a terminating NUL, later
-    /// versions do not.
+    /// Returns the data of the message if its tag is `id`, otherwise `None`. Empty if the message has no data. Removes
+    /// a terminating NUL, which version 9 counts and later versions do not.
     ///
     /// # Safety
     /// The tag is null or NUL-terminated, and the data null or of its size.

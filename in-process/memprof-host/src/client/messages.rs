@@ -80,7 +80,7 @@ impl Client {
 }
 
 /// Returns the reply if its status is 0. Otherwise fails with [`ClientError::Plugin`], which contains the error in the
-/// reply.
+/// reply, or the reply's text if it has none.
 fn require_success(reply: ReceivedBody) -> Result<ReceivedBody, ClientError> {
     let status = reply.result.status_code;
     if status == MEMPROF_OK {

@@ -62,7 +62,8 @@ impl ControlConnection {
         })
     }
 
-    /// Sends the error that no thread can be started for the connection.
+    /// Sends the error that no thread can be started for the connection, or that there is no memory if that is the
+    /// cause.
     pub(super) fn refuse_without_thread(&self, error: &io::Error) {
         match error.raw_os_error() {
             Some(code) if code == Errno::NOMEM.raw_os_error() => {

@@ -277,8 +277,9 @@ impl SocketState {
             .ok()
     }
 
-    /// Serves a connection on a thread of the pool, unless its user may not connect or there is no memory or thread. If
-    /// all connections are in use, evicts the slowest one for it.
+    /// Serves a connection on a thread of the pool. Refuses it if its user may not connect, or if there is no memory or
+    /// thread. If all connections are in use, evicts the slowest one for it, and refuses it if the host is working for
+    /// all of them.
     fn admit(self: &Arc<Self>, stream: GuardedFd<UnixStream>) {
         if let Err(refusal) = self.authorize(&stream) {
             log::warn!("control connection refused: {refusal}");

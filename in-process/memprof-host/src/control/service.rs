@@ -67,7 +67,7 @@ impl Service {
     }
 
     /// Implements the method [`MESSAGE`]: sends the message, and returns the plugin's reply, also if the plugin refuses
-    /// the message.
+    /// the message. If the body cannot be put into a file that is passed, the reply is the error of that.
     fn handle_message(&self, id: &Value, params: MessageParams) -> Result<Response, RpcError> {
         let reply = self.send_to_plugin(&params.plugin, &params.message, &params.args)?;
         let (mut result, mut body) = message_result(reply, params.deliver);

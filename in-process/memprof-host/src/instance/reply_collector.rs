@@ -25,7 +25,8 @@ pub(super) struct ReplyCollector {
 
 impl ReplyCollector {
     /// Returns the reply of plugin `id` to message `name`, whose handler returned `status`. It is an error if a part of
-    /// the body was refused, or if the handler failed without writing a text.
+    /// the body was refused, or if the handler failed without writing a text. A positive status, which memprof.h does
+    /// not have, becomes `MEMPROF_INTERNAL`.
     pub(super) fn into_reply(self, status: Status, id: &str, name: &str) -> Reply {
         // memprof.h has no positive status: programs take 0 for success and a negative number for an error.
         let status = if status > MEMPROF_OK {
@@ -70,7 +71,8 @@ impl ReplyCollector {
     }
 }
 
-/// Implements `begin` of `memprof_reply_t`: sets the content type. Fails if the reply has begun already.
+/// Implements `begin` of `memprof_reply_t`: sets the content type. Fails if the reply has begun already, or if the
+/// content type has characters that a header of HTTP cannot contain.
 pub(super) unsafe extern "C" fn begin_body(
     ctx: *mut c_void,
     content_type: memprof_str_t,
@@ -95,7 +97,8 @@ fn is_content_type(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
 
-/// Implements `write` of `memprof_reply_t`: appends to the body. Fails if the body would be too large.
+/// Implements `write` of `memprof_reply_t`: appends to the body. Fails if the body would be too large, and from then
+/// on.
 pub(super) unsafe extern "C" fn write_body(ctx: *mut c_void, chunk: memprof_str_t) -> Status {
     // SAFETY: `Instance::message` passes its collector as `ctx`, for one call on one thread.
     let collector = unsafe { &mut *ctx.cast::<ReplyCollector>() };
@@ -120,7 +123,7 @@ pub(super) static REPLY_FD: memprof_reply_fd_t = memprof_reply_fd_t {
 };
 
 /// Implements `file` of `memprof_reply_fd_t`: makes a file the body, and duplicates its descriptor. Fails if the reply
-/// has begun already.
+/// has begun already, if the content type is invalid, or as [`Body::from_file`] does.
 unsafe extern "C" fn set_body_file(
     ctx: *mut c_void,
     fd: c_int,

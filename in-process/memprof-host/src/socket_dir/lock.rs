@@ -117,8 +117,9 @@ fn is_older_than_startup(lock_file: &Path) -> bool {
     modified.is_ok_and(|time| time.elapsed().is_ok_and(|age| age > MAX_STARTUP_TIME))
 }
 
-/// Removes a socket that refuses connections, and its lock file. Does nothing if a host holds the lock. Connects only
-/// with the lock, so that running hosts are not disturbed.
+/// Removes a socket that refuses connections, and its lock file. Removes only the lock file if a process listens at the
+/// socket without the lock. Does nothing if a host holds the lock. Connects only with the lock, so that running hosts
+/// are not disturbed.
 fn sweep_socket(socket: &Path) {
     if let Ok(_lock) = lock(socket) {
         if refuses_connections(socket) {
