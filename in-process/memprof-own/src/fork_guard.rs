@@ -60,8 +60,9 @@ impl ForkGuard {
         (FORKS.load(SeqCst) == 0).then_some(guard)
     }
 
-    /// Acquires a guard. Waits up to 100 ms until no fork is in progress, and returns the guard even if one still is.
-    /// Forks that begin later wait up to 100 ms for the guard to be dropped.
+    /// Acquires a guard. Registers the fork handlers first if this process has not done so. Waits up to 100 ms until no
+    /// fork is in progress, and returns the guard even if one still is. Forks that begin later wait up to 100 ms for
+    /// the guard to be dropped.
     pub fn acquire() -> Self {
         Self::register_fork_handlers();
         let own = std::process::id();

@@ -183,7 +183,7 @@ impl FdRegistration {
     }
 
     /// Registers a descriptor, so that forked children close it. `None` if they do not inherit it, because it is in one
-    /// of memprof's tables, or if no element is free.
+    /// of memprof's tables, or if all elements of `REGISTRATIONS` are in use.
     fn register(descriptor: RawFd, identity: FdIdentity) -> Option<&'static Self> {
         if DescriptorTable::current() != DescriptorTable::Program {
             return None;
@@ -204,7 +204,8 @@ impl FdRegistration {
         Some(registration)
     }
 
-    /// Frees the element, unless the fork handler did: it may belong to another descriptor by now.
+    /// Frees the element if it still registers the file `identity`. The fork handler may have freed it before, and it
+    /// may register another file by now.
     fn unregister(&self, identity: FdIdentity) {
         let is_same = self.identity() == identity;
         if is_same && self.descriptor.swap(NO_DESCRIPTOR, Ordering::AcqRel) != NO_DESCRIPTOR {

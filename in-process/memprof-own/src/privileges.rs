@@ -33,8 +33,8 @@ pub struct Privileges {
 }
 
 impl Privileges {
-    /// Drops all capabilities of the calling thread except those in [`NEEDED`]. Keeps all under the conditions of
-    /// [`Self::retain`].
+    /// Drops all capabilities of the calling thread except those in [`NEEDED`]. Drops none if they cannot be read, if
+    /// the thread has a seccomp filter, or if the kernel refuses.
     pub(crate) fn drop_unneeded() -> Self {
         let mut privileges = Self::keep_all();
         privileges.retain(NEEDED);

@@ -101,8 +101,9 @@ unsafe impl GlobalAlloc for ReservedAllocator {
     }
 }
 
-/// Allocates from the reserve after the program's allocator failed. If the reserve is full, memprof's threads wait
-/// until there is memory for blocks of at most [`MAX_AWAITED_BYTES`]. Otherwise returns null.
+/// Allocates from the reserve after the program's allocator failed. If the reserve is full, a thread of memprof's waits
+/// until one of them has memory. Returns null without waiting in other threads, and for a block of more than
+/// [`MAX_AWAITED_BYTES`].
 ///
 /// # Safety
 /// Those of [`GlobalAlloc::alloc`].

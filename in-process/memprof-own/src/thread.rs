@@ -144,13 +144,14 @@ extern "C" fn run_static(spec: *mut c_void) -> *mut c_void {
 static AT_START: LockFreeOnce<fn()> = LockFreeOnce::new();
 static AT_END: LockFreeOnce<fn()> = LockFreeOnce::new();
 
-/// Makes each thread created from now on call `act` before it allocates anything. Only the first call of this function
-/// has an effect.
+/// Makes each thread that this module creates from now on call `act` before it allocates anything. Only the first call
+/// of this function has an effect.
 pub fn at_thread_start(act: fn()) {
     AT_START.get_or_set(act);
 }
 
-/// Makes each thread call `act` as the last thing that it does. Only the first call has an effect.
+/// Makes each thread of this module call `act` as the last thing that it does. Only the first call of this function has
+/// an effect.
 pub fn at_thread_end(act: fn()) {
     AT_END.get_or_set(act);
 }

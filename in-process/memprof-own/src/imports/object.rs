@@ -162,7 +162,8 @@ impl Object {
             .is_some_and(|name| equal_strings(name, soname))
     }
 
-    /// Iterates over the references of this object to functions and variables of other objects.
+    /// Iterates over the references of this object to functions and variables of other objects. Omits symbols without a
+    /// version.
     pub(super) fn imports(&self) -> impl Iterator<Item = Import> {
         let tables = [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)];
         tables
