@@ -140,7 +140,8 @@ pub fn errno_remedy(errno: Errno, operation: Operation) -> Option<String> {
 }
 
 /// Option of prlimit(1) that doubles the soft limit of open files, or raises it to [`MIN_OPEN_FILES`] if that is more.
-/// `--nofile=N:` keeps the hard limit, which may be higher. Without the colon, the option sets both limits.
+/// Up to the hard limit, the option is `--nofile=N:`, which changes only the soft limit. Above it, the option is
+/// `--nofile=N`, which sets both limits.
 fn nofile_option(limit: Rlimit) -> String {
     let raised = limit
         .current

@@ -2,7 +2,8 @@
 
 use crate::{AllocatorHeap, HeapUsage, HeapWalk, Ledger, LedgerPart, MemoryPart, PurgeResult};
 
-/// The ledger as a table, with lines about allocators, cgroup, mappings and findings.
+/// The ledger as a table of resident memory. Lines follow about parts that are not resident, the allocators, and the
+/// findings. The cgroup, the walk of the heaps and the mappings also have a line, if the ledger contains them.
 pub fn ledger_text(ledger: &Ledger) -> String {
     let share = |part: u64| part as f64 * 100.0 / ledger.rss_bytes.max(1) as f64;
     let (resident, beside): (Vec<_>, Vec<_>) = ledger
@@ -62,7 +63,8 @@ pub fn ledger_text(ledger: &Ledger) -> String {
     text
 }
 
-/// Line about one allocator, such as `tcmalloc 2.10: counts 12.3 MiB as live and 14.0 MiB as resident`.
+/// Line about one allocator, such as `tcmalloc 2.10: counts 12.3 MiB as live and 14.0 MiB as resident`. Without totals,
+/// the line has the error, or says that the allocator keeps no count.
 fn heap_text(heap: &AllocatorHeap) -> String {
     let usage = match (&heap.totals, &heap.error) {
         (Some(HeapUsage::Detailed(totals)), _) => {
