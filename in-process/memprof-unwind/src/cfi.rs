@@ -26,10 +26,8 @@ type Bytes<'a> = EndianSlice<'a, NativeEndian>;
 const ADDRESS_SIZE: u8 = 8;
 
 /// Returns the rule at `address`. Searches the sorted table of `.eh_frame_hdr`, and reads the `.eh_frame` section,
-/// which `section_at` returns for its address.
-///
-/// Never fails: returns [`Rule::Unsupported`] if the information cannot be read, and [`Rule::Undescribed`] if the
-/// address has none.
+/// which `section_at` returns for its address. Never fails: returns [`Rule::Unsupported`] if the information cannot be
+/// read, [`Rule::Undescribed`] if the address has none, and [`Rule::Complex`] if it fits no other rule.
 pub fn rule_at<'a>(
     hdr: Section<'a>,
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,

@@ -11,8 +11,11 @@ pub(crate) struct WalkedStack<'a> {
 /// Maximum number of the saved walker's own frames, which it reports below its caller.
 const MAX_FRAMES_BELOW: usize = 8;
 
-/// Compares memprof's walk with the saved walker's, up to the end of a truncated one. `None` if they differ.
-/// Otherwise the frame that the saved walker reports below memprof's first frame; 0 if there is none.
+/// Compares memprof's walk with the saved walker's. If one of them is truncated, compares the frames before its end.
+///
+/// Returns `None` if they differ, also if memprof's first frame is not among the saved walker's first
+/// [`MAX_FRAMES_BELOW`]. Otherwise returns the innermost frame of the saved walker if that is below memprof's first
+/// frame, and 0 if it is the same.
 pub(crate) fn leaf_if_equal(own: &WalkedStack<'_>, saved: &WalkedStack<'_>) -> Option<usize> {
     let first = own.frames.first()?;
     let mut near = saved.frames.iter().take(MAX_FRAMES_BELOW);

@@ -42,8 +42,8 @@ impl ComplexFrames {
         }
     }
 
-    /// Sets the registers of the innermost frame of a walk. If `saved` is `None`, frames that need those registers
-    /// cannot be unwound.
+    /// Sets the registers of the innermost frame of a walk. `saved` has the values of `rbx` and `r12` to `r15`. If it
+    /// is `None`, frames that need them cannot be unwound.
     #[inline(always)]
     pub(crate) fn set_start(&mut self, start: Registers, saved: Option<SavedRegisters>) {
         self.registers.forget_all();
@@ -51,8 +51,11 @@ impl ComplexFrames {
     }
 
     /// Returns the registers of the caller of frame number `depth`, as
-    /// [`RuleSource::caller_by_complex_rule`](crate::RuleSource::caller_by_complex_rule) does. `find` is the loader's function. `None`
-    /// if they cannot be found, even by a walk with all registers from the start.
+    /// [`RuleSource::caller_by_complex_rule`](crate::RuleSource::caller_by_complex_rule) does. `find` is the loader's
+    /// function.
+    ///
+    /// First uses only the registers in `callee`. If they do not suffice, walks with all registers from the start of
+    /// the stack to this frame. `None` if that fails too, or if the two walks disagree about the frame.
     #[cold]
     #[inline(never)]
     pub(crate) fn caller_registers(

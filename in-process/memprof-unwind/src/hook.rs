@@ -75,7 +75,7 @@ impl BacktraceHook {
     }
 
     /// Resets the counters and activates the hook. For comparison, `saved` also walks the first `initial_comparisons`
-    /// samples.
+    /// samples, and later one in [`COMPARE_INTERVAL`].
     ///
     /// # Safety
     /// `saved` is the walker of an allocator that stays loaded, only that allocator gets this hook, and
@@ -160,8 +160,9 @@ unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32,
     )
 }
 
-/// Takes one sample. Returns false if the saved walker must take it. `called` points to the return address of the
-/// hook's caller, and `bp` is that caller's frame pointer.
+/// Takes one sample. `called` points to the return address of the hook's caller, and `bp` is that caller's frame
+/// pointer. Returns false if the saved walker must take the sample: memprof's walker failed, disagreed with the saved
+/// one, or was given up.
 ///
 /// # Safety
 /// Called only by [`entry`], with the arguments of the allocator.
@@ -211,8 +212,8 @@ unsafe extern "C" fn sample(
 }
 
 impl BacktraceHook {
-    /// Walks the stack into `buffer`, after `leaf` unless that is 0. Returns the number of frames. `None` if the saved
-    /// walker must walk the stack.
+    /// Walks the stack into `buffer`, after `leaf` unless that is 0. Returns the number of frames. `None` if no
+    /// workspace is free or the stack has an unsupported frame; the saved walker must then walk it.
     #[inline(always)]
     fn walk(&self, start: Registers, leaf: usize, buffer: &mut [Frame]) -> Option<usize> {
         let (below, buffer) = match buffer.split_first_mut() {

@@ -175,9 +175,9 @@ impl<'a> LastWalkCursor<'a> {
         }
     }
 
-    /// Returns the rule at `address` for the next frame, which has the stack pointer `sp`. It is the rule that the last
-    /// walk predicts. If the prediction is wrong, it is the rule in `table`, which is taken from `find` if the table
-    /// lacks it.
+    /// Returns the rule at `address` for the next frame, which has the stack pointer `sp`, and records the frame for
+    /// the next walk. The rule is the one that the last walk predicts. If the prediction is wrong, it is the one in
+    /// `table`, or that of `find` if the table lacks it.
     #[inline(always)]
     pub(crate) fn next_rule(
         &mut self,
@@ -218,8 +218,9 @@ impl<'a> LastWalkCursor<'a> {
         Some(WalkStep(step.load(Relaxed)))
     }
 
-    /// Finds a rule that was not predicted. Skips to the step of the last walk that has the same stack pointer, if
-    /// there is one, so that predictions can continue from there.
+    /// Finds a rule that was not predicted. If the last walk has a step with the same stack pointer, skips to it, so
+    /// that predictions can continue from there. Returns the rule of that step if it fits, otherwise the one in
+    /// `table`, or that of `find` if the table lacks it.
     #[cold]
     #[inline(never)]
     fn find_and_rejoin(
@@ -242,7 +243,7 @@ impl<'a> LastWalkCursor<'a> {
         table.get_or_find(address, find)
     }
 
-    /// Saves this walk as the thread's last walk, if it differs from that.
+    /// Saves this walk as the thread's last walk, unless that predicted every frame of it.
     #[inline(always)]
     pub(crate) fn save_if_changed(&self) {
         if self.has_diverged {

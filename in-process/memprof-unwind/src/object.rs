@@ -32,7 +32,8 @@ pub struct FoundObject {
 
 /// Returns the rule at an address of this process. `find` is the loader's function. Returns [`Rule::Unknown`] if no
 /// loaded object contains the address, [`Rule::Undescribed`] if the object has no call frame information, and
-/// [`Rule::Unsupported`] if the information cannot be read.
+/// [`Rule::Unsupported`] if the information cannot be read. The last is also returned for a signal's frame at code
+/// other than the kernel's return from a signal.
 pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
     let (object, information, hdr) = match FoundObject::find_unwind_info(find, address) {
         Ok(found) => found,
@@ -101,8 +102,8 @@ impl FoundObject {
     }
 
     /// Finds the object that contains an address, the segment with its call frame information, and the sorted table of
-    /// that information. The error is the rule of code without such information, or [`Rule::Unsupported`] if it cannot
-    /// be read.
+    /// that information. The error is [`Rule::Unknown`] if no object contains the address, [`Rule::Undescribed`] if the
+    /// object has no such information, and [`Rule::Unsupported`] if it cannot be read.
     fn find_unwind_info(
         find: FindObject,
         address: usize,
@@ -142,8 +143,9 @@ impl FoundObject {
         })
     }
 
-    /// Returns the end of the readable segment that contains `address`. `None` if there is no such segment, or if the
-    /// object's headers cannot be read.
+    /// Returns the end of the readable segment that contains `address`. If the loader reported a segment without the
+    /// object's headers, returns the end of that segment. `None` if no readable segment contains the address, or if the
+    /// headers cannot be read.
     fn segment_end(&self, address: usize) -> Option<usize> {
         if !self.contains(address) || !is_readable(self.map_start) {
             return None;

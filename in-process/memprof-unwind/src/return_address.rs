@@ -38,7 +38,8 @@ pub(crate) fn called_function(address: usize) -> Option<usize> {
     Some(address.wrapping_add_signed(distance))
 }
 
-/// Whether a function is only a jump through a slot, like an entry of a procedure linkage table.
+/// Whether a function begins with a jump through a slot, like an entry of a procedure linkage table. False if its code
+/// cannot be read.
 pub(crate) fn is_jump_through_slot(function: usize) -> bool {
     const LENGTH: usize = 8;
     const ENDBR64: &[u8] = &[0xF3, 0x0F, 0x1E, 0xFA];

@@ -113,7 +113,7 @@ impl RuleTable {
     }
 
     /// Returns the rule of an address, and the rule's index in the table. If the table lacks the rule, stores the one
-    /// that `find` returns.
+    /// that `find` returns. An address of the kernel has the rule [`Rule::Outermost`], which is not stored.
     #[inline(always)]
     pub fn get_or_find(
         &self,

@@ -68,9 +68,9 @@ impl ReadableStack {
         }
     }
 
-    /// Checks the page that contains `address`. If it follows the readable range, extends the range by it. Otherwise
-    /// begins a new range there, for example when a walk leaves a signal handler's own stack. `None` if the page is
-    /// unreadable.
+    /// Checks that the page that contains `address` is readable, unless that is known. If the page follows the readable
+    /// range, extends the range by it. Otherwise begins a new range there, for example when a walk leaves a signal
+    /// handler's own stack. `None` if the page is unreadable.
     #[cold]
     #[inline(never)]
     fn extend_to(&mut self, address: usize) -> Option<()> {

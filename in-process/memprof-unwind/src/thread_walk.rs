@@ -126,8 +126,10 @@ impl RuleSource for ProcessRules<'_> {
         }
     }
 
-    /// Whether a function without call frame information may return to `address`. Always false in jemalloc's hook: its
-    /// walks are compared with libgcc's, which end at such a function.
+    /// Whether a function without call frame information may return to `address`. The bytes before the address must be
+    /// a call. It must be indirect, or its target must lack call frame information or jump through a slot.
+    ///
+    /// Always false in jemalloc's hook: its walks are compared with libgcc's, which end at such a function.
     fn may_return_to(&mut self, address: usize) -> bool {
         if self.unknown_code_rule != PackedRule::FRAME_POINTER || !is_after_call(address) {
             return false;
@@ -141,7 +143,7 @@ impl RuleSource for ProcessRules<'_> {
         })
     }
 
-    /// Finds the caller by a walk that tracks all registers. `None` also before [`prepare`].
+    /// Finds the caller by a walk that tracks all registers. `None` if it cannot be found, or before [`prepare`].
     fn caller_by_complex_rule(
         &mut self,
         callee: Registers,
@@ -160,7 +162,8 @@ impl RuleSource for ProcessRules<'_> {
     }
 }
 
-/// Returns the start of the loaded object that contains an address. `None` if the loader knows no such object.
+/// Returns the start of the loaded object that contains an address. `None` if the loader knows no such object, or
+/// before [`prepare`].
 pub fn object_start(address: usize) -> Option<usize> {
     loaded_object_start(find_object_function()?, address)
 }
@@ -175,7 +178,8 @@ fn find_object_function() -> Option<FindObject> {
     Some(unsafe { mem::transmute::<*const (), FindObject>(find) })
 }
 
-/// Reads the rule of an address from call frame information. Returns the bits of the packed rule.
+/// Reads the rule of an address from call frame information. Returns the bits of the packed rule, which is
+/// [`Rule::Unsupported`] before [`prepare`].
 #[cold]
 #[inline(never)]
 extern "C" fn read_rule(address: usize) -> u32 {
