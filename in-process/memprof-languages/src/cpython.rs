@@ -128,7 +128,8 @@ impl CPython {
     }
 
     /// Adds the frames of `CPython` up to 3.10, in which each frame is an object. Their native frames are unknown: each
-    /// has a call of the interpreter's function of its own. `None` if a frame is not as expected.
+    /// has a call of the interpreter's function of its own. `None` if a frame is not as expected. A chain of more than
+    /// [`MAX_MANAGED`] frames counts as whole, without the rest.
     fn read_frame_objects(
         &self,
         thread: usize,
@@ -156,9 +157,9 @@ impl CPython {
     /// Adds the frames of `CPython` 3.11 and 3.12. There, an activation is a call of the interpreter's function, and
     /// has a `_PyCFrame` in its native frame. `None` if a frame is not as expected.
     ///
-    /// An activation executes one frame or several, and ends with its outermost one. In 3.11, the byte at offset
-    /// `is_entry` of a frame marks that one. In 3.12, `is_entry` is `None`: after that one, a frame follows that is no
-    /// function's, but lies on the native stack.
+    /// An activation executes one frame or several, of which the outermost is its last. In 3.11, the byte at offset
+    /// `is_entry` of a frame marks the last one. In 3.12, `is_entry` is `None`: a frame that belongs to no function
+    /// follows the last one.
     fn read_c_frames(
         &self,
         thread: usize,

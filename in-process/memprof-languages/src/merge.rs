@@ -35,7 +35,7 @@ impl<'a> ManagedFrames<'a> {
         Self { words, count: 0 }
     }
 
-    /// Adds a frame. Returns false if there is no room.
+    /// Adds a frame. Returns false, with nothing added, if there is no room.
     pub(crate) fn push(&mut self, frame: ManagedFrame) -> bool {
         match self.words.get_mut(2 * self.count..2 * self.count + 2) {
             Some(pair) => {

@@ -10,9 +10,9 @@ const MAX_TYPE_NAME: usize = 120;
 
 struct TypeName<'a>(&'a [u8]);
 
-/// Returns the managed word that stands for the type of an object, by the type's name, as UTF-8, of which the first 120
-/// bytes count. `None` if the table of names is full or has no memory: the word for all further names is that of
-/// functions. Allocates nothing.
+/// Returns the managed word that stands for the type of an object. `name` is the type's name in UTF-8, of which the
+/// first 120 bytes count. `None` if the table of names is full or has no memory. Then no other word would do: the one
+/// for all further names stands for functions. Allocates nothing.
 pub fn enter_object_type(name: &[u8]) -> Option<usize> {
     let name = TypeName(name.get(..MAX_TYPE_NAME).unwrap_or(name));
     let bytes = OBJECT_FILE.bytes().chain(name.0.iter().copied());

@@ -98,7 +98,8 @@ pub fn counts() -> (LanguageCounts, u32, bool) {
 
 /// Merges the interpreted program's frames into `native`, a stack of the calling thread. `scratch` is memory of at
 /// least [`SCRATCH_WORDS`](crate::SCRATCH_WORDS) words. Returns the range of `scratch` with the merged stack, leaf
-/// first. `None` if there are no such frames, or if they are not read.
+/// first. `None` if the thread has no such frames or they are unreadable. Also `None` while reading is off, given up,
+/// or not prepared.
 #[cold]
 #[inline(never)]
 pub fn merge(native: NativeStack<'_>, scratch: &mut [usize]) -> Option<Range<usize>> {

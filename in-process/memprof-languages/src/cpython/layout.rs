@@ -242,10 +242,12 @@ pub(super) const BY_RUNTIME_SIZE: [(usize, u32, FieldOffsets); 3] = [
 ];
 
 impl FieldOffsets {
-    /// Finds the version, as `PY_VERSION_HEX`, and the layout of a `CPython`.
+    /// Finds the version, as `PY_VERSION_HEX`, and the layout of a `CPython`. Without the symbol of the version,
+    /// recognizes the version by the size of `_PyRuntime`.
     ///
     /// # Errors
-    /// The version is unknown, or its `_PyRuntime` is not as expected.
+    ///
+    /// The version is unknown or no final release, or its `_PyRuntime` is not as expected.
     pub(super) fn find(
         symbols: &CPythonSymbols,
         reader: &mut Reader<'_>,
