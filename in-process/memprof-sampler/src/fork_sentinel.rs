@@ -51,7 +51,8 @@ impl ForkSentinel {
         }
     }
 
-    /// Whether the calling process is the sampling process.
+    /// Whether the calling process is the sampling process. A fork clears the mark, which shows that; without a mark,
+    /// the process id decides.
     #[inline(always)]
     pub(crate) fn is_current(&self) -> bool {
         match self.mark() {

@@ -98,8 +98,8 @@ pub fn malloc_address() -> Option<usize> {
 
 impl GotSlots {
     /// Finds the provider of `malloc`, and stores the addresses of its functions in the hooks. Also finds the loader's
-    /// functions to hook, and memprof's own code. `None` if no object defines `malloc`, or if the kernel has no memory
-    /// for the list of slots.
+    /// functions to hook, and memprof's own code. If the tally is enabled, checks whether glibc's chunk headers give
+    /// block sizes. `None` if no object defines `malloc`, or if the kernel has no memory for the list of slots.
     pub fn find() -> Option<Self> {
         let mut provider = None;
         let mut is_glibc = false;
@@ -235,7 +235,9 @@ impl GotSlots {
         is_done.then_some(restored)
     }
 
-    /// Patches the slots of one object, and updates `patched`. Skips memprof itself and the provider of `malloc`.
+    /// Patches the slots of one object, and the words of its data that hold an allocator function's address. Adds the
+    /// results to `patched`. Skips memprof itself, the provider of `malloc`, and slots that lead to another object's
+    /// function.
     fn patch_object(&mut self, object: &ElfObject, patched: &mut PatchStats) {
         if object.code.contains(&own_code().start) || object.code == self.provider_code {
             return;

@@ -125,9 +125,12 @@ impl PythonAllocator {
         is_set.then_some(()).ok_or(UnwrappedPython::OtherHook)
     }
 
-    /// Stops the sampling of objects, and removes the hooks. With `keeps_frees`, the hooks that see which samples are
-    /// freed stay. Returns false if another tool has wrapped the hooks since: then all stay, and only pass calls on.
-    /// Once the interpreter was ended, they stay too, and the result is true. Callers are as for [`wrap`](Self::wrap).
+    /// Stops the sampling of objects, and removes the hooks. With `keeps_frees`, those of `realloc` and `free` stay:
+    /// they see which samples are freed.
+    ///
+    /// Returns false if another tool has wrapped the hooks since: then all stay, and only pass calls on. Returns true
+    /// with nothing removed if no hook was ever installed, or if the interpreter was ended. Only one thread at a time
+    /// may call it, and no thread may fork meanwhile, as for [`wrap`](Self::wrap).
     pub fn unwrap(&self, keeps_frees: bool) -> bool {
         set_recording(false);
         if originals()[0] == 0 || self.is_ended() {
