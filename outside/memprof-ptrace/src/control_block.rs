@@ -14,11 +14,12 @@ const MAX_CONTROL_BLOCK_SIZE: u64 = 4096;
 const SELF_OFFSET: u64 = 16;
 
 /// Returns whether a thread may call functions of the C library, which find the thread's variables by its `fs_base`.
-/// `control_block` is this register, and must be the address of a block that glibc allocated for the thread. In a
-/// thread that was created by clone(2) alone, it is the address of the creator's block or of something else.
+/// `control_block` is this register. It must be the address of a block that glibc allocated for this thread: after
+/// clone(2) alone, it is the address of the creator's block or of something else.
 ///
-/// The kernel knows from `set_robust_list(2)` which block glibc allocated for the thread. The main thread of a
-/// process that was created without glibc's fork(3) has no list, and a copy of its creator's block.
+/// The block is this thread's if it contains its own address and the thread's list of robust locks
+/// (`set_robust_list(2)`). A main thread without such a list may call, too: it belongs to a process that was created
+/// without glibc's fork(3), and has a copy of its creator's block. False if the memory cannot be read.
 pub fn can_call_glibc(memory: &Memory, thread: u32, is_main: bool, control_block: u64) -> bool {
     let has_self = memory
         .read_u64(control_block.wrapping_add(SELF_OFFSET))

@@ -61,8 +61,9 @@ impl ProcessLister {
         Ok(ProcDir::list_pids()?.collect())
     }
 
-    /// Examines one process. Omits it if it has ended, or if it is this process or a kernel thread. The kernel may wait
-    /// for the process's lock on its mappings, or for its file system, without a limit.
+    /// Examines one process. Omits it if it has ended, or if it is this process or a kernel thread. If another user's
+    /// process may not be traced, returns only that it is another user's. The kernel may wait for the process's lock on
+    /// its mappings, or for its file system, without a limit.
     pub fn examine(&self, pid: u32) -> ListResult {
         let proc_dir = ProcDir::for_pid_once(pid);
         // The process has ended meanwhile.

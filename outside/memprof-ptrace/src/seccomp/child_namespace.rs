@@ -22,7 +22,9 @@ pub(super) fn require_same_namespaces(thread: u32, kinds: &[&'static str]) -> Re
     }
 }
 
-/// Compares the links of a directory /proc/PID/ns. A namespace without a process yet has a link that cannot be read.
+/// Returns whether a thread's children are of another namespace of this `kind` than the thread. `links` is its
+/// directory /proc/TID/ns. A namespace without a process yet has a link that cannot be read, and counts as another one.
+/// False if the kernel does not show both namespaces.
 fn has_other_child_namespace(links: &Path, kind: &str) -> bool {
     let Ok(own) = fs::read_link(links.join(kind)) else {
         return false;
