@@ -137,8 +137,8 @@ impl Plugin {
     }
 }
 
-/// Waits, for 1 s at most, until the main thread is in no call that the signal would make fail. Returns the name of
-/// the call if it still is in one; else `None`.
+/// Waits, for 1 s at most, until the main thread is in no call that SIGUSR1 would make fail. Returns the name of the
+/// call if it still is in one; else `None`.
 fn wait_for_interruptible_call(pid: u32) -> Option<String> {
     let start = Instant::now();
     loop {

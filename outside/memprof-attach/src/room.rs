@@ -129,8 +129,8 @@ fn find_shortage(used: ResourceUsage, limits: &str, max_mappings: Option<u64>) -
     })
 }
 
-/// Parses a line such as `Max data size             8388608              unlimited            bytes     `. `None`
-/// without a soft limit.
+/// Parses a line such as `Max data size             8388608              unlimited            bytes     `. `None` if
+/// the line is missing, or its soft limit is `unlimited`.
 fn parse_limit(limits: &str, name: &str) -> Option<LimitValue> {
     let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
     let mut values = line.split_whitespace().map(|value| value.parse().ok());
