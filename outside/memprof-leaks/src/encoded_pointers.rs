@@ -19,8 +19,8 @@ const ENCODERS: [Encoder; 1] = [Encoder {
     why: "they hold their elements by offsets from their own addresses, not by pointers",
 }];
 
-/// Notes which objects have encoded pointers, because objects that only they hold look leaked. `paths` are the files
-/// that a process has mapped.
+/// Returns notes for the report: one for each known encoder of pointers whose library is among `paths`, the files that
+/// a process has mapped. The encoder's objects hold encoded pointers, so that objects which only they hold look leaked.
 pub(crate) fn encoded_pointer_notes<'a>(
     paths: impl Iterator<Item = &'a str> + Clone,
 ) -> impl Iterator<Item = Unsearched> {

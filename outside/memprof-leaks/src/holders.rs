@@ -153,7 +153,8 @@ struct FoundHolders {
 }
 
 /// Finds the holders in a snapshot: by dominators if the memory budget allows, else by shortest paths. If even that
-/// takes too much memory, and no detail is requested, finds the groups only.
+/// takes too much memory, and no detail is requested, finds the groups only. With an address as `detail`, the result
+/// also has the path from the object at this address to its outermost holder.
 fn find_holders(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,

@@ -82,7 +82,7 @@ impl<'a> NameResolver<'a> {
         self.python.as_mut()?.dict_table(&mut self.memory, dict)
     }
 
-    /// Variable that contains an address. `None` if no file is mapped there.
+    /// Variable that contains an address. `None` if no program or library has its variables there.
     pub(crate) fn variable(&mut self, address: u64) -> Option<Variable> {
         self.symbols.variable(address)
     }

@@ -90,8 +90,8 @@ impl Objects {
         }
     }
 
-    /// Marks the used object to which a word points. Returns the object's start, `None` if there is none or
-    /// it was marked before.
+    /// Marks the used object to which a word points. Returns the object's start. `None` if there is none, it was marked
+    /// before, or the word points to its `PyGC_Head`. Also records a word that points to the start of an object.
     pub(crate) fn mark(&self, address: u64) -> Option<u64> {
         self.record_pointer_to_start(address);
         let (span, bit) = self.used_object(address)?;

@@ -118,7 +118,8 @@ impl Pages {
     }
 }
 
-/// Finds pages of a kind, by `PAGEMAP_SCAN` if the kernel has it. Fails if the pagemap cannot be read.
+/// Finds pages of a kind, by `PAGEMAP_SCAN`. If that fails, as in kernels without it, reads the pagemap entry of each
+/// page. Fails if the pagemap cannot be read.
 fn find_pages(
     pagemap: &File,
     range: &Range<u64>,
@@ -165,8 +166,7 @@ fn scan_pagemap(
     Ok(found)
 }
 
-/// Finds the pages like [`scan_pagemap`] on any Linux, by reading the pagemap entry of each page. Fails if these cannot
-/// be read.
+/// Finds the pages of a kind on any Linux, by reading the pagemap entry of each page. Fails if these cannot be read.
 fn read_pagemap(
     pagemap: &File,
     range: &Range<u64>,

@@ -24,7 +24,7 @@ pub(crate) struct Roots {
 }
 
 /// Finds the roots of a process. `own` are the ranges of the allocators, by address, which are no roots. Neither are
-/// the unused parts of stacks. Memory that cannot be read is noted.
+/// the unused parts of stacks, unless another process shares the memory. Memory that cannot be read is noted.
 pub(crate) fn find_roots(snapshot: &Snapshot, view: &SnapshotMemory, own: &[Range<u64>]) -> Roots {
     let mut roots = Roots::default();
     // While a child of vfork(2) shares the memory, its frames lie right below its parent's, so no part counts as

@@ -173,7 +173,8 @@ impl SnapshotMemory {
         done
     }
 
-    /// Like [`Self::read`], within a mapping. Chooses the copy, the saved content or the running process as source.
+    /// Reads as [`Self::read`] does, within a mapping. A copied mapping is read in the copy. Of another one, the saved
+    /// content replaces what is read in the running process: its file's pages, or all of them if nothing was saved.
     fn read_region(&self, region: &Region, address: u64, buffer: &mut [u8]) -> usize {
         if region.is_shared {
             return self.read_shared(region, address, buffer);
@@ -194,7 +195,9 @@ impl SnapshotMemory {
         buffer.len()
     }
 
-    /// Like [`Self::read_region`], for shared memory. Reads only pages that exist: to read others would allocate them.
+    /// Reads as [`Self::read_region`] does, in shared memory: from the object if it is open, or else, if nothing was
+    /// saved, the resident pages in the running process, because to read others would allocate them. Saved content
+    /// replaces what is read; the rest is zeros.
     fn read_shared(&self, region: &Region, address: u64, buffer: &mut [u8]) -> usize {
         buffer.fill(0);
         if let Some(object) = self.objects.get(&region.range.start) {

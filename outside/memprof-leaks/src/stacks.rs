@@ -25,8 +25,8 @@ pub(crate) struct Stacks<'a> {
 }
 
 impl<'a> Stacks<'a> {
-    /// Reader of the stacks of sampled objects. `contexts` are the addresses of those of jemalloc's profiler, each with
-    /// its context, sorted; `sampled` are the tables of memprof's sampler.
+    /// Reader of the stacks of sampled objects. `contexts` are the addresses of the objects that jemalloc's profiler
+    /// sampled, each with its context, sorted; `sampled` are the tables of memprof's sampler.
     pub(crate) fn new(
         view: &'a SnapshotMemory,
         contexts: &'a [(u64, u64)],
@@ -40,7 +40,8 @@ impl<'a> Stacks<'a> {
         }
     }
 
-    /// Stack that allocated the object at `start`. `None` if the object is not sampled.
+    /// Stack that allocated the object at `start`, from jemalloc's profiler or else from memprof's sampler. `None` if
+    /// neither sampled the object, or the stack cannot be read.
     pub(crate) fn stack_of(&mut self, start: u64) -> Option<Stack> {
         self.jemalloc_stack(start)
             .or_else(|| self.sampled.stack(self.view, start))

@@ -117,7 +117,9 @@ pub(super) struct UnsupportedHeaps {
     pub(super) is_of_libc: bool,
 }
 
-/// Finds the allocators whose heaps were not walked. `walked` are the names of those that were.
+/// Finds allocators whose heaps were not walked. `walked` are the names of those whose heaps were. The result has a
+/// refusal if most objects would be missing; else it has the parts of which no object is reported. If no allocator
+/// explains large other memory, it has a warning.
 pub(super) fn find_unsupported(
     view: &SnapshotMemory,
     threads: &[Registers],

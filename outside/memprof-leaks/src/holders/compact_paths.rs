@@ -115,7 +115,8 @@ impl Frontier {
         self.bits[number as usize / 64] |= 1 << (number % 64);
     }
 
-    /// Removes all objects, the listed ones first. Visits both parts by address.
+    /// Removes all objects, and calls `visit` with the number of each: first those in the list, then those in the
+    /// bitmap, each in ascending order.
     fn drain(&mut self, mut visit: impl FnMut(u32)) {
         self.listed.sort_unstable();
         self.listed.drain(..).for_each(&mut visit);

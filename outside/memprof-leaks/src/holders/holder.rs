@@ -69,7 +69,8 @@ impl Holder {
 }
 
 /// Finds the holder of an address outside the heap, and the range of addresses from it on that belong to that holder.
-/// Without a symbol, each word is a variable; or if not `is_exact`, each page is one.
+/// The holder is the variable of a file that contains the address, else the thread to whose memory it belongs, else the
+/// mapping. Where a file has no symbol, each word is a variable; or if not `is_exact`, each page is one.
 pub(super) fn holder_of(
     analyzed: &AnalyzedSnapshot<'_>,
     names: &mut NameResolver<'_>,

@@ -73,8 +73,9 @@ impl HeapObjectKinds {
         kinds
     }
 
-    /// Assigns kinds of their own to dicts of attributes and their tables. Reads the objects in the order of their
-    /// addresses, which is fast.
+    /// Gives the dicts with the attributes of objects a kind for each class, such as `Node.__dict__`. A dict's table
+    /// gets the same kind, unless its first words name a class. Reads the objects in the order of their addresses,
+    /// which is fast.
     fn assign_attribute_kinds(
         &mut self,
         dict: u32,

@@ -60,8 +60,9 @@ impl<'a> PointerScanner<'a> {
     }
 
     /// Calls `found` with the number of each other object to which the object points, until it returns `Break`. An
-    /// array may point to the same objects repeatedly. Skips opaque objects, and the pointers that are variables of
-    /// Python, because these are holders themselves. Reads only the resident pages of a large object.
+    /// array may point to the same objects repeatedly. Does nothing for an opaque object. Skips a `PyGC_Head`, words
+    /// behind the pointers of a Python object, and pointers that are variables of Python, because these are holders
+    /// themselves. Reads only the resident pages of a large object.
     pub(super) fn for_each_target(
         &self,
         number: u32,

@@ -95,8 +95,9 @@ impl PythonPointers {
         values.is_some_and(|values| values.binary_search(&target).is_ok())
     }
 
-    /// Records the address `end`, behind the last pointer of an object. Records nothing if less than a word follows it,
-    /// if it lies in front of the object, or if there is no room for further ends.
+    /// Records that the last pointer of an object is in front of the address `end`. If the rest behind it is less than
+    /// 16 bytes, only the block's last word is left out later. Records nothing if the rest is less than a word, if
+    /// `end` lies in front of the object, or if there is no room for further ends.
     fn set_end(&mut self, number: usize, object: &Object, end: u64) {
         let Range { start, end: last } = object.range;
         let bit = 1 << (number % BITS);

@@ -26,9 +26,9 @@ pub(super) struct ThreadMemory {
 }
 
 impl ThreadMemory {
-    /// Finds the memory of all threads: from the stack pointer to the stack's end, the thread-local variables, which
-    /// end with the thread's descriptor, and the local variables of functions in Python. Omits a stack whose end is not
-    /// known.
+    /// Finds the memory of all threads. A thread has three parts: its stack, from the red zone below the stack pointer
+    /// to the end; its thread-local variables, with the thread's descriptor behind them; and the local variables of its
+    /// functions in Python, which are in `frames`. Omits a stack whose end is not known.
     pub(super) fn new(
         view: &SnapshotMemory,
         threads: &[Registers],
@@ -102,7 +102,7 @@ fn thread_variables_size(view: &SnapshotMemory) -> u64 {
 }
 
 /// Bytes of the thread-local variables of a file, with their alignment. `bytes` is its first page. `None` if it has no
-/// such variables.
+/// such variables, or is no 64-bit ELF file.
 fn file_variables_size(bytes: &[u8]) -> Option<u64> {
     let header = FileHeader64::<Endianness>::parse(bytes).ok()?;
     let endian = header.endian().ok()?;

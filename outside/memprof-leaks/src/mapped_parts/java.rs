@@ -24,8 +24,8 @@ const FIELDS: [[&str; 2]; 6] = [
     ["CodeCache", "_high_bound"],
 ];
 
-/// Finds the heap and the compiled code of the JVM in a process. Empty if it has no libjvm.so, or one whose table of
-/// variables cannot be read.
+/// Finds the heap and the compiled code of the JVM in a process. Leaves out each of the two whose bounds cannot be
+/// read. Empty if the process has no libjvm.so, or the table of its variables cannot be read.
 pub(super) fn find_heap(space: &AddressSpace) -> Vec<MemoryClaim> {
     let library = mappings(&space.maps)
         .find(|mapping| mapping.offset == 0 && mapping.file_name() == b"libjvm.so");
@@ -47,7 +47,7 @@ pub(super) fn find_heap(space: &AddressSpace) -> Vec<MemoryClaim> {
 type FieldPlaces = HashMap<[&'static str; 2], u64>;
 
 /// Looks up [`FIELDS`] in HotSpot's `gHotSpotVMStructs`: the address of a static field, the offset of another one in
-/// its object. `None` if that table cannot be read.
+/// its object. The result lacks fields that the table lacks. `None` if the table cannot be read.
 fn read_field_places(space: &AddressSpace, base: u64) -> Option<FieldPlaces> {
     let image = LibraryImage::read(&space.memory, base).ok()?;
     let variable = |name: &str| space.word(image.symbol(name)?);
@@ -100,7 +100,8 @@ fn text(space: &AddressSpace, address: u64) -> Option<String> {
     text.ok()
 }
 
-/// Addresses that the JVM has reserved for Java's objects; `None` for a collector that does not record them (ZGC).
+/// Addresses that the JVM has reserved for Java's objects; `None` for a collector that does not record them (ZGC), or
+/// if they cannot be read.
 fn heap_range(space: &AddressSpace, fields: &FieldPlaces) -> Option<Range<u64>> {
     let field = |name: [&'static str; 2]| fields.get(&name).copied();
     let heap = space.word(field(["Universe", "_collectedHeap"])?)?;
@@ -111,7 +112,7 @@ fn heap_range(space: &AddressSpace, fields: &FieldPlaces) -> Option<Range<u64>> 
     (start > 0 && start < end).then_some(start..end)
 }
 
-/// Addresses of compiled code; `None` if the JVM's table lacks their bounds.
+/// Addresses of compiled code; `None` if the JVM's table lacks their bounds, these cannot be read, or are no range.
 fn code_range(space: &AddressSpace, fields: &FieldPlaces) -> Option<Range<u64>> {
     let [start, end] =
         ["_low_bound", "_high_bound"].map(|name| space.word(*fields.get(&["CodeCache", name])?));

@@ -25,7 +25,8 @@ pub(super) fn find_variables(space: &AddressSpace) -> Vec<MemoryClaim> {
     ranges.map(claim).collect()
 }
 
-/// Pages of the segments of a file, by the addresses at which it is loaded; `None` if it is no ELF file.
+/// Pages of the segments of a file, by the addresses at which it is loaded; `None` if it is no 64-bit ELF file, has no
+/// segment that is loaded, or its headers cannot be read.
 fn segments(space: &AddressSpace, image: &Mapping<'_>) -> Option<Vec<Range<u64>>> {
     let base = image.range.start;
     let header: [u8; 64] = space.memory.read_array(base).ok()?;

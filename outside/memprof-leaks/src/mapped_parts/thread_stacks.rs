@@ -19,8 +19,9 @@ const SEARCH_LIMIT: u64 = 64 << 20;
 /// Bytes that are read at a time.
 const BLOCK_SIZE: u64 = 64 << 10;
 
-/// Finds the stacks of all threads but the main one, whose mapping the kernel names. Also finds those of ended threads
-/// that are still mapped.
+/// Finds the stacks of threads, up to the control block of each. Leaves out that of the main thread, whose mapping the
+/// kernel names. A stack is found by the stack pointer of a thread that waits in a system call. It is also found, as
+/// after the thread's end, if a guard lies below its mapping and the control block on the mapping's last page.
 pub(super) fn find_stacks(space: &AddressSpace) -> Vec<MemoryClaim> {
     let pointers = read_stack_pointers(space.pid);
     let guard_ends = guard_ends(space);
@@ -76,8 +77,9 @@ fn read_stack_pointers(pid: u32) -> BTreeSet<u64> {
     texts.filter_map(pointer).collect()
 }
 
-/// Finds the first control block in the resident pages of a range: its first and third word are its own address
-/// (`tcbhead_t`). Returns the end of its memory; `None` if there is none.
+/// Finds the first control block in the resident pages of a range, in its first 64 MiB. Its first and third word are
+/// its own address (`tcbhead_t`). Returns the end of its memory, at most the end of the range. `None` if there is none,
+/// or a page cannot be read.
 fn find_control_block(space: &AddressSpace, range: Range<u64>) -> Option<u64> {
     let limit = range.end.min(range.start.saturating_add(SEARCH_LIMIT));
     let pages = space.resident_runs(&(range.start & !(CONTROL_BLOCK_SIZE - 1)..limit));

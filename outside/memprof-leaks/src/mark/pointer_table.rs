@@ -106,7 +106,8 @@ impl PointerTable {
         self.shift
     }
 
-    /// Adds a part. If it does not fit, its objects stay unread, and the table counts as full.
+    /// Adds a part, whose pointers `encoder` has encoded, and clears the encoder. If the part does not fit, its objects
+    /// stay unread, and the table counts as full.
     pub(super) fn add(&self, part: &SpanPart, encoder: &mut PartEncoder) {
         encoder.begin_word(part.words.len() - 1);
         let size = (encoder.numbers.len() + encoder.offsets.len() * size_of::<u32>()) as u64;
@@ -222,9 +223,10 @@ impl PartEncoder {
     }
 }
 
-/// Address from which the distances of an object are counted. A word for the object itself has the distance 0,
-/// which is not encoded; where words are kept as they are, pointers to its own start count, and those to the byte
-/// after it do not.
+/// Address from which the distances of the object at `start` are counted: it is `start`. If words are kept as they are
+/// (`shift` is 0), it is the byte after `start`. A word that points there is not encoded, because a distance is never
+/// 0: it points to the object itself, which holds nothing. A word that points to `start` is needed where words are
+/// kept.
 fn base(start: u64, shift: u32) -> u64 {
     start + u64::from(shift == 0)
 }

@@ -82,8 +82,8 @@ impl Marker<'_> {
         self.sweep(max_bytes, LinkTargets::Unmarked, &|_| {})
     }
 
-    /// Reads the objects of a part. Marks the targets of objects that are marked already, and encodes the pointers of
-    /// the others.
+    /// Reads the objects of a part, and encodes the pointers of those that are not marked. For objects that are marked
+    /// but not scanned, it marks the targets at once. Encodes large objects, and those that cannot be read, as unread.
     fn sweep_part(
         &self,
         part: &SpanPart,
@@ -118,7 +118,9 @@ impl Marker<'_> {
         }
     }
 
-    /// Reads objects that are near each other at once, like [`sweep_part`](Self::sweep_part).
+    /// Reads objects that are near each other in one read, and encodes their pointers. For an object that is marked but
+    /// not scanned, it marks the targets instead. If the read is not complete, all objects that are not scanned are
+    /// encoded as unread.
     fn sweep_near(
         &self,
         near: &[(ObjectPosition, Object)],
@@ -153,7 +155,8 @@ impl Marker<'_> {
         }
     }
 
-    /// Encodes the words of an object that point to objects.
+    /// Encodes the words of an object that point to objects. `links` says to which ones: to all, or to those that are
+    /// not marked. If the table keeps words as they are, only those to unmarked objects are encoded in any case.
     fn encode_words(
         &self,
         start: u64,

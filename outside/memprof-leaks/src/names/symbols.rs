@@ -88,7 +88,8 @@ impl<'a> Symbols<'a> {
         }
     }
 
-    /// Variable that contains an address. `None` if no program or library has its variables there.
+    /// Variable that contains an address. It has no name if the file has no symbol there, or cannot be opened. `None`
+    /// if no program or library has its variables there.
     pub(super) fn variable(&mut self, address: u64) -> Option<Variable> {
         let region = self.view.file_region(address)?;
         let pid = self.view.live_pid();
@@ -177,7 +178,8 @@ pub(crate) fn read_functions_of_file(
 }
 
 impl MappedFile {
-    /// Reads the variables of a mapped file. One that cannot be opened is a program or library if code of it is mapped.
+    /// Reads the variables of a mapped file. A file that cannot be opened counts as an unreadable program or library if
+    /// code of it is mapped, else as data. A file that is not of ELF counts as data, too.
     fn read(view: &SnapshotMemory, pid: i32, region: &Region) -> Self {
         let Some(file) = open_mapped_file(pid, region) else {
             let mut regions = view.regions.iter();
@@ -192,7 +194,8 @@ impl MappedFile {
     }
 }
 
-/// Opens the file of a mapping. `None` if it cannot be opened, is on FUSE, or another file has its path now.
+/// Opens the file of a mapping by its path, as the process sees it, or else by the link in /proc/PID/map_files. `None`
+/// if it cannot be opened, is on FUSE, or both name another file now.
 fn open_mapped_file(pid: i32, region: &Region) -> Option<File> {
     if region.is_on_fuse(pid) {
         return None;

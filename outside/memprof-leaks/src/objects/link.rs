@@ -54,7 +54,8 @@ impl Objects {
 
     /// Like [`link`](Self::link), but looks at no bitmap, because each look may wait for memory. Returns the word,
     /// rounded down to an address where an object can begin; its object is found when the link is followed. `None` if
-    /// the word points into no span. `shift` is not 0.
+    /// the word points into no span. `shift` is not 0. A word that may point into a header is looked up all the same,
+    /// as by [`link`](Self::link).
     #[inline]
     pub(crate) fn unresolved_link(&self, word: u64, shift: u32) -> Option<u64> {
         let span = &self.spans[self.span_index(word)?];

@@ -67,7 +67,7 @@ impl Span {
         span
     }
 
-    /// Span without objects, with `1 << shift` bytes per bit.
+    /// Span without objects, with `1 << shift` bytes per bit. `header` is as for [`new`](Self::new).
     fn with_shift(range: Range<u64>, shift: u32, header: u64) -> Self {
         let bits = ((range.end - range.start) >> shift) + 1;
         let words = bits.div_ceil(64) as usize;

@@ -11,8 +11,8 @@ pub(super) const CLASS_DICT: u64 = 264;
 const BUILTINS: &str = "builtins";
 
 impl Layout {
-    /// Name of a class that the program has made, as `module.Class` or `module.Outer.Inner`. Takes the entries that it
-    /// reads from `budget`. `None` if the class does not say its module.
+    /// Name of a class that the program has made, as `module.Class` or `module.Outer.Inner`; without the module if that
+    /// is `builtins`. Takes the entries that it reads from `budget`. `None` if the class does not say its module.
     pub(super) fn class_name(
         &self,
         view: &SnapshotMemory,

@@ -269,7 +269,8 @@ impl<'a> PythonTypes<'a> {
         })
     }
 
-    /// Type at an address, from the cache if it was read before. `None` if there is none.
+    /// Type at an address, from the cache if it was read before. `None` if there is none. While the name of a class is
+    /// read, other classes get no module in their names, and are not kept in the cache.
     fn type_at(&mut self, address: u64) -> Option<PythonType> {
         // A type has more bytes than an object in a pool.
         if !address.is_multiple_of(8) || address < 4096 || self.is_in_pool(address) {
@@ -299,8 +300,8 @@ impl<'a> PythonTypes<'a> {
         found
     }
 
-    /// Name with its module of the class at an address whose type's name is `own`. `None` if `own` has the module
-    /// already, or the module is not known.
+    /// Name of the class at an address, with its module. `own` is the name that its type has. `None` if `own` has the
+    /// module already, or the module is not known.
     fn class_name(&mut self, address: u64, own: &str) -> Option<String> {
         let layout = self.layout.filter(|_| !own.contains('.'))?;
         let mut budget = self.name_budget;
@@ -333,7 +334,8 @@ fn may_be_reference_count(word: u64, minor: Option<u32>) -> bool {
     word as u32 != 0 && word >> bits == 0
 }
 
-/// Reference count of the Python object at `start`; 0 for an immortal one, whose references are not counted.
+/// Reference count of the Python object at `start`; 0 for an immortal one, whose references are not counted, and if it
+/// cannot be read.
 pub(crate) fn reference_count(memory: &mut CachedReader<'_>, start: u64) -> u32 {
     let count = memory.word(start).unwrap_or_default() as u32;
     if count < MIN_IMMORTAL_COUNT { count } else { 0 }

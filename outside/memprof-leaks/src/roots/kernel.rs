@@ -52,7 +52,8 @@ const USER_ADDRESSES: Range<u64> = 4096..1 << 47;
 type OpaqueCounts = BTreeMap<(&'static str, &'static str), u64>;
 
 /// Adds the values that the kernel holds for the process: of descriptors of epoll(7) and eventfd(2), of timers and
-/// queued signals, lists of robust locks, and data queued in pipes and sockets. Notes those that cannot be read.
+/// queued signals, lists of robust locks, and data queued in pipes and sockets. Notes those that cannot be read, and
+/// the processes that share the memory, because their registers are not read.
 pub(super) fn add_kernel_words(
     pid: u32,
     view: &SnapshotMemory,
@@ -228,7 +229,7 @@ impl UnmappedFiles {
     }
 
     /// Adds the words of a descriptor's file that may be pointers, if it is a file in memory that was not searched yet.
-    /// Counts the messages of a POSIX queue.
+    /// If it is a POSIX queue, counts the bytes of its messages, and whether the process has requested a notification.
     fn add_descriptor_file(&mut self, pid: u32, link: &Path, words: &mut Vec<u64>) {
         let Ok(metadata) = fs::metadata(link) else {
             return;

@@ -30,7 +30,8 @@ pub(crate) fn require_headroom(pid: u32, mappings: &[MappingUsage]) -> Result<()
     require_memory(pid, private / 512 + private / 10)
 }
 
-/// Fails with `Headroom` unless the machine and the process's cgroup have `needed` bytes left, and a reserve.
+/// Fails with `Headroom` unless the machine and the process's cgroup have `needed` bytes left, and a reserve. A limit
+/// that cannot be read counts as none.
 pub(crate) fn require_memory(pid: u32, needed: u64) -> Result<(), Error> {
     let needed = needed + RESERVE_BYTES;
     let cgroup =
@@ -93,7 +94,7 @@ fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
 
 /// Path, limit and usage of the cgroup that has least left, among a process's own and those above it. `limit` and
 /// `usage` name the files of these two numbers. For the controller `memory`, the usage is without the page cache that
-/// the kernel can drop. `None` if no cgroup has a limit.
+/// the kernel can drop. `None` if no cgroup has a limit, or it cannot be read.
 fn find_tightest_cgroup(
     pid: u32,
     controller: &str,

@@ -35,8 +35,9 @@ pub enum SearchEnd {
 }
 
 /// Reaps the copies of a process that another memprof has left behind. `since` is their earliest start time, in clock
-/// ticks since boot (`starttime` of proc(5)). Blocks up to a minute for copies that have not ended yet. If that memprof
-/// was killed (`end`), also waits two seconds for a copy that may still be made. Returns the number of remaining ones.
+/// ticks since boot (`starttime` of proc(5)). Blocks up to a minute for copies that are ending. A child that still runs
+/// after a second is one of the program itself, and does not count. If that memprof was killed (`end`), also waits two
+/// seconds for a copy that may still be made. Returns the number of remaining ones.
 pub fn reap_copies(pid: u32, since: u64, end: SearchEnd) -> usize {
     let start = Instant::now();
     loop {
@@ -89,8 +90,9 @@ fn list_copies(pid: u32, since: u64) -> Vec<(u32, CopyLife)> {
     copies.collect()
 }
 
-/// State of a copy. `None` for a process that is no copy: children of the program itself whose end no signal
-/// reports have other exit codes.
+/// State of a copy. `None` for a process that is no copy. A copy is a child of `parent` since `since` that has executed
+/// no program, and whose end no signal reports. If it has ended, it has the exit code of a copy; children of the
+/// program itself have others.
 fn copy_life(stat: &ProcStat, parent: u32, since: u64) -> Option<CopyLife> {
     const RESUMED: i32 = (COPY_EXIT_STATUS as i32) << 8;
     let is_candidate = stat.parent == parent
@@ -112,8 +114,9 @@ pub(super) fn process_exists(pid: u32) -> bool {
 }
 
 impl CopyTarget {
-    /// Makes the process wait for the zombie of a snapshot, because only the parent can. Blocks up to five
-    /// seconds. Returns `Ok` also if that fails; the caller checks whether the zombie is gone.
+    /// Makes the process wait for the zombie of a snapshot, because only the parent can. Blocks up to five seconds.
+    /// `Ok` does not say that the zombie is gone: the caller checks it. Fails if the process has ended or executes
+    /// another program, or the call cannot be made.
     pub(super) fn reap(&self, child: &ProcStatus, child_pid: u32) -> Result<(), Error> {
         // The process knows the child by its number in their pid namespace.
         let Some(own_number) = child.ns_pids.last() else {

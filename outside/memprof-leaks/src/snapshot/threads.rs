@@ -139,7 +139,7 @@ pub(super) fn list_tids(pid: u32) -> Result<Vec<u32>, Error> {
         .collect())
 }
 
-/// Error of a thread that could not be stopped.
+/// Error of a thread that could not be stopped: `Io` if the kernel refused to trace it, else `StopTooLong`.
 fn stop_error(tid: u32, error: StopError, limit: Duration) -> Error {
     match error {
         StopError::Refused(code) => Error::Io {
@@ -200,7 +200,8 @@ impl SnapshotThreads {
         self.pick_thread_for(require_snapshot_calls, has_room)
     }
 
-    /// Like [`Self::pick_thread`], also in its errors, for the calls that `require_calls` allows.
+    /// Picks a thread as [`Self::pick_thread`] does, with the same errors, but for other calls: `require_calls` fails
+    /// for a thread whose seccomp filter forbids them.
     pub(super) fn pick_thread_for(
         &mut self,
         require_calls: fn(u32) -> Result<(), Refusal>,

@@ -95,7 +95,8 @@ enum SaveMethod {
 }
 
 impl SavePlan {
-    /// Plans how to save uncopied memory within `time` and `max_bytes`: all pages, pointers only, or nothing.
+    /// Plans how to save uncopied memory within `time` and `max_bytes`: all pages if they fit into both; else pointers
+    /// only, if reading all pages fits into `time`; else nothing.
     pub(super) fn new(
         kind: UncopiedKind,
         mappings: &[MappingUsage],

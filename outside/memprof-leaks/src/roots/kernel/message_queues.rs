@@ -8,7 +8,8 @@ use rustix::time::{ClockId, clock_gettime};
 use super::super::Roots;
 use crate::unsearched::Unsearched;
 
-/// Notes messages in System V queues to which the process was the last to send.
+/// Notes how many bytes of messages wait in the System V queues to which the process was the last to send. A queue
+/// counts only if the process has run since then; if its start is not known, each does.
 pub(super) fn add_message_queues(pid: u32, roots: &mut Roots) {
     let queues = fs::read_to_string("/proc/sysvipc/msg").unwrap_or_default();
     // An earlier process may have had the pid. Without a start time, the queue may be this process's.
@@ -39,8 +40,9 @@ fn start_second(pid: u32) -> Option<u64> {
 /// Seconds by which a message may seem older than the process that sent it: the differences of clocks are rounded.
 const CLOCK_ROUNDING: u64 = 2;
 
-/// Bytes of a System V message queue to which process `pid` was the last to send, since second `started`; `None` for
-/// other lines. The columns are key, msqid, perms, cbytes, qnum, lspid, lrpid, uid, gid, cuid, cgid, stime and more.
+/// Bytes of messages in a queue, by its line in /proc/sysvipc/msg. `None` unless process `pid` was the last to send to
+/// it, since second `started`. Also `None` for lines of another form. The columns are key, msqid, perms, cbytes, qnum,
+/// lspid, lrpid, uid, gid, cuid, cgid, stime and more.
 fn queued_message_bytes(line: &str, pid: u32, started: u64) -> Option<u64> {
     let columns: Vec<_> = line.split_whitespace().collect();
     let number = |index: usize| columns.get(index)?.parse::<u64>().ok();
