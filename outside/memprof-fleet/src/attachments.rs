@@ -88,8 +88,8 @@ impl Attachments {
     }
 
     /// Lists the processes to attach to now, which are those that a rule names. Leaves out processes that have the
-    /// plugin, are being attached to, or failed less than the rule's period ago. Drops the state of processes that have
-    /// ended.
+    /// plugin, are outside the rule's share, are being attached to, or failed less than the rule's period ago. Drops
+    /// the state of processes that have ended.
     fn list_candidates(
         &mut self,
         rules: &[ServiceRule],

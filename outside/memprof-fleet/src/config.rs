@@ -107,8 +107,8 @@ impl Config {
     }
 }
 
-/// Returns the value of an environment variable. `None` if it is not set, or blank, as unit files and templates leave
-/// unused ones.
+/// Returns the value of an environment variable. `None` if it is not set, not UTF-8, or blank, as unit files and
+/// templates leave unused ones.
 fn environment_value(name: &str) -> Option<String> {
     let value = env::var(name).ok()?;
     let value = value.trim();
@@ -158,8 +158,8 @@ pub(crate) struct Http {
     pub(crate) allow_host: Vec<String>,
 }
 
-/// Returns the directory for persistent state of this user's programs: below `XDG_STATE_HOME`, else the home directory
-/// or, for root, /var/lib.
+/// Returns the directory for persistent state of this user's programs: below `XDG_STATE_HOME`, else below the home
+/// directory. For root, and without a home directory, it is in /var/lib.
 fn state_dir() -> PathBuf {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty());
     match (set("XDG_STATE_HOME"), set("HOME")) {

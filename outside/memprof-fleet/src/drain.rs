@@ -18,8 +18,8 @@ pub(crate) struct DrainStats {
 }
 
 /// Moves every file of the outbox to the store. A file leaves the spool only when the store shows an object with the
-/// same bytes: the reply to a write may be lost, and an existing object may be foreign. Fails if a request fails, or an
-/// object with other bytes exists.
+/// same bytes: the reply to a write may be lost, and an existing object may be foreign. Fails if a request fails. Fails
+/// also if an object with other bytes exists, but moves the following files first.
 pub(crate) fn drain(spool: &Spool, store: &ProfileStore) -> anyhow::Result<DrainStats> {
     let mut stats = DrainStats::default();
     let mut foreign = None;

@@ -30,7 +30,8 @@ struct Recurrence {
 
 impl ErrorLog {
     /// Counts an error of a subject. Returns the text of a line about it, `None` if no line is due. One is due for the
-    /// first error of a kind, and then at doubling intervals.
+    /// first error of a kind, and then at doubling intervals. Errors beyond [`MAX_ERRORS`] kinds of a subject count as
+    /// one kind.
     pub(crate) fn add(&mut self, subject: &str, error: &str, now: Uptime) -> Option<String> {
         let errors = self.subjects.entry(subject.to_owned()).or_default();
         let kind = match kind_of(error) {

@@ -36,8 +36,9 @@ pub(crate) fn run(config: &Config, keep: Option<Duration>) -> anyhow::Result<Exi
 }
 
 /// Deletes the files of hours that ended more than `keep` ago, if they were also written so long ago by the store's
-/// clock. Returns the number of files per hour. `machine_time` is this machine's clock. Fails, and deletes nothing, if
-/// the two clocks differ by more than an hour. Fails also if a request fails.
+/// clock. Deletes also files whose rows are in merged ones, but does not count these. Returns the number of other files
+/// per hour. `machine_time` is this machine's clock. Fails, and deletes nothing, if the two clocks differ by more than
+/// an hour. Fails also if a request fails.
 pub(crate) fn prune(
     store: &Arc<ProfileStore>,
     keep: Duration,

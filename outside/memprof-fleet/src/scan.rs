@@ -72,9 +72,10 @@ impl TableFiles {
     }
 }
 
-/// Lists the files of a table with rows in a time range. A merged file lists its sources: these files do not count.
-/// Copies do not count either: an agent's file has the hash of its bytes as its name, and a copy of a merged file has
-/// the sources of another one.
+/// Lists the files of a table with rows in a time range. Sorts out those that do not count: files with other names than
+/// memprof's; merged files whose sources cannot be read; agents' files that a merged one lists as its sources; and
+/// copies. A copy is an agent's file with the name of another one, which is the hash of its bytes, or a merged file
+/// with a source of another one.
 pub(crate) fn table_files(
     store: &Arc<ProfileStore>,
     table: Table,

@@ -61,7 +61,8 @@ pub(crate) enum CreateOutcome {
     Exists,
 }
 
-/// Whether the first part of a path of S3 can name a bucket. A bucket's name is the host's in some addresses.
+/// Whether the first part of a path of S3 can name a bucket: it has only letters, digits, `.`, `-` and `_`, because a
+/// bucket's name is the host's in some addresses.
 fn has_bucket(path: &str) -> bool {
     let bucket = path.split('/').next().unwrap_or_default();
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
@@ -121,7 +122,7 @@ impl ProfileStore {
     }
 
     /// Fails if the server is a web server, whose page looks like an empty list. It is recognized by the store's id: a
-    /// web server has a page of that name, too, but of another size.
+    /// web server has a page of that name, too, but of another size. A store without an id counts as one of S3.
     fn require_s3(&self) -> anyhow::Result<()> {
         match self.head(ID_OBJECT)? {
             Some(object) if object.size != ID_BYTES as u64 => {

@@ -91,7 +91,8 @@ pub(crate) struct AgentProcess {
     pub(crate) failed: Option<String>,
 }
 
-/// Returns the unique id of this run of the agent: a random number and the process id.
+/// Returns the unique id of this run of the agent: a random number and the process id. Early in a boot, when there are
+/// no random numbers, only the process id differs.
 pub(crate) fn agent_id() -> &'static str {
     static ID: OnceLock<String> = OnceLock::new();
     ID.get_or_init(|| {

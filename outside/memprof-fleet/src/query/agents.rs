@@ -163,7 +163,8 @@ fn shared_machine_names(agents: &Agents) -> BTreeSet<&str> {
 }
 
 /// Returns the machines whose agents did not reply, or not completely, with the reasons. Expected are those that wrote
-/// a profile of the target within [`EXPECTED_AGENT_AGE`]; if the store cannot be read, that is only noted.
+/// a profile of the target within [`EXPECTED_AGENT_AGE`]. If several of them have one name, each must reply; if the
+/// store cannot be read, that is only noted.
 fn find_missing_agents(
     config: &Config,
     target: &Target,

@@ -17,7 +17,8 @@ use crate::schema::Table;
 const MODULE_SIZE: u64 = 1 << 32;
 
 /// Builds a profile of these sums, with the frames from the table STACKS. A stack whose frames are missing is named by
-/// its id; a note gives their bytes.
+/// its id; a note gives their bytes. Files that cannot be read are noted and left out. Fails if the files cannot be
+/// listed.
 pub(crate) fn to_symbolized(
     query: &ProfileQuery,
     sums: &WeightedSums,
