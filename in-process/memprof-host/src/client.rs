@@ -101,7 +101,8 @@ impl ReceivedBody {
         }
     }
 
-    /// Reads the whole body into memory.
+    /// Returns the whole body: the content of the passed file, or else the inline body, as text or JSON. Empty if the
+    /// reply has neither.
     ///
     /// # Errors
     /// The passed file cannot be read, or has more than 64 MiB.
@@ -166,7 +167,8 @@ impl Client {
         Self::connect_until(socket, Deadline::after(CONNECT_TIMEOUT))
     }
 
-    /// Like [`connect`](Self::connect), but with `timeout` for connecting and for each request.
+    /// Connects to the control socket of a host. `timeout` applies to connecting, and to each request instead of the
+    /// timeout of its message.
     ///
     /// # Errors
     /// Those of [`connect`](Self::connect).

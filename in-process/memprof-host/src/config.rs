@@ -111,9 +111,9 @@ impl Config {
         Self::parse(&text).map_err(config_error)
     }
 
-    /// Like [`parse`](Self::parse), but leaves out the tables and keys at the top of the file that are the program's
-    /// own, such as `server` for `[server]`. Lines in errors are those of the file. The program parses the same text for
-    /// its own tables.
+    /// Parses the text of a config file that also configures the program. `own` names the tables and keys at the top of
+    /// the file that are the program's own, such as `server` for `[server]`, and are left out. Lines in errors are
+    /// those of the file. The program parses the same text for its own tables.
     ///
     /// # Errors
     /// Those of [`parse`](Self::parse).

@@ -144,7 +144,8 @@ pub fn discover<T: Send>(
     discover_within(HOST_TIMEOUT, scope, query)
 }
 
-/// Like [`discover`], with another timeout for each host.
+/// Queries all hosts in `scope` in parallel, each for at most `timeout`, all for at most 10 s. Afterwards removes
+/// abandoned sockets from this user's default directories, if one was found.
 pub fn discover_within<T: Send>(
     timeout: Duration,
     scope: DiscoveryScope,

@@ -38,7 +38,8 @@ pub fn load(config: &PluginConfig, program: HostProgram) -> Result<Instance, Fai
     load_with_check(config, program, |_| Ok(()))
 }
 
-/// Like [`load`], but calls `check_info` with the library's description before the plugin is created.
+/// Loads the library that `config` names, and creates its plugin. Before it is created, calls `check_info` with the
+/// library's description, and fails if that fails. Warnings of the loader are logged. Fails also as [`load`] does.
 pub(crate) fn load_with_check(
     config: &PluginConfig,
     program: HostProgram,
@@ -181,8 +182,9 @@ fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure>
 /// Most libraries of a plugin's own that are checked.
 const MAX_DEPENDENCIES: usize = 64;
 
-/// Checks that the libraries which the plugin brings, and those which they bring, are as trusted as the plugin, because
-/// their code runs too. Those that the loader finds in the system's directories are not the plugin's.
+/// Fails unless the libraries which the plugin brings, and those which they bring, are as trusted as the plugin,
+/// because their code runs too. Those that the loader finds in the system's directories are not the plugin's. There may
+/// be at most [`MAX_DEPENDENCIES`].
 fn check_dependencies(plugin: &Path, bytes: &[u8], own_uid: u32) -> Result<(), String> {
     let find = |library: &Path, bytes: &[u8]| {
         let directory = library.parent().unwrap_or(Path::new("/"));

@@ -64,8 +64,9 @@ impl Router {
         created.for_each(Instance::enter_thread);
     }
 
-    /// Sends a message to a plugin. For a plugin that could not be loaded, the reply is the reason. A plugin whose file
-    /// was refused is also found by its name without the prefix `lib`.
+    /// Sends a message to a plugin. Of several with that name, one that could be created is preferred. For a plugin
+    /// that could not be loaded, the reply is the reason. A plugin whose file was refused is also found by its name
+    /// without the prefix `lib`.
     ///
     /// # Errors
     /// No plugin has that name.
@@ -86,7 +87,7 @@ impl Router {
         })
     }
 
-    /// Creates the error for a name that no plugin has.
+    /// Creates the error for a name that no plugin has. It lists the host's plugins, the refused ones with the reason.
     fn unknown_plugin_error(&self, name: &str) -> UnknownPlugin {
         let describe = |RouterEntry { info, .. }: &RouterEntry| match &info.error {
             Some(error) => format!("{}, refused: {error}", info.id),

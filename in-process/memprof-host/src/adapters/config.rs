@@ -67,8 +67,9 @@ pub(super) fn parse<'a>(
     )
 }
 
-/// Like [`parse`], but for a file that the caller has read. `file` is its path and its text; `None` means no file. If a
-/// pair sets the sampling interval, by either of [`INTERVAL_KEYS`], both keys of the file are dropped.
+/// Parses pairs of `key` and `value`, as [`parse`] does, with a file that the caller has read. `file` is its path and
+/// its text; `None` means no file. The pairs override the file's keys. If a pair sets the sampling interval, by either
+/// of [`INTERVAL_KEYS`], both keys of the file are dropped.
 pub(super) fn parse_with_file<'a>(
     pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
     file: Option<(&str, &str)>,

@@ -99,8 +99,8 @@ pub(super) fn start_delayed(entry: &'static memprof_plugin_entry_t) {
     }
 }
 
-/// Like [`start_delayed`], for a program that passes its own settings and redirects its standard error to its log. An
-/// exit does not wait for the start.
+/// Starts the plugin and the socket after a delay, once in a process. For a program that passes its own settings, and
+/// redirects its standard error to its log. An exit does not wait for the start.
 #[cfg(feature = "adapter-postgres")]
 pub(super) fn start_delayed_with(
     entry: &'static memprof_plugin_entry_t,

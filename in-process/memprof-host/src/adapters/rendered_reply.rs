@@ -49,7 +49,7 @@ impl RenderedReply {
         }
     }
 
-    /// Converts the reply to one text, which is an error if the message failed.
+    /// Converts the reply to one text, which is an error if the message failed. Bytes that are not UTF-8 become U+FFFD.
     pub(super) fn into_result(self) -> Result<String, String> {
         let text = match self.body {
             ReplyContent::Text(text) => text,

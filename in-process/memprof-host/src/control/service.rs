@@ -67,7 +67,8 @@ impl Service {
     }
 
     /// Implements the method [`MESSAGE`]: sends the message, and returns the plugin's reply, also if the plugin refuses
-    /// the message. If the body cannot be put into a file that is passed, the reply is the error of that.
+    /// the message. If the body cannot be put into a file that is passed, the reply is the error of that. Fails if no
+    /// plugin has the requested name.
     fn handle_message(&self, id: &Value, params: MessageParams) -> Result<Response, RpcError> {
         let reply = self.send_to_plugin(&params.plugin, &params.message, &params.args)?;
         let (mut result, mut body) = message_result(reply, params.deliver);
@@ -86,7 +87,7 @@ impl Service {
     }
 
     /// Implements the method [`BASIC_MESSAGE`]: sends the message and logs the plugin's reply. The response is a
-    /// success even if the plugin refuses the message.
+    /// success even if the plugin refuses the message. Fails if no plugin has the requested name.
     fn handle_basic_message(
         &self,
         id: &Value,

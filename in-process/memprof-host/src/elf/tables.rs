@@ -196,7 +196,8 @@ impl<'a> Library<'a> {
     }
 
     /// Returns the dynamic symbols, which must have names, except the first and those of sections. `section_count` is
-    /// their number in the section headers. If it is `None`, they end at the string table.
+    /// their number in the section headers. If it is `None`, they end at the string table. Fails if the table lies
+    /// outside of the file, has no symbol, or lacks a name.
     fn symbols(
         &self,
         dynamic: &Dynamic<'_>,

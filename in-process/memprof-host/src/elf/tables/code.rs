@@ -27,8 +27,8 @@ impl Library<'_> {
         page.is_some_and(|page| page.iter().any(|&byte| byte != 0))
     }
 
-    /// Checks that no function contains a page of zeros, which the CPU would execute as writes to memory. The unwind
-    /// table lists the functions in order (LSB, "`.eh_frame_hdr`"); other bytes between them are not checked. Succeeds
+    /// Fails if a function contains a page of zeros, which the CPU would execute as writes to memory. The unwind table
+    /// lists the functions in order (LSB, "`.eh_frame_hdr`"); other bytes between them are not checked. Succeeds
     /// without a check if the library has no such table, or one in an unusual encoding.
     pub(super) fn check_functions(&self) -> Result<()> {
         const TABLE: &str = "unwind table";

@@ -9,9 +9,9 @@ use super::{Dynamic, LE, Library, Result, Strings, damaged_error};
 const VERSION_INDEX_MASK: u16 = 0x7fff;
 
 impl Library<'_> {
-    /// Checks that each version belongs to a needed library and has the hash of its name: the loader ends the process
-    /// for any other. Also checks that symbols use only these versions, unless the library defines some itself.
-    /// `symbols` is the number of dynamic symbols.
+    /// Fails unless each version belongs to a needed library and has the hash of its name: the loader ends the process
+    /// for any other. Fails also if symbols use other versions, unless the library defines some itself. `symbols` is
+    /// the number of dynamic symbols.
     pub(super) fn check_versions(
         &self,
         dynamic: &Dynamic<'_>,
