@@ -125,7 +125,7 @@ pub(crate) fn load_count() -> u64 {
     load_count_under(&ForkGuard::acquire())
 }
 
-/// Like [`load_count`], under a guard that the caller holds. Allocates nothing.
+/// Number of objects ever loaded, read under a guard that the caller holds. Allocates nothing.
 pub(crate) fn load_count_under(reading: &ForkGuard) -> u64 {
     let mut count = 0;
     with_list_locked(reading, &mut |(loads, _)| count = loads);

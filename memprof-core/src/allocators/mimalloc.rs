@@ -53,7 +53,8 @@ pub(crate) struct Mimalloc {
 }
 
 impl Mimalloc {
-    /// Identifies the mimalloc with these symbols. `None` if they lack [`ANCHOR`].
+    /// Identifies the mimalloc with these symbols. `None` if they lack [`ANCHOR`], the function that returns the
+    /// version.
     pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
         const NAMES: [&CStr; 5] = [ANCHOR, IS_OWN, PROCESS_INFO, STATS, COLLECT];
         let addresses = NAMES.map(|name| symbols.function_address(name).unwrap_or(0));

@@ -39,7 +39,7 @@ pub(crate) fn find_stripped_jemalloc(known: impl Iterator<Item = usize>) -> Opti
 }
 
 /// Whether `text` is in the constant segments of the program's file. Reads the file instead of mapping it: mapped pages
-/// would count as this process's memory, and fault if the file is truncated.
+/// would count as this process's memory, and fault if the file is truncated. Fails if the file cannot be read.
 fn file_contains(file: &File, program: &LoadedObject, text: &[u8]) -> io::Result<bool> {
     let finder = Finder::new(text);
     let mut chunk = MmapMut::map_anon(CHUNK_SIZE)?;

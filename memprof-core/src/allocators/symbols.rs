@@ -238,7 +238,8 @@ pub(crate) unsafe fn as_function<F: Copy>(address: usize) -> F {
 }
 
 /// Reads the names that `wanted` accepts, with their addresses in memory. Returns an empty list if no name contains an
-/// anchor, if the file is not the mapped one, or if it is not a valid ELF file.
+/// anchor, if the file is not the mapped one, or if it is not a valid ELF file. Fails if the file cannot be opened or
+/// mapped.
 fn read_names(
     object: &LoadedObject,
     anchors: &[&[u8]],

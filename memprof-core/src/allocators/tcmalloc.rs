@@ -207,7 +207,8 @@ impl Tcmalloc {
         Ok(warnings)
     }
 
-    /// Stops sampling, and stores the interval for later profiles. Does nothing without a profiler.
+    /// Stops sampling, and stores the interval for later profiles. Does nothing without a profiler. Fails if tcmalloc
+    /// refuses, or ignores it.
     pub(crate) fn deactivate(&self) -> Result<()> {
         let Ok(profiler) = &self.profiler else {
             return Ok(());

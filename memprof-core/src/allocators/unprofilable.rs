@@ -199,8 +199,9 @@ impl Unprofilable {
 }
 
 impl From<Unprofilable> for Error {
-    /// The kind is `Unavailable` for a jemalloc that was started without profiling, and `Unsupported` otherwise. An
-    /// incomplete allocator's own error is returned unchanged.
+    /// The kind is `Unavailable` for a jemalloc that was started without profiling, and `Unsupported` otherwise. With a
+    /// remedy for memprof's sampler, it is that of the reason within. An incomplete allocator's own error is returned
+    /// unchanged.
     fn from(reason: Unprofilable) -> Self {
         let kind = match &reason {
             Unprofilable::NotStarted { .. }

@@ -82,8 +82,8 @@ fn shortage_error(nearest: Option<Headroom>, rest: u64) -> Option<Error> {
     )))
 }
 
-/// Fails as [`require_headroom`] does, for a known headroom: `nearest` is that of the limit with the least, and `None`
-/// stands for no limit.
+/// Fails if allocating `bytes` more would leave less than [`RESERVE`]. `nearest` is the headroom of the limit that has
+/// least, and `None` stands for no limit. Fails with the error of [`require_headroom`].
 fn check_headroom(nearest: Option<Headroom>, bytes: u64) -> Result<()> {
     match nearest {
         Some(nearest) if nearest.bytes < bytes.saturating_add(RESERVE) => {

@@ -93,7 +93,8 @@ fn link_nameless(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Err
     }
 }
 
-/// Like [`publish`], but writes to a hidden name first, for file systems without `O_TMPFILE`.
+/// Copies `body` into a new file `name` in `directory`, for file systems without `O_TMPFILE`: writes to a hidden name
+/// first, and removes it after a failure. Returns the length in bytes. Fails as [`publish`] does.
 fn publish_through_hidden(
     directory: &OwnedFd,
     name: &str,

@@ -76,8 +76,8 @@ impl Profiler {
         })
     }
 
-    /// Like [`activate`](Self::activate), but builds no result. Faster, because the status may require a search of the
-    /// whole executable for a stripped jemalloc.
+    /// Starts sampling as [`activate`](Self::activate) does, but builds no result. Faster, because the status may
+    /// require a search of the whole executable for a stripped jemalloc.
     ///
     /// # Errors
     /// As for [`activate`](Self::activate).

@@ -16,7 +16,7 @@ pub struct AgeBucketWidth(NonZero<u32>);
 impl FromStr for AgeBucketWidth {
     type Err = Error;
 
-    /// Parses whole seconds above 0 with a unit, such as `1m`.
+    /// Parses whole seconds above 0 with a unit, such as `1m`. Fails with `InvalidArgument` for another text.
     fn from_str(word: &str) -> Result<Self> {
         let duration = humantime::parse_duration(word).ok();
         let whole_seconds = duration.filter(|duration| duration.subsec_nanos() == 0);

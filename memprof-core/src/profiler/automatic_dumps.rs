@@ -235,8 +235,8 @@ impl Profiler {
         })
     }
 
-    /// Takes a due dump, or activates sampling first if the rule requests it. The result requests another attempt if a
-    /// dump is running or memory is short. Other errors are only logged.
+    /// Takes a due dump. If the rule requests it and sampling is off, activates sampling instead, without a dump. The
+    /// result requests another attempt if a dump is running or memory is short. Other errors are only logged.
     fn handle_due_dump(self: &Arc<Self>, due: DueDump) -> DumpOutcome {
         if due.activate && self.status().profiling == Profiling::Inactive {
             match self.activate(ActivateOptions::default()) {

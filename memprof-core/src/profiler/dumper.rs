@@ -66,8 +66,8 @@ impl Dumper {
         self.run_with_poll(work, || false)
     }
 
-    /// Like [`run`](Self::run), but calls `poll` on the calling thread every 5 ms while it waits, until `poll` returns
-    /// false.
+    /// Runs `work` on the dumper's thread, which is started if necessary, and waits for its result. Meanwhile calls
+    /// `poll` on the calling thread every 5 ms, until `poll` returns false.
     ///
     /// # Errors
     /// As for [`run`](Self::run).

@@ -77,7 +77,8 @@ impl Profiler {
         }
     }
 
-    /// Deselects memprof's sampler for all allocators except `own`, because a process has only one such sampler.
+    /// Deselects memprof's sampler for all allocators except `own`, because a process has only one such sampler. Fails
+    /// with the error of the first whose sampler refuses to stop.
     fn deselect_others(&self, own: &Arc<Backend>) -> Result<()> {
         let all = self.allocators.all();
         let mut others = all.iter().filter(|each| !Arc::ptr_eq(each, own));

@@ -137,7 +137,7 @@ impl SamplingSwitch {
         self.ages.width()
     }
 
-    /// Content of a dump's `# ages:` line; see [`AgeClock::header_line`].
+    /// Content of a dump's `# ages:` line. `None` if samples never had ages. See [`AgeClock::header_line`].
     pub(super) fn age_header_line(&self) -> Option<String> {
         self.ages.header_line()
     }

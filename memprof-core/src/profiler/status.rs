@@ -4,7 +4,8 @@ use memprof_messages::{AllocatorStatus, JemallocOptions, ProfileKind, Provider};
 
 use crate::sampler::Backend;
 
-/// Builds the status of one allocator, for the message `status`.
+/// Builds the status of one allocator, for the message `status`. An allocator that cannot be profiled has a reason and
+/// a remedy, and no sampler.
 pub(crate) fn allocator_status(backend: &Backend) -> AllocatorStatus {
     let identity = backend.identity();
     let unavailable = backend.require_profiling().err();

@@ -137,7 +137,8 @@ impl Backend {
             .map_or(Ok(()), |reason| Err(reason.into()))
     }
 
-    /// Fails unless a profile of this kind can be written.
+    /// Fails unless a profile of this kind can be written. While memprof's sampler is selected, a heap profile always
+    /// can.
     ///
     /// # Errors
     /// As for [`Allocator::require_profile`].

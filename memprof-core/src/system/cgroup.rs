@@ -54,9 +54,10 @@ pub(crate) fn current_headroom() -> Option<(String, u64)> {
     find_headroom(&read_membership()?, read_cgroup_file)
 }
 
-/// Like [`current_headroom`], for the cgroup in `membership`, the text of /proc/PID/cgroup. `read` reads a file below
-/// /sys/fs/cgroup. The usage includes the page cache. Its inactive part counts as free, because the kernel reclaims it
-/// before it kills a process. `None` if no level has a limit.
+/// Path and remaining bytes of the cgroup with the least memory left: the one in `membership`, the text of
+/// /proc/PID/cgroup, or one of its ancestors. `read` reads a file below /sys/fs/cgroup. The usage includes the page
+/// cache. Its inactive part counts as free, because the kernel reclaims it before it kills a process. `None` if no
+/// level has a limit.
 fn find_headroom(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<(String, u64)> {
     let (hierarchy, path) = find_hierarchy(membership, &read)?;
     let above = path.match_indices('/').map(|(end, _)| &path[..end]);

@@ -25,7 +25,8 @@ impl Jemalloc {
 
     /// Starts sampling. An `interval` that differs from the current one drops all samples, because jemalloc only
     /// changes it through `prof.reset`. `None` keeps the interval and the samples. Returns warnings for the operator:
-    /// that samples were dropped, and that running threads adopt a much shorter interval late.
+    /// that samples were dropped, and that running threads adopt a much shorter interval late. Fails if jemalloc cannot
+    /// be profiled, or refuses.
     pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         self.require_profiling()?;
         let mut warnings = Vec::new();
@@ -51,7 +52,8 @@ impl Jemalloc {
             || is_program_code(identity.address)
     }
 
-    /// Stops sampling. Does nothing if jemalloc was started without profiling.
+    /// Stops sampling. Does nothing if jemalloc was started without profiling. Fails if jemalloc refuses, or ignores
+    /// it.
     pub(crate) fn deactivate(&self) -> Result<()> {
         if !self.opt_prof {
             return Ok(());
@@ -59,7 +61,8 @@ impl Jemalloc {
         self.set_active(false)
     }
 
-    /// Drops all samples, and sets the interval if given. Otherwise the interval stays.
+    /// Drops all samples, and sets the interval if given. Otherwise the interval stays; fails if jemalloc does not
+    /// report it.
     pub(crate) fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
         self.require_profiling()?;
         let lg_sample = match interval {
@@ -88,8 +91,8 @@ impl Jemalloc {
         self.opt_prof && !self.samples_new_threads()
     }
 
-    /// Turns sampling on or off, and verifies that jemalloc did so: without `opt.prof`, jemalloc 5.2.1 returns success
-    /// and does nothing.
+    /// Turns sampling on or off. Fails unless jemalloc then reports the new state: without `opt.prof`, jemalloc 5.2.1
+    /// returns success and does nothing.
     fn set_active(&self, active: bool) -> Result<()> {
         self.mallctl
             .write_bool(c"prof.active", active)

@@ -9,7 +9,7 @@ use crate::error::Result;
 
 impl Jemalloc {
     /// Heap totals. `None` if jemalloc was built without statistics. jemalloc counts objects in thread caches as
-    /// allocated; here they are separate.
+    /// allocated; here they are separate. Fails if jemalloc does not report them.
     pub(crate) fn heap_usage(&self) -> Result<Option<HeapUsage>> {
         if !self.config_stats {
             return Ok(None);
