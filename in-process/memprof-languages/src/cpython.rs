@@ -257,7 +257,7 @@ impl CPython {
 
     /// Returns the managed word for a code object and the line of its current instruction. `last` is the offset of that
     /// instruction in bytes, below 0 before the first one. `None` if there is no code object at `code`, or if its names
-    /// cannot be read.
+    /// cannot be read. Without a line table, or before the first instruction, the line is that of the function.
     fn intern_name(&self, code: usize, last: i64, reader: &mut Reader<'_>) -> Option<usize> {
         let layout = &self.layout;
         if reader.word(code, layout.object_type)? != self.code_type {

@@ -79,7 +79,8 @@ pub(crate) fn intern(hash: u64, line: u32, text: &impl NameText) -> usize {
     try_intern(hash, line, text).unwrap_or(word_of(OTHER))
 }
 
-/// Like [`intern`]. `None` if the table is full or has no memory.
+/// Returns the managed word of the name with this hash, and adds the name if it is new. `None` if the table is full or
+/// has no memory.
 pub(crate) fn try_intern(hash: u64, line: u32, text: &impl NameText) -> Option<usize> {
     let id = memory().and_then(|memory| memory.intern(hash, line, text));
     id.map(word_of)

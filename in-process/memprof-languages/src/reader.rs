@@ -55,7 +55,7 @@ impl<'a> Reader<'a> {
         Some(unsafe { (address as *const usize).read_volatile() })
     }
 
-    /// Like [`word`](Self::word), but also `None` if the word is 0.
+    /// Reads the aligned word at `base` plus `offset`, a pointer. `None` if it is unaligned, unreadable or 0.
     pub(crate) fn pointer(&mut self, base: usize, offset: usize) -> Option<usize> {
         self.word(base, offset).filter(|pointer| *pointer != 0)
     }

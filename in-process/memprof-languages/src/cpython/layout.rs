@@ -274,7 +274,8 @@ impl FieldOffsets {
         }
     }
 
-    /// Adds the offsets in `_Py_DebugOffsets`.
+    /// Adds the offsets in `_Py_DebugOffsets`, from the places that `words` gives. Fails if the structure is not that
+    /// of `version`, if it cannot be read, or if the interpreter is built without the GIL.
     fn with_debug_offsets(
         self,
         runtime: Symbol,
