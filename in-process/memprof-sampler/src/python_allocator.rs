@@ -104,7 +104,8 @@ impl PythonAllocator {
         installed
     }
 
-    /// Implements [`wrap`](Self::wrap), but does not start to record samples.
+    /// Installs the hooks around pymalloc, unless they are there already, and sets the leaf frame of objects. Does not
+    /// start to record samples. Fails if the interpreter was ended, or its objects do not come from pymalloc alone.
     fn install(&self, leaf: usize) -> Result<(), UnwrappedPython> {
         if self.is_ended() {
             return Err(UnwrappedPython::Ended);

@@ -128,7 +128,8 @@ unsafe extern "C" fn calloc(context: usize, count: usize, size: usize) -> usize 
     unsafe { call(context, count, size) }
 }
 
-/// Like [`sampled_malloc`], for calloc: `count` elements of `size` bytes.
+/// Calls pymalloc's calloc for `count` elements of `size` bytes after the countdown expired, and samples the block if
+/// one is due.
 ///
 /// # Safety
 /// The arguments are those of the hook's caller.

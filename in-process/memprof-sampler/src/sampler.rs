@@ -236,7 +236,8 @@ pub(crate) struct RemovedSample {
     record: StackRecordId,
 }
 
-/// Removes the sample at `block`. `None` if the block is not sampled.
+/// Removes the sample at `block`, counts it as freed, and fires the probe for frees. `None` if the block is not
+/// sampled, or another thread has claimed its cell.
 #[cold]
 #[inline(never)]
 pub(crate) fn remove_sample(block: usize) -> Option<RemovedSample> {
@@ -281,7 +282,9 @@ pub(crate) fn record_sample(block: usize, size: usize) {
     record_stack(block, size, 0);
 }
 
-/// Samples an allocated block as [`record_sample`] does. A `leaf` other than 0 is put in front of the recorded stack.
+/// Samples an allocated block: records it with the stack of this call, or counts it as lost. Does nothing for null,
+/// while sampling is stopped, or in a forked child before [`reset_in_child`]. A `leaf` other than 0 is put in front of
+/// the recorded stack.
 #[cold]
 #[inline(never)]
 pub(crate) fn record_stack(block: usize, size: usize, leaf: usize) {

@@ -195,7 +195,7 @@ impl StackTable {
         }
     }
 
-    /// Returns the id of a live sample's record.
+    /// Returns the id of a live sample's record: `record` and its current generation.
     pub(crate) fn record_id(&self, record: u32) -> StackRecordId {
         let life = self.mapped_table().and_then(|mapped| mapped.life(record));
         StackRecordId {

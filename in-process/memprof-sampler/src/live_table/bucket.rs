@@ -71,7 +71,7 @@ impl Bucket {
             .or_else(|| self.claim_other_way(first, from, address))
     }
 
-    /// Like [`Self::claim_where`], but searches only the cells other than `first`. `None` if none of these holds
+    /// Claims a cell other than `first` that holds `from`, which is 0 or `address`. `None` if none of them holds
     /// `from`. Not inlined, to keep the common case short.
     #[cold]
     #[inline(never)]

@@ -34,7 +34,8 @@ impl Life {
         self.acquire_if(|generation| generation != 0)
     }
 
-    /// Like [`Self::acquire`], but only if the record has the generation `expected`. Otherwise returns false.
+    /// Adds a user and returns true, if the record has the generation `expected` and is not evicted. Otherwise returns
+    /// false.
     pub(crate) fn acquire_generation(&self, expected: u32) -> bool {
         self.acquire_if(|generation| generation == expected && generation != 0)
     }
