@@ -112,7 +112,8 @@ pub(crate) fn label_frame() -> Option<usize> {
     }
 }
 
-/// Reads and interns the calling thread's labels. `None` if it has none.
+/// Returns the pseudo frame for the calling thread's labels, which it reads and interns: the thread's name, if that is
+/// recorded, and the labels in each recorded thread context. `None` if there are none.
 #[cold]
 #[inline(never)]
 fn label_frame_of_this_thread() -> Option<usize> {

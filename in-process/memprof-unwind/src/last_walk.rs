@@ -160,7 +160,7 @@ impl<'a> LastWalkCursor<'a> {
         Self::from_steps(steps, new_steps)
     }
 
-    /// Like [`new`](Self::new), but with explicit steps of the last walk.
+    /// Starts at the innermost frame, with `steps` as the last walk. `new_steps` is the buffer for this walk.
     #[inline(always)]
     fn from_steps(
         steps: &'static [AtomicU64],

@@ -204,12 +204,12 @@ fn u16_at(bytes: &[u8], offset: usize) -> Option<u16> {
     bytes_at(bytes, offset).map(u16::from_ne_bytes)
 }
 
-/// Like [`u16_at`], for 32 bits. `None` beyond the end.
+/// Reads a number of 32 bits at an offset, aligned or not. `None` beyond the end.
 fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
     bytes_at(bytes, offset).map(u32::from_ne_bytes)
 }
 
-/// Like [`u16_at`], for 64 bits. `None` beyond the end.
+/// Reads a number of 64 bits at an offset, aligned or not. `None` beyond the end.
 fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
     bytes_at(bytes, offset).map(u64::from_ne_bytes)
 }

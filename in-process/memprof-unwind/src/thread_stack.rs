@@ -62,7 +62,8 @@ impl ThreadStack {
         Self::with_word(sp, thread, &KNOWN[thread.index(INDEX_BITS)])
     }
 
-    /// Like [`for_thread`](Self::for_thread), but with an explicit word of [`KNOWN`].
+    /// Returns the calling thread's stack, which contains `sp`. `word` has the number of its pages that are known to be
+    /// readable, if the id in it is the thread's.
     #[inline(always)]
     fn with_word(sp: usize, thread: Thread, word: &'static AtomicU64) -> Self {
         let top = stack_top(sp, thread);

@@ -69,8 +69,9 @@ pub unsafe fn walk_this_thread(
     unsafe { walk_with_fallback_rule(PackedRule::FRAME_POINTER, start, frames, buffers) }
 }
 
-/// Like [`walk_this_thread`], but writes into `frames`, with an explicit rule for code that the loader does not know.
-/// If the saved registers are `None`, frames that need them cannot be unwound.
+/// Writes the calling thread's program counters into `frames`, from `start` outwards. Returns their number and the
+/// reason why the walk ended. Code that the loader does not know has the rule `unknown_code_rule`. If the saved
+/// registers are `None`, frames that need them cannot be unwound.
 ///
 /// # Safety
 /// `start` has registers of the calling thread, in a function that has not returned. [`prepare`] was called.
