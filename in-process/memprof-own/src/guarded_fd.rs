@@ -60,8 +60,8 @@ impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
         Self::new_verified(descriptor, |_| true)
     }
 
-    /// Like [`new`](Self::new), but only if `is_expected` recognizes the descriptor. If it does not, the program has
-    /// closed the descriptor and opened a file of its own with that number, and this file stays open.
+    /// Takes over a descriptor as [`new`](Self::new) does, but only if `is_expected` recognizes it. If it does not, the
+    /// program has closed the descriptor and opened a file of its own with that number, and this file stays open.
     ///
     /// # Errors
     /// Those of [`new`](Self::new). `EBADF` if `is_expected` returns false, or if the program replaced the file while
@@ -81,7 +81,7 @@ impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
 }
 
 impl<T: AsFd> GuardedFd<T> {
-    /// Like [`new`](Self::new), but keeps the descriptor's number. Fails only with an error of fstat(2).
+    /// Takes over a descriptor, and keeps its number. Fails only with an error of fstat(2).
     pub(crate) fn new_unmoved(descriptor: T) -> Result<Self, Errno> {
         let descriptor = ManuallyDrop::new(descriptor);
         let identity = FdIdentity::from_fd(&*descriptor)?;

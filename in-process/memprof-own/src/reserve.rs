@@ -49,7 +49,7 @@ unsafe impl GlobalAlloc for ReservedAllocator {
         }
     }
 
-    /// Like `alloc`, for a block of zeros.
+    /// Allocates a block of zeros from the program's allocator, or from the reserve if that has no memory.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises to GlobalAlloc::alloc_zeroed are those that System.alloc_zeroed needs.
         let block = unsafe { System.alloc_zeroed(layout) };

@@ -87,7 +87,7 @@ where
     spawn_with(name, Needs::default(), work)
 }
 
-/// Like [`spawn`], for a thread with additional needs.
+/// Runs `work` on a new thread called `name`, as [`spawn`] does. `needs` says what the thread needs in addition.
 ///
 /// # Errors
 /// Those of [`spawn`].

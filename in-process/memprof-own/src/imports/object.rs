@@ -155,7 +155,7 @@ impl Object {
         self.has_soname_at(soname.as_ptr().addr())
     }
 
-    /// Like [`is_named`](Self::is_named), but takes the address of the soname.
+    /// Whether the object's soname equals the text at the address `soname`.
     pub(super) fn has_soname_at(&self, soname: usize) -> bool {
         self.dynamic_value(DT_SONAME)
             .and_then(|offset| self.string_address(offset))
@@ -202,8 +202,8 @@ impl Object {
         self.find_definition(import.name, Some(version))?.function()
     }
 
-    /// Like [`find_function`](Self::find_function), but falls back to any version, for an object that has none. `None`
-    /// as for that function.
+    /// Returns the address of the function that `import` names, in its version, or else in any version, for an object
+    /// that has none. `None` if this object does not define the name, or defines it as a variable.
     pub(super) fn find_function_in_any_version(&self, import: &Import) -> Option<usize> {
         self.find_function(import)
             .or_else(|| self.find_definition(import.name, None)?.function())
