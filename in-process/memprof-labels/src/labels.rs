@@ -48,7 +48,8 @@ impl Labels {
         self
     }
 
-    /// Like [`label`], for all of these labels. Either all of them fit, or all are omitted.
+    /// Labels the memory that the calling thread allocates with all of these labels, until the guard is dropped. Either
+    /// all of them fit, or all are omitted.
     #[must_use = "the labels end where this is dropped"]
     pub fn enter(&self) -> Entered {
         Entered::from(push_encoded(&self.encoded))

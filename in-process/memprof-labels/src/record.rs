@@ -98,7 +98,8 @@ pub fn pop(mark: Mark) {
     CONTEXT.with(|context| context.pop(mark));
 }
 
-/// Like [`push`], for several labels in the format of [`encoded_labels`]. Either all of them fit, or all are omitted.
+/// Labels the memory that the calling thread allocates, until [`pop`] of the returned mark. `labels` are several labels
+/// in the format of [`encoded_labels`]. Either all of them fit, or all are omitted.
 pub(crate) fn push_encoded(labels: &[u8]) -> Mark {
     CONTEXT.with(|context| context.push([labels, &[]]))
 }
