@@ -94,8 +94,8 @@ impl TracerCredentials {
         }
     }
 
-    /// Like `examine`, for a process whose status was read already. If it ends during the checks, the error says
-    /// so.
+    /// Examines a process whose status was read already. Fails with the reason why it is unsuitable. If it ends during
+    /// the checks, the error says so.
     pub(crate) fn examine_with_status(
         &self,
         purpose: Purpose,

@@ -109,9 +109,9 @@ pub fn loaded_libraries(memory: &Memory, maps: &[u8]) -> io::Result<Vec<u64>> {
     Ok(read_loader_list(memory, maps)?.0)
 }
 
-/// Reads the load addresses in the loader's list, in its order, and that of the loader (`None` if there is none;
-/// then the list is the program alone). The loader is found by the auxiliary vector: a file with the loader's name
-/// may be mapped as data, and the loader may have another name.
+/// Reads the load addresses in the loader's list, in its order, and that of the loader (`None` if there is none; then
+/// the list is the program alone). The loader is found by the auxiliary vector: a file with the loader's name may be
+/// mapped as data, and the loader may have another name. Fails if the memory cannot be read, or the list has no end.
 fn read_loader_list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Option<u64>)> {
     let vector = memory.auxiliary_vector()?;
     let mut images = mappings(maps).filter(|mapping| mapping.offset == 0 && mapping.inode != 0);

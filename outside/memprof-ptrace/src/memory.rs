@@ -55,8 +55,9 @@ impl Memory {
         Self::open_copy_by_child(pid, pid)
     }
 
-    /// Like [`open_by_child`](Self::open_by_child), for a copy (`pid`) of process `original`. If the child of an
-    /// earlier command still waits for memory of `original`, every read fails at once.
+    /// Opens the memory of process `pid`, a copy of process `original`. A child reads it until
+    /// [`read_directly`](Self::read_directly) is called. If the child of an earlier command still waits for memory of
+    /// `original`, every read fails at once.
     ///
     /// # Errors
     /// Like [`open_by_child`](Self::open_by_child).

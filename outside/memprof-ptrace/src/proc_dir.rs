@@ -68,7 +68,7 @@ impl ProcDir {
         self.path.join(name).display().to_string()
     }
 
-    /// Reads a file of the directory.
+    /// Reads a file of the directory. A directory of [`for_pid_once`](Self::for_pid_once) reads each file only once.
     ///
     /// # Errors
     /// `NoSuchProcess`: the process has ended, or there is no such file; `Unreadable`: it cannot be read for

@@ -103,8 +103,8 @@ impl ProgramWatch {
         end.map_or(error, |end| Refusal::from(end).into())
     }
 
-    /// Like [`end`](Self::end), but waits up to 250 ms, because the threads of a process take a moment to end. `None`
-    /// if the program has not ended by then. Returns at once if nothing could be opened.
+    /// Waits up to 250 ms for the end of the program, because the threads of a process take a moment to end. Returns
+    /// how it ended. `None` if it has not ended by then. Does not wait if nothing could be opened.
     pub fn wait_for_end(&self) -> Option<ProgramEnd> {
         let is_watched = self.process.is_some() || self.maps.is_some();
         let timeout = if is_watched {
@@ -115,7 +115,7 @@ impl ProgramWatch {
         self.wait_for_end_until(Instant::now() + timeout)
     }
 
-    /// Like [`end`](Self::end), but waits until `deadline`. `None` if the program has not ended by then.
+    /// Waits for the end of the program until `deadline`. Returns how it ended. `None` if it has not ended by then.
     pub fn wait_for_end_until(&self, deadline: Instant) -> Option<ProgramEnd> {
         loop {
             let end = self.end();

@@ -64,7 +64,8 @@ pub(crate) fn request(operation: u32, tid: pid_t, address: usize, data: usize) -
     request_value(operation, tid, address, data).map(drop)
 }
 
-/// Like [`request`], for a request that returns a number. Fails with the errno of ptrace(2) if the number is negative.
+/// Makes a ptrace(2) request that returns a number, for a thread that this thread traces. Fails with the errno of
+/// ptrace(2) if the number is negative.
 pub(crate) fn request_value(
     operation: u32,
     tid: pid_t,

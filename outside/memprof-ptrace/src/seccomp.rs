@@ -45,7 +45,8 @@ pub fn require_calls(thread: u32) -> Result<(), Refusal> {
     })
 }
 
-/// Like [`require_calls`], for the calls of a snapshot: clone(2) of the process, wait4(2) and `rt_sigreturn(2)`.
+/// Fails if a filter would end the process at a call of a snapshot, or deny it: clone(2) of the process, wait4(2) and
+/// `rt_sigreturn(2)`. The caller must have stopped the thread by ptrace(2).
 ///
 /// # Errors
 /// Like [`require_calls`], and also for another time namespace of its children.
@@ -54,8 +55,8 @@ pub fn require_snapshot_calls(thread: u32) -> Result<(), Refusal> {
     require_allowed(thread, |filters| first_missing_call(filters, SNAPSHOT))
 }
 
-/// Like [`require_calls`], for the calls that read a thread's alternate signal stack: sigaltstack(2) and
-/// `rt_sigreturn(2)`.
+/// Fails if a filter would end the process at a call that reads a thread's alternate signal stack, or deny it:
+/// sigaltstack(2) and `rt_sigreturn(2)`. The caller must have stopped the thread by ptrace(2).
 ///
 /// # Errors
 /// Like [`require_calls`].
@@ -117,7 +118,8 @@ pub fn forbidden_call(
     Ok(None)
 }
 
-/// Returns the name of the denied call of the first unmet requirement; `None` if all are met.
+/// Returns the name of the denied call of the first unmet requirement; `None` if all are met. Fails if a filter's
+/// result is unknown.
 fn first_missing_call(
     filters: &[Vec<BpfInstruction>],
     needs: impl IntoIterator<Item = &'static SyscallRequirement>,
@@ -131,7 +133,7 @@ fn first_missing_call(
 }
 
 /// Returns the name of the denied call if a requirement is unmet; `None` if it is met. The next alternative is tried
-/// only after `ENOSYS`.
+/// only after `ENOSYS`. Fails if a filter's result is unknown.
 fn missing_call(
     filters: &[Vec<BpfInstruction>],
     need: &'static SyscallRequirement,

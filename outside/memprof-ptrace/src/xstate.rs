@@ -62,7 +62,8 @@ impl XState {
         })
     }
 
-    /// Like [`to_frame_bytes`](Self::to_frame_bytes), with the end offset of each component as a parameter.
+    /// Builds the bytes for a signal frame, as [`to_frame_bytes`](Self::to_frame_bytes) does. `end` returns the offset
+    /// behind a component, by its number.
     fn frame_bytes_with(&self, end: impl Fn(u32) -> usize) -> Vec<u8> {
         let components = self.read_u64(RESERVED_OFFSET);
         let granted = match self.read_u64(PRESENT_OFFSET) & GRANTED_COMPONENTS {
