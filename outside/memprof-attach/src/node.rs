@@ -73,7 +73,8 @@ pub fn attach_by_node_inspector(
     watch_program(pid, || load_by_inspector(pid, plugin, attachment))
 }
 
-/// Like [`attach_by_node_inspector`], also in its errors, without watching for the end of the process.
+/// Makes Node load the plugin through its inspector, and start it. Does not watch for the end of the process. Fails as
+/// [`attach_by_node_inspector`] does.
 fn load_by_inspector(
     pid: u32,
     plugin: &Plugin,

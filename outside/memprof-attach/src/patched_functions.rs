@@ -178,7 +178,8 @@ pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, AttachError
     watch_program(pid, || restore_unwatched(pid))
 }
 
-/// Like [`restore_entry_points`], without watching for the end of the process. `None` if no function is patched.
+/// Restores the first instructions of the patched functions. Does not watch for the end of the process. `None` if no
+/// function is patched, or if this user may not read the process's memory. Fails as [`restore_entry_points`] does.
 fn restore_unwatched(pid: u32) -> Result<Option<PatchReport>, AttachError> {
     // If this user may not trace the process, it has not patched it either.
     let (Ok(memory), Ok(maps)) = (Memory::open(pid), read_maps(pid)) else {

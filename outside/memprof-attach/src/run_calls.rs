@@ -98,7 +98,8 @@ fn is_ready_to_run(pid: u32, tid: u32) -> bool {
     })
 }
 
-/// Makes one attempt of [`run_calls`], with its parameters, on a thread that is not among `avoided`.
+/// Makes one attempt of [`run_calls`], with its parameters, on a thread that is not among `avoided`. Fails if no such
+/// thread reaches a safe point in time.
 fn try_run_calls(
     target: &mut Target,
     calls: &[RemoteCall],

@@ -175,7 +175,7 @@ enum CandidateState {
 
 /// Returns the IDs of the threads to try. The first list has waiting threads, the best first: one for each class of
 /// calls, because a thousand may wait in the same call. The second list has running threads. Each round starts with
-/// other threads. `first` advances by the number of listed threads.
+/// other threads. `first` advances by the number of listed threads. Fails if the process has ended.
 fn list_candidates(
     target: &Target,
     first: &mut usize,

@@ -90,7 +90,8 @@ impl Target {
         }
     }
 
-    /// Like [`inspect`](Self::inspect), also in its errors, without waiting for the loader.
+    /// Reads the facts that an attachment needs, and locks the process against other commands. Does not wait for the
+    /// loader. Fails as [`inspect`](Self::inspect) does.
     fn inspect_once(pid: u32) -> Result<Self, AttachError> {
         let path = format!("/proc/{pid}/mem");
         let memory = Memory::open_by_child(pid);

@@ -58,8 +58,9 @@ pub(super) fn interruptible_call(pid: u32) -> Option<String> {
     interruptible_function(&read("status").ok()?, &read("wchan").ok()?)
 }
 
-/// Like [`interruptible_call`], from the contents of the main thread's files status and wchan (proc(5)). `None` if
-/// no call would fail; `unknown` if wchan is hidden.
+/// Returns the kernel function in which the main thread waits, if a signal may make that call fail. `status` and
+/// `function` are the contents of the thread's files status and wchan (proc(5)). `None` if no call would fail;
+/// `unknown` if wchan is hidden.
 fn interruptible_function(status: &str, function: &str) -> Option<String> {
     let is_running = status.lines().any(|line| line.starts_with("State:\tR"));
     let is_safe = function.contains("epoll")

@@ -297,7 +297,7 @@ fn contains_allocator_name(elf: &Elf<'_>) -> bool {
 }
 
 /// Returns the start (as an address in the file) and length of the functions that `.eh_frame` describes,
-/// [`MAX_FUNCTIONS`] at most. Empty if there is no such section.
+/// [`MAX_FUNCTIONS`] at most. Empty if there is no such section. Fails if the section is malformed.
 fn unwind_ranges(elf: &Elf<'_>) -> Result<Vec<(u64, u64)>, AttachError> {
     let invalid =
         |error: &dyn std::fmt::Display| AttachError::Failed(format!(".eh_frame: {error}"));
