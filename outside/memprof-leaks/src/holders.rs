@@ -116,7 +116,8 @@ pub fn holders(
     holding.map_err(|error| program.explain_error(error, Error::is_transient))
 }
 
-/// Like [`holders`], but does not explain errors of a process that ends meanwhile.
+/// Takes a snapshot of a process, and finds the holders of its memory. Does not explain errors of a process that ends
+/// meanwhile. Fails as [`holders`] does.
 fn find_holding(
     pid: u32,
     detail: Detail,
@@ -154,7 +155,8 @@ struct FoundHolders {
 
 /// Finds the holders in a snapshot: by dominators if the memory budget allows, else by shortest paths. If even that
 /// takes too much memory, and no detail is requested, finds the groups only. With an address as `detail`, the result
-/// also has the path from the object at this address to its outermost holder.
+/// also has the path from the object at this address to its outermost holder. Fails with `NoHeap` if there are too many
+/// objects, with `NoSamples` if samples are requested and there is none, and with `Memory` if the budget is too small.
 fn find_holders(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,

@@ -52,7 +52,8 @@ pub fn prove(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Resul
     proof.map_err(|error| program.explain_error(error, Error::is_transient))
 }
 
-/// Like [`prove`], but does not explain errors of a process that ends meanwhile.
+/// Finds the leaked objects of a process by two snapshots; by one if it reaches all objects. Does not explain errors of
+/// a process that ends meanwhile. Fails as [`prove`] does.
 fn prove_twice(
     pid: u32,
     program: &ProgramWatch,
@@ -191,7 +192,8 @@ fn may_be_signal_stacks(objects: &Objects) -> bool {
 }
 
 /// Marks the objects that are alternate signal stacks, and all that they reach. Does nothing if no unreachable object
-/// can be one. Otherwise the threads are asked for the addresses, and those that cannot tell are noted.
+/// can be one. Otherwise the threads are asked for the addresses, and those that cannot tell are noted. Fails with
+/// `Headroom` if the process writes too much meanwhile.
 fn mark_signal_stacks(
     target: &CopyTarget,
     analyzed: &AnalyzedSnapshot<'_>,
@@ -239,7 +241,9 @@ fn mark_and_note_disguised(
 }
 
 /// Marks the objects that the roots reach, arrays without elements, and the garbage that Python's collector will free.
-/// Records in `report` how many bytes were searched, and which pointers could not be read or recognized.
+/// Records in `report` how many bytes were searched, and which pointers could not be read or recognized. Fails with
+/// `Headroom` if the process writes too much meanwhile, and with `Memory` if the search needs more memory than
+/// `--max-memory`.
 fn mark_all(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,

@@ -129,7 +129,7 @@ fn find_pages(
 }
 
 /// Finds the pages by `PAGEMAP_SCAN` (Linux 6.7 and newer), which skips page tables that do not exist. Reserved
-/// terabytes, as sanitizers and garbage collectors have, therefore take no time.
+/// terabytes, as sanitizers and garbage collectors have, therefore take no time. Fails in older kernels.
 fn scan_pagemap(
     pagemap: &File,
     range: &Range<u64>,

@@ -289,7 +289,8 @@ impl<'a> CachedReader<'a> {
         cached.or_else(|| self.view.word(address))
     }
 
-    /// Word at an address. `None` if it cannot be read.
+    /// Word at an address. If the block lacks it, reads a new block from its page on, which is larger if the address
+    /// follows the last block. `None` if it cannot be read.
     pub(crate) fn word(&mut self, address: u64) -> Option<u64> {
         let end = self.start + self.length as u64;
         if address < self.start || address.checked_add(8)? > end {

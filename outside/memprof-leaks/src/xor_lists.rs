@@ -73,7 +73,7 @@ impl ListWalk<'_, '_> {
         (self.word)(node + self.offset)
     }
 
-    /// Whether a node may begin at an address.
+    /// Whether a node may begin at an address: an object of the list's size begins there.
     fn is_node(&self, address: u64) -> bool {
         let object = self.objects.object(address);
         object.is_some_and(|object| object.range.start == address && object.size() == self.size)

@@ -149,7 +149,8 @@ impl<'a> HeapWalk<'a> {
     }
 
     /// Walks a segment. `is_main`: it is one of the main arena, the only one whose top chunk `malloc_trim(3)` releases.
-    /// Returns the end of its memory; `None` if its chunks cannot be followed, which is recorded.
+    /// Returns the end of its memory; `None` if its chunks cannot be followed, which is recorded. Fails with `Memory`
+    /// if the segment needs more memory than `--max-memory`.
     fn add_segment(&mut self, segment: Segment, is_main: bool) -> Result<Option<u64>, Error> {
         let Range { start, end } = segment.chunks();
         // If all objects of a heap are freed, its chunks have merged with the top chunk.

@@ -131,7 +131,7 @@ impl PythonPointers {
         self.tables.contains_key(&object)
     }
 
-    /// Memory of the tables and the bitmaps, in bytes. That of the variables is counted with the holders.
+    /// Memory of the tables and the bitmaps, in bytes. The memory of the variables is counted with the holders.
     pub(super) fn memory(&self) -> u64 {
         let values: usize = self.tables.values().map(Vec::capacity).sum();
         let ends = self.ends.capacity() * (size_of::<(u32, u64)>() + 1);

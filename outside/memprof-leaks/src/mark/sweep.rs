@@ -120,7 +120,7 @@ impl Marker<'_> {
 
     /// Reads objects that are near each other in one read, and encodes their pointers. For an object that is marked but
     /// not scanned, it marks the targets instead. If the read is not complete, all objects that are not scanned are
-    /// encoded as unread.
+    /// encoded as unread. A scanned object is encoded as one without pointers.
     fn sweep_near(
         &self,
         near: &[(ObjectPosition, Object)],

@@ -35,9 +35,9 @@ pub enum SearchEnd {
 }
 
 /// Reaps the copies of a process that another memprof has left behind. `since` is their earliest start time, in clock
-/// ticks since boot (`starttime` of proc(5)). Blocks up to a minute for copies that are ending. A child that still runs
-/// after a second is one of the program itself, and does not count. If that memprof was killed (`end`), also waits two
-/// seconds for a copy that may still be made. Returns the number of remaining ones.
+/// ticks since boot (`starttime` of proc(5)). Blocks up to a minute until none remains. A child that still runs after a
+/// second is one of the program itself, and does not count. If that memprof was killed (`end`), also waits two seconds
+/// for a copy that may still be made. Returns the number of remaining ones.
 pub fn reap_copies(pid: u32, since: u64, end: SearchEnd) -> usize {
     let start = Instant::now();
     loop {

@@ -97,7 +97,7 @@ struct SegmentSearch<'a> {
 impl SegmentSearch<'_> {
     /// Finds and walks the segments in the memory of brk(2). The first one begins at `first`; if that is `None`, it is
     /// searched, too. Returns the bytes from the start of the first to the end of the last one. If a segment cannot be
-    /// followed, returns the length of `range`.
+    /// followed, returns the length of `range`. Fails as `walk` does.
     fn walk_break(
         &mut self,
         range: Range<u64>,
