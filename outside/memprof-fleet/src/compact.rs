@@ -74,7 +74,7 @@ pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Resu
 
 /// Merges the files of an hour into the file with this number, and deletes them. Files that cannot be read are noted
 /// and left out. Returns the number of merged files; 0 if there was nothing to merge, or another agent has merged the
-/// hour since the files were listed.
+/// hour since the files were listed. Fails if a request to the store fails.
 fn merge_hour(
     store: &Arc<ProfileStore>,
     table: Table,

@@ -158,8 +158,8 @@ pub(crate) struct Http {
     pub(crate) allow_host: Vec<String>,
 }
 
-/// Returns the directory for persistent state of this user's programs: below `XDG_STATE_HOME`, else below the home
-/// directory. For root, and without a home directory, it is in /var/lib.
+/// Returns the directory for persistent state of this user's programs. It is below `XDG_STATE_HOME` if that is set;
+/// else below the home directory; for root, or without a home directory, in /var/lib.
 fn state_dir() -> PathBuf {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty());
     match (set("XDG_STATE_HOME"), set("HOME")) {

@@ -19,7 +19,8 @@ use crate::time::{Hour, Instant};
 const PROBE_FOLDER: &str = "doctor";
 
 /// Runs `memprof fleet doctor`: reads all files of the store, tests its conditional writes, and checks whether the
-/// spool is full. Prints the findings; the exit code is 1 if there are any.
+/// spool is full. Prints the findings; the exit code is 1 if there are any. Fails if a request to the store fails, or
+/// the spool cannot be read.
 pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     let mut findings = Vec::new();
     let pending = pending_bytes(&config.spool)?;

@@ -82,7 +82,7 @@ impl CompactReader<'_> {
     }
 
     /// Reads the head of the next field of a struct: its type and its number. `last` is the number of the field before,
-    /// 0 for the first one. `None` at the end of the struct.
+    /// 0 for the first one. `None` at the end of the struct. Fails at the end of the footer.
     fn field(&mut self, last: i64) -> Result<Option<(u8, i64)>> {
         let head = self.byte()?;
         if head == 0 {
@@ -98,7 +98,7 @@ impl CompactReader<'_> {
         Ok(Some((head & 0xf, id)))
     }
 
-    /// Reads the head of a list or set: the type of its elements, and their number.
+    /// Reads the head of a list or set: the type of its elements, and their number. Fails at the end of the footer.
     fn list(&mut self) -> Result<(u8, u64)> {
         let head = self.byte()?;
         let count = match head >> 4 {
@@ -109,7 +109,8 @@ impl CompactReader<'_> {
     }
 
     /// Skips the value of a struct's field of type `kind`. A boolean has none: its type says whether it is true. Values
-    /// within are skipped down to `depth` levels.
+    /// within are skipped down to `depth` levels. Fails if the value is nested more deeply, is truncated, or has an
+    /// unknown type.
     fn skip_field(&mut self, kind: u8, depth: u32) -> Result<()> {
         match kind {
             TRUE | FALSE => Ok(()),

@@ -75,7 +75,7 @@ impl TableFiles {
 /// Lists the files of a table with rows in a time range. Sorts out those that do not count: files with other names than
 /// memprof's; merged files whose sources cannot be read; agents' files that a merged one lists as its sources; and
 /// copies. A copy is an agent's file with the name of another one, which is the hash of its bytes, or a merged file
-/// with a source of another one.
+/// with a source of another one. Fails if the files cannot be listed.
 pub(crate) fn table_files(
     store: &Arc<ProfileStore>,
     table: Table,

@@ -89,7 +89,7 @@ impl Spool {
 
     /// Converts the waiting profiles to files for the store. `convert` gets all profiles of a batch, and returns names
     /// and bytes. It must return the same ones when it is called again, because a batch that a killed agent left is
-    /// converted again.
+    /// converted again. Fails if `convert` fails, or the spool cannot be read or written.
     pub(crate) fn convert_batch(
         &self,
         convert: impl Fn(&[ProcessProfile]) -> anyhow::Result<Vec<(String, Vec<u8>)>>,
@@ -121,7 +121,8 @@ impl Spool {
         Ok(())
     }
 
-    /// Returns the files for the store, sorted by name. Empty while a batch is unfinished.
+    /// Returns the files for the store, sorted by name. Empty while a batch is unfinished. Fails if the spool cannot be
+    /// read.
     pub(crate) fn outgoing_files(&self) -> anyhow::Result<Vec<OutgoingFile>> {
         if self.directory.join("batch").exists() {
             return Ok(Vec::new());
@@ -184,7 +185,7 @@ fn file_name(path: &Path) -> &std::ffi::OsStr {
 }
 
 /// Returns the files of a directory, sorted by name, without those that are being written. Empty if there is no such
-/// directory.
+/// directory. Fails if it cannot be read.
 fn files_in(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let failed = || format!("failed to read {}", directory.display());
     let mut files = Vec::new();

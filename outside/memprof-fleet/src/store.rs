@@ -252,7 +252,7 @@ fn open_directory(path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
 }
 
 /// Opens a bucket, or the part of it below the prefix in `path`. Credentials, endpoint and region are those of the
-/// usual environment variables: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …
+/// usual environment variables: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, … Fails if the URL or a setting is invalid.
 fn open_s3(url: &str, path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
     // This fails only if a provider is installed already, which serves as well.
     drop(rustls::crypto::ring::default_provider().install_default());

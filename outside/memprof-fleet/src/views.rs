@@ -26,7 +26,7 @@ pub(crate) fn run(engine: Engine, config: &Config) -> anyhow::Result<ExitCode> {
 }
 
 /// Returns the SQL of a table's view. `has_merged` and `has_incoming` say whether the table has merged files and files
-/// of agents: DuckDB refuses a pattern that matches no file, so the view reads only those that exist. That of
+/// of agents: DuckDB refuses a pattern that matches no file, so the view reads only those that exist. A view for
 /// `ClickHouse` reads merged files only.
 fn view_sql(
     engine: Engine,

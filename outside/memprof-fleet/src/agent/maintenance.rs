@@ -68,7 +68,7 @@ impl Maintenance {
 
 /// Merges and prunes the store on one elected machine of those that wrote within the last hour; on the others, does
 /// nothing. A store on a disk is treated alike, because machines may share it. If no machine has written to such a
-/// store, this one does the work.
+/// store, this one does the work. Fails if a request to the store fails, or if the clocks differ too much for pruning.
 fn compact_and_prune(
     store: &Arc<ProfileStore>,
     machine: &str,

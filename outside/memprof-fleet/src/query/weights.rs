@@ -117,7 +117,7 @@ impl Weights {
 }
 
 /// Sums the samples of `profiles`, times their weights. The result has their sample interval if it is the same for all.
-/// Notes unreadable files and missing samples.
+/// Notes unreadable files and missing samples. Fails if the files cannot be listed.
 pub(crate) fn weighted_sums(
     query: &ProfileQuery,
     profiles: &[Profile],
