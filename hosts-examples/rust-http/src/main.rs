@@ -66,7 +66,7 @@ fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Serves HTTP at `address` until SIGTERM.
+/// Serves HTTP at `address` until SIGTERM. Fails if the address cannot be listened on.
 async fn serve(address: SocketAddr, host: Arc<Host>) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let listener = TcpListener::bind(address).await?;
@@ -87,7 +87,8 @@ fn router(host: Arc<Host>) -> Router {
         .fallback_service(memprof)
 }
 
-/// Parses the command line: the config file, and the address to listen on, by default a free port of 127.0.0.1.
+/// Parses the command line: the config file, and the address to listen on, by default a free port of 127.0.0.1. Fails
+/// for other arguments.
 fn parse_arguments() -> anyhow::Result<(PathBuf, SocketAddr)> {
     let args: Vec<_> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
