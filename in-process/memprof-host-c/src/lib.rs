@@ -213,7 +213,8 @@ fn start(options: &memprof_host_options_t) -> Result<Host, ()> {
     Host::start(&config, program).map_err(|error| log::error!("{error}"))
 }
 
-/// Returns a leaked copy, because plugins borrow it until the process ends. Empty if `text` is null.
+/// Returns a leaked copy, because plugins borrow it until the process ends. Empty if `text` is null. Bytes that are not
+/// UTF-8 are replaced.
 ///
 /// # Safety
 /// `text` is null or NUL-terminated.
@@ -226,7 +227,8 @@ unsafe fn leak_text(text: *const c_char) -> &'static str {
     Box::leak(text.to_string_lossy().into_owned().into_boxed_str())
 }
 
-/// Passes the body of a reply to the program's callbacks.
+/// Passes content type and body of a reply to those of the program's callbacks that it gave. Does nothing if `reply` is
+/// null.
 ///
 /// # Safety
 /// `reply` is null, or a host's reply as memprof.h describes it.

@@ -254,7 +254,8 @@ fn inline_file(content_type: &str, file: File, size: u64) -> Result<Value, Body>
     }
 }
 
-/// Converts a body to a JSON value. Returns the bytes if they are neither JSON nor UTF-8.
+/// Converts a body to a JSON value. Parses it if `content_type` is JSON; another body, or an invalid one, becomes a
+/// string. Returns the bytes if that is impossible, because they are not UTF-8.
 fn inline_value(content_type: &str, bytes: Vec<u8>) -> Result<Value, Body> {
     // The JSON is parsed and serialized again instead of copied (`serde_json::value::RawValue`), because a line of the
     // protocol contains no newline, but a plugin's JSON may. This costs little, because a larger body is passed beside

@@ -194,7 +194,8 @@ impl CPython {
     }
 
     /// Adds the frames of `CPython` from 3.13 on. After the frames of each activation, a call of the interpreter's
-    /// function, comes one that lies in the activation's native frame. `None` if a frame is not as expected.
+    /// function, comes one that lies in the activation's native frame. `None` if a frame is not as expected. After
+    /// twice [`MAX_MANAGED`] frames, the walk counts as complete.
     fn read_entry_frames(
         &self,
         thread: usize,

@@ -71,7 +71,7 @@ pub(crate) fn find_loader_lock() {
     }
 }
 
-/// Resets [`LOCK`] unless it is the lock that dl_iterate_phdr(3) holds while it reads the loader's list of objects.
+/// Resets [`LOCK`] unless it is the lock that `dl_iterate_phdr(3)` holds while it reads the loader's list of objects.
 pub(crate) fn verify_loader_lock() {
     // SAFETY: dl_iterate_phdr(3) calls `forget_unheld` synchronously.
     unsafe { libc::dl_iterate_phdr(Some(forget_unheld), ptr::null_mut()) };

@@ -46,7 +46,8 @@ fn encode_frame(kind: usize, value: Option<u32>) -> usize {
 pub struct PseudoFrames([Option<usize>; 3]);
 
 impl PseudoFrames {
-    /// Returns the pseudo frames for a sample that the calling thread is taking.
+    /// Returns the pseudo frames for a sample that the calling thread is taking: those of its labels, of the time of
+    /// the allocation and of the code generation, as far as each is recorded.
     #[inline(always)]
     pub fn for_this_thread() -> Self {
         let shared = |frame: &AtomicUsize| match frame.load(Relaxed) {

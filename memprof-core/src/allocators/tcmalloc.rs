@@ -75,7 +75,8 @@ struct Profiler {
 }
 
 impl Tcmalloc {
-    /// Identifies the tcmalloc with these symbols. `None` if they lack [`ANCHOR`].
+    /// Identifies the tcmalloc with these symbols. `None` if they lack [`ANCHOR`]. If there is no usable profiler,
+    /// stores the reason instead.
     pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
         let extension = Extension::find(symbols);
         let identity = AllocatorIdentity {

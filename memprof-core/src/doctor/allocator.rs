@@ -63,7 +63,8 @@ fn own_sampler_remedy(reason: &Unprofilable) -> String {
     )
 }
 
-/// Adds findings about a jemalloc: its options, its statistics, its built-in dumps, and known faults of its version.
+/// Adds findings about a jemalloc: why it cannot be profiled, its options, its statistics, its built-in dumps, and
+/// known faults of its version.
 pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
     let version = &jemalloc.version;

@@ -72,7 +72,8 @@ pub(crate) fn copy(body: &mut dyn Read, file: &mut dyn Write) -> io::Result<u64>
     }
 }
 
-/// Links the nameless `file` as `name` into `directory`. EEXIST if that name exists.
+/// Links the nameless `file` as `name` into `directory`. EEXIST if that name exists. Without /proc, this works for root
+/// alone.
 fn link_nameless(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
     let by_descriptor = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let linked = retry_on_intr(|| {

@@ -78,7 +78,8 @@ impl Backend {
         }
     }
 
-    /// Drops all samples of memprof's sampler, and removes its interception.
+    /// Drops all samples of memprof's sampler, and removes its interception. Does nothing for an allocator that it
+    /// cannot sample.
     ///
     /// # Errors
     /// `Busy`: a thread stays inside the sampler. `Unavailable`: the loader does not let memprof restore the slots.

@@ -169,7 +169,7 @@ impl OwnSampler {
     }
 
     /// Drops all samples and removes the interception of all calls, including slots that the parent of a forked child
-    /// patched.
+    /// patched. Does nothing if the sampler cannot be used here.
     ///
     /// # Errors
     /// `Busy`: a thread stays inside the sampler. `Unavailable`: the loader cannot be locked.

@@ -221,8 +221,8 @@ struct CloneArgs {
     tls: u64,
 }
 
-/// Forks a child that makes the calls. Returns its pid, and a pidfd that becomes readable when it exits. Tries clone3
-/// and then clone, as the C library does to create a thread, because filters allow that.
+/// Forks a child that makes all [`CALLS`]. Returns its pid, and a pidfd that becomes readable when it exits. Tries
+/// clone3 and then clone, as the C library does to create a thread, because filters allow that.
 fn fork_probe_child(progress: &AtomicUsize) -> io::Result<(pid_t, OwnedFd)> {
     let mut descriptor: c_int = -1;
     let descriptor_address = &raw mut descriptor;

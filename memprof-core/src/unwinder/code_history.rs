@@ -118,8 +118,9 @@ impl CodeHistory {
         }
     }
 
-    /// Records the loaded code and sets the generation of further samples. The list stays locked, so that no other
-    /// object can be loaded at the addresses of an unloaded one before.
+    /// Records the loaded code and sets the generation of further samples, if an object was loaded or unloaded since
+    /// the last update. The list stays locked, so that no other object can be loaded at the addresses of an unloaded
+    /// one before.
     fn update(&mut self, reading: &ForkGuard) {
         with_list_locked(reading, &mut |counts| {
             if self.counts == counts {

@@ -187,7 +187,7 @@ pub(super) fn get_or_create(
 }
 
 /// Replaces an instance that could not be created, unless its config is still the same. `read_again` returns the config
-/// as it is now, `None` if it cannot change. Returns the current instance.
+/// as it is now, `None` if it cannot change. Opens the control socket of a new instance. Returns the current instance.
 pub(super) fn recreate_if_config_changed(
     instance: &'static AdapterInstance,
     adapter: &Adapter,

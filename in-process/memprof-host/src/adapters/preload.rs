@@ -50,8 +50,9 @@ pub enum StartupSampling {
     },
 }
 
-/// Returns the sampling that the environment requests from the start of the program or process. `None` if it requests
-/// none. Call it while the library is loaded, before the environment may change.
+/// Returns the sampling that the environment requests from the start: of the program, if `memprof run` has started it
+/// with sampling on; or of this process alone, if its parent is the one that the environment names. `None` if it
+/// requests none. Call it while the library is loaded, before the environment may change.
 #[doc(hidden)]
 pub fn startup_sampling() -> Option<StartupSampling> {
     match (has_value(RUN, "1"), has_value(ACTIVE, "on")) {
