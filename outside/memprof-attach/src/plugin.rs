@@ -37,7 +37,8 @@ pub(crate) enum PluginSource {
 }
 
 impl PluginSource {
-    /// Returns whether the loader's error says that the process may not open or map the plugin's file.
+    /// Returns whether the loader's error says that the process may not open or map the plugin's file. False for a
+    /// plugin that is loaded already, or in memory.
     pub(crate) fn is_refused(&self, loader_error: &str) -> bool {
         // glibc begins the error for a file with its path and a colon.
         match self {

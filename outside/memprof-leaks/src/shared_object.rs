@@ -28,10 +28,10 @@ pub(crate) struct SharedObject {
 }
 
 impl SharedObject {
-    /// Opens the object of a mapping of process `pid`: by the link in /proc/PID/map_files, else by the mapping's path,
-    /// else by a descriptor of the process; each must have the mapping's inode. `None` if it is a file on FUSE, which
-    /// may block forever, or if this user may not open it: without privileges, the object of anonymous memory has no
-    /// name.
+    /// Opens the object of a mapping of process `pid`: by the link in `/proc/PID/map_files`, else by the mapping's
+    /// path, else by a descriptor of the process; each must have the mapping's inode. `None` if it is a file on FUSE,
+    /// which may block forever, or if this user may not open it: without privileges, the object of anonymous memory has
+    /// no name.
     pub(crate) fn open_mapped(pid: i32, region: &Region) -> Option<Self> {
         if region.is_on_fuse(pid) {
             return None;

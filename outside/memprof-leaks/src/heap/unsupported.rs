@@ -190,8 +190,9 @@ pub(super) fn find_unsupported(
     }
 }
 
-/// Finds the file whose `malloc` the program calls: the first that defines it, in the order of the loader's list. A
-/// program without a list of libraries is linked with its `malloc`, whose heap is judged by its form alone.
+/// Finds the file whose `malloc` the program calls: the first that defines it, in the order of the loader's list.
+/// `Libc(true)` stands for the C library's file. `Libc(false)` stands for a program without a list of libraries: it is
+/// linked with its `malloc`, whose heap is judged by its form alone.
 fn find_malloc_server(view: &SnapshotMemory) -> MallocServer<'_> {
     let memory = view.copy_memory();
     let maps = fs::read(format!("/proc/{}/maps", view.copy_pid())).unwrap_or_default();

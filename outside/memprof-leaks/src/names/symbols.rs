@@ -194,8 +194,8 @@ impl MappedFile {
     }
 }
 
-/// Opens the file of a mapping by its path, as the process sees it, or else by the link in /proc/PID/map_files. `None`
-/// if it cannot be opened, is on FUSE, or both name another file now.
+/// Opens the file of a mapping by its path, as the process sees it, or else by the link in `/proc/PID/map_files`.
+/// `None` if it cannot be opened, is on FUSE, or both name another file now.
 fn open_mapped_file(pid: i32, region: &Region) -> Option<File> {
     if region.is_on_fuse(pid) {
         return None;
