@@ -266,7 +266,7 @@ fn attach_under_load(name: &str, times: u32, stops: &mut Vec<f64>) -> Result<Str
 }
 
 /// Kills `memprof attach` at random moments until `times` of them were killed before their end. Returns the number that
-/// were started.
+/// were started. Fails if a value or the code of the program changed, or the next attachment fails.
 fn kill_while_attaching(name: &str, times: u32) -> Result<u32> {
     let mut target = AttachTarget::start(name, &[])?;
     // The reply shows that execve(2) is over and the program runs.

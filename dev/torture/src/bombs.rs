@@ -136,7 +136,8 @@ fn report_with_limit(file: &Path, format: &str, limit: usize) -> Result<Output> 
     report.output().context("failed to run memprof report")
 }
 
-/// Reports `count` dumps with random damage; returns the number that were refused or reported as damaged.
+/// Reports `count` dumps with random damage; returns the number that were refused or reported as damaged. Fails if a
+/// report of another one has another total than the whole dump.
 fn report_damaged_dumps(count: usize, dir: &Path) -> Result<usize> {
     let host = HostSetup::default().start()?;
     let mut client = host.client()?;

@@ -56,7 +56,8 @@ struct Exit {
     is_dumped: bool,
 }
 
-/// Lets a program exit inside malloc. Fails if it does not end within [`EXIT_TIMEOUT`].
+/// Lets a program exit inside malloc. Fails if it does not end with success within [`EXIT_TIMEOUT`], or leaves its
+/// socket.
 fn exit_in_malloc() -> Result<Exit> {
     let dir = tempfile::tempdir()?;
     let (config, dumps) = (dir.path().join("config"), dir.path().join("dumps"));

@@ -104,7 +104,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Names of the system calls that the dumper thread makes for one dump, in order.
+/// Names of the system calls that the dumper thread makes for one dump, in order, without those in [`NOT_INJECTED`].
 fn trace_dump(host: &StressHost) -> Result<Vec<String>> {
     let tracer = Tracer::attach(host.thread_id("memprof-dumper")?, &[])?;
     let reply = dump(&mut host.client()?)?;
@@ -118,8 +118,8 @@ fn trace_dump(host: &StressHost) -> Result<Vec<String>> {
         .collect())
 }
 
-/// Returns faults for these calls, each with every error in [`ERRORS`]. Of a call that is made often,
-/// [`MAX_CALLS_PER_NAME`] at most get faults.
+/// Returns faults for these calls, each with every error in [`ERRORS`], once and permanently. EINTR is not permanent:
+/// code that retries would loop forever. Of a call that is made often, [`MAX_CALLS_PER_NAME`] at most get faults.
 fn faults_for_calls(calls: &[String]) -> Vec<Fault> {
     let mut counts: HashMap<&str, usize> = HashMap::new();
     for call in calls {
@@ -149,8 +149,8 @@ fn faults_for_calls(calls: &[String]) -> Vec<Fault> {
     faults
 }
 
-/// Dumps with a fault, and counts the result. Fails if the host dies, leaves a bad file, or names no errno in its
-/// error.
+/// Dumps with a fault, and counts the result. Fails if the host dies, leaves a bad file, reports success without a
+/// whole dump or failure with a new one, or names no errno in its error.
 fn dump_with_fault(host: &mut StressHost, fault: &Fault, tally: &mut Tally) -> Result<()> {
     let directory = host.dir().dump_dir();
     let before = scan_dump_dir(&directory)?;

@@ -144,9 +144,10 @@ impl InterruptedCommand {
         Ok(command.spawn()?)
     }
 
-    /// Runs the command and sends a signal after `delay`. Returns the time from the end of the command until the process
-    /// was as before. Fails if that is longer than [`CLEAN_TIMEOUT`], or if the command leaves a file after a signal
-    /// other than SIGKILL.
+    /// Runs the command and sends a signal after `delay`. If the command attaches, SIGKILL is followed by `detach`.
+    /// Returns the time from the end of the command until the process was as before. Fails if that is longer than
+    /// [`CLEAN_TIMEOUT`], if the command ends otherwise than by the signal or as usual, or if it leaves a file after a
+    /// signal other than SIGKILL.
     fn interrupt(
         &self,
         target: &mut PlantedProgram,

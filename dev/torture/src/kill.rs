@@ -72,7 +72,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Starts hosts and kills each while it dumps, `kills` times. Then starts one more, which must dump. Returns that host,
+/// Starts hosts and kills each while it dumps, `kills` times. Then starts one more, which must dump. Fails if a killed
+/// host leaves a bad file that may not remain, or if any bad file is left after the last dump. Returns the last host,
 /// and the longest time from a start to the first reply.
 fn kill_often(kills: u32, setup: KillSetup) -> Result<(StressHost, Duration)> {
     let KillSetup {

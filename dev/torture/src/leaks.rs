@@ -208,7 +208,8 @@ fn check_no_leaks(
     Ok(())
 }
 
-/// Kills `memprof leaks` `kills` times at random moments of a proof. Returns how often it had already ended.
+/// Kills `memprof leaks` `kills` times at random moments of a proof. Returns how often it had already ended. A proof
+/// after the last kill must find the planted objects, and no others.
 fn kill_while_proving(kills: usize) -> Result<usize> {
     let mut target = PlantedProgram::start("")?;
     let start = Instant::now();

@@ -116,7 +116,7 @@ fn send_messages(time: Duration, socket: &Path) -> Result<ClientStats> {
 }
 
 /// Sends one message after the other until `end`. `number` is that of the client, which begins with another message
-/// than the others. Fails on every error but `busy`.
+/// than the others. Connects again when it is evicted. Fails on every error but `busy`.
 fn send_until(end: Instant, socket: &Path, number: usize) -> Result<ClientStats> {
     let mut client = connect(socket)?;
     let mut stats = ClientStats::default();
@@ -141,7 +141,8 @@ fn send_until(end: Instant, socket: &Path, number: usize) -> Result<ClientStats>
     Ok(stats)
 }
 
-/// Number of a reply's dumps that still exist; fails if one of them is incomplete.
+/// Number of a reply's dumps that still exist. Fails if one of them is incomplete, or if the reply does not have
+/// [`JEMALLOCS`] of them.
 fn count_complete_dumps(reply: &Value) -> Result<u64> {
     let dumps = reply["dumps"].as_array().context("dumps")?;
     ensure!(dumps.len() as u64 == JEMALLOCS, "{reply}");

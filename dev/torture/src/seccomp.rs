@@ -73,7 +73,7 @@ pub(super) fn run(_: SuiteLength) -> Result<String> {
 }
 
 /// Sends every message, each on a new connection, to a host that the kernel kills at the call `number`. Returns the
-/// last error's message; `None` if all succeeded. Fails if the host ends.
+/// last error's message; `None` if all succeeded. Fails if the host ends, or leaves a bad file.
 fn send_all_messages(number: libc::c_long) -> Result<Option<String>> {
     let mut host = HostSetup::with_options(&format!("allocate=1 forbid={number}")).start()?;
     let mut refused = None;

@@ -210,7 +210,8 @@ impl Fleet {
             .try_for_each(|machine| machine.set_clock("+0"))
     }
 
-    /// Waits until all agents answer after the restart of the server, or fails. Returns their number.
+    /// Waits until all agents answer after the restart of the server, and a note says that two machines share a name;
+    /// or fails. Returns the number of agents.
     fn wait_for_all_agents(&self) -> Result<usize> {
         let ps = ["fleet", "ps", "--nats", &self.nats.url()].map(str::to_owned);
         let args: Vec<_> = ps.iter().map(String::as_str).collect();
@@ -273,7 +274,8 @@ impl Fleet {
         Ok(most)
     }
 
-    /// Checks that each process has a profile for each period. Returns the number of profiles that agents took.
+    /// Checks that each process has a profile for each period, then kills all agents. Returns the number of profiles
+    /// that these took.
     fn check_periods(&mut self, elapsed: Duration) -> Result<usize> {
         // The process and its first period begin some seconds after the agent.
         let expected = (elapsed.as_secs() / PERIOD_SECONDS).saturating_sub(2) as usize;

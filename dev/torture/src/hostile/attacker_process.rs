@@ -133,8 +133,9 @@ struct AttackerProcess {
 }
 
 impl AttackerProcess {
-    /// Starts the program as the attacker's user, and waits until it is ready. `seed` selects the heap that the kind
-    /// `heap` builds; other kinds ignore it, and get the library instead.
+    /// Starts the program as the attacker's user, and waits until it is ready. Its arguments are the kind, the seed or
+    /// the library, and the attacker's own argument or, without one, the guarded directory. `seed` selects the heap
+    /// that the kind `heap` builds; other kinds get the library instead.
     fn start(
         attacker: &Attacker,
         dirs: &AttackerDirs,

@@ -40,7 +40,7 @@ const ATTACKS: [(Attack, usize); 6] = [
 ];
 
 /// Runs all attacks on a host at the same time. Returns the figures as text. Fails if the other client does not get its
-/// replies in time, or if the host dies or leaks descriptors.
+/// replies in time, if a message costs too much, or if the host dies, leaks descriptors or leaves a bad file.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let time = length.pick(Duration::from_secs(3), Duration::from_secs(15));
     let mut host = HostSetup::default().start()?;

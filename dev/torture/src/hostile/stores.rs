@@ -21,8 +21,9 @@ const COMMANDS: &[(&str, &[&str])] = &[
 ];
 const DUMP_COUNT: u64 = 5;
 
-/// Queries stores with random damage in their files. Returns the figures as text. Fails if a command exceeds its limits
-/// of time or memory, panics, or leaves something behind.
+/// Lets an agent fill a store, also with a dump that waits behind a foreign object in its outbox. Then queries copies
+/// of the store with random damage in their files. Returns the figures as text. Fails if an object is not stored, or if
+/// a command exceeds its limits of time or memory, panics, or leaves something behind.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let agent = AgentDir::new()?;
     let mut worst = agent.run_until_stored().context("an agent")?;

@@ -60,7 +60,8 @@ pub(super) fn run_round(
     Ok(refusals)
 }
 
-/// Runs `memprof`. Fails unless the command succeeds, refuses with a reason, or fails and `may_fail` is set.
+/// Runs `memprof`. Fails unless the command succeeds, has nothing to show, refuses with a reason, or fails with one and
+/// `may_fail` is set.
 fn run_memprof(tools: &Tools, args: &[&str], may_fail: bool) -> Result<Outcome> {
     let output = Command::new("timeout")
         .args(["-k", "5", COMMAND_TIMEOUT])
