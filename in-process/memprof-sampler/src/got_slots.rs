@@ -235,9 +235,8 @@ impl GotSlots {
         is_done.then_some(restored)
     }
 
-    /// Patches the slots of one object, and the words of its data that hold an allocator function's address. Adds the
-    /// results to `patched`. Skips memprof itself, the provider of `malloc`, and slots that lead to another object's
-    /// function.
+    /// Patches one object's slots and the words of its data that hold an allocator function's address, and counts them in
+    /// `patched`. Skips memprof, the provider of `malloc`, and slots that lead to another object's function.
     fn patch_object(&mut self, object: &ElfObject, patched: &mut PatchStats) {
         if object.code.contains(&own_code().start) || object.code == self.provider_code {
             return;
@@ -298,8 +297,7 @@ impl GotSlots {
         (hook.definition != 0).then_some(hook)
     }
 
-    /// Drops slots of unloaded objects, even if another object was loaded at the same address, and slots that other
-    /// code has changed.
+    /// Drops slots that other code has changed, and those of unloaded objects, also if another one is there now.
     fn drop_unloaded(&mut self) {
         let mut kept = 0;
         for_each_object(&mut |object| {

@@ -99,8 +99,8 @@ pub(super) fn start_delayed(entry: &'static memprof_plugin_entry_t) {
     }
 }
 
-/// Starts the plugin and the socket after a delay, once in a process. For a program that passes its own settings, and
-/// redirects its standard error to its log. An exit does not wait for the start.
+/// Starts the plugin and the socket as [`start_delayed`] does, for a program that passes its own settings and redirects
+/// its standard error to its log. An exit does not wait for the start.
 #[cfg(feature = "adapter-postgres")]
 pub(super) fn start_delayed_with(
     entry: &'static memprof_plugin_entry_t,
@@ -197,8 +197,7 @@ pub(super) fn send_to_server_processes(
     with_instance(|instance| Ok(instance.send_to_server_processes(message, should_stop)))
 }
 
-/// Returns whether all users of an adapter that cannot distinguish users may send a message. False if the plugin is not
-/// loaded.
+/// Whether every user of an adapter that cannot distinguish users may send messages. False if no plugin is loaded.
 #[cfg(feature = "adapter-mariadb")]
 pub(super) fn is_allowed_for_all_users(message: &str) -> bool {
     let start = START_SETTINGS.get();
@@ -315,8 +314,8 @@ fn spawn_start_thread(thread: &'static ThreadSpec) {
     }
 }
 
-/// Creates the plugin and opens the control socket. Does neither if the program serves the socket itself. Opens none if
-/// another copy of the library has opened it in the meantime. Runs on the start thread.
+/// Creates the plugin and opens the control socket. Does neither if the program serves the socket itself, and opens none
+/// if another copy of the library has done so meanwhile. Runs on the start thread.
 fn start_plugin(privileges: &mut Privileges) {
     privileges.match_main_thread();
     // Before anything is allocated, so that an existing plugin does not sample this thread.
