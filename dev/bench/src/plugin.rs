@@ -55,8 +55,8 @@ impl log::Log for LineCounter {
     fn flush(&self) {}
 }
 
-/// This process as a host whose log only counts its lines.
-fn counting_program() -> HostProgram {
+/// This process as a host whose log writes nothing, and counts its lines in [`LINES`].
+fn host_that_counts_log_lines() -> HostProgram {
     HostProgram {
         name: "bench",
         version: "0",
@@ -73,7 +73,7 @@ pub(crate) fn load_plugin(plugin: &str, config: &str) -> Result<memprof_host::In
         dist().join(plugin)
     );
     let config = Config::parse(&text).map_err(anyhow::Error::msg)?;
-    memprof_host::load(&config.plugin[0], counting_program()).context(plugin.to_owned())
+    memprof_host::load(&config.plugin[0], host_that_counts_log_lines()).context(plugin.to_owned())
 }
 
 /// Measures a message from the host to a plugin that writes a line into the host's log and replies.

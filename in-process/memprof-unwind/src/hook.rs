@@ -75,7 +75,7 @@ impl BacktraceHook {
     }
 
     /// Resets the counters and activates the hook. For comparison, `saved` also walks the first `initial_comparisons`
-    /// samples, and later one in [`COMPARE_INTERVAL`].
+    /// samples, and later one in `COMPARE_INTERVAL`.
     ///
     /// # Safety
     /// `saved` is the walker of an allocator that stays loaded, only that allocator gets this hook, and

@@ -334,8 +334,8 @@ fn heading(reply: &ProveOutput<'_>) -> String {
     }
 }
 
-/// Returns the addition to the heading for leaks that explain no growth, because runtimes leak some objects once, when
-/// they start; empty for larger leaks.
+/// Returns the heading's addition for a small leak: at most [`NEGLIGIBLE_BYTES`] and 0.1 % of `rss`, the process's
+/// resident bytes. Many runtimes leak that much once, when they start, and it explains no growth. Empty for larger leaks.
 fn negligible_text(leaked: u64, rss: u64) -> &'static str {
     match leaked <= NEGLIGIBLE_BYTES.min(rss / 1000) {
         true => "; that is negligible, unless it grows from one search to the next",

@@ -103,7 +103,8 @@ pub struct FrameLocations {
     pub calls: Option<u64>,
 }
 
-/// Returns the bytes needed below [`FrameLocations::saved`] if the frames of that many calls lie there too.
+/// Returns the bytes needed below [`FrameLocations::saved`] for both: the frame that restores the saved context, and the
+/// frames of `calls` calls. That is where [`FrameLocations::calls`] is `None`.
 pub fn frames_size(calls: usize, saved: &SavedContext<'_>) -> u64 {
     // 64 and 16 bytes for the alignment of vectors and frames.
     FRAME_STRIDE * (calls as u64 + 1) + saved.xstate.to_frame_bytes().len() as u64 + 64 + 16

@@ -4,11 +4,11 @@ mod arguments;
 mod config;
 mod exit_handler;
 mod gdump_arguments;
+mod host_jemalloc;
 mod messages;
 mod profilers;
 mod reply;
 mod sample_from_start;
-mod shim;
 mod stats_format;
 mod text;
 

@@ -15,9 +15,9 @@ use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 
 use crate::config::Config;
 use crate::exit_handler::register_exit_handler;
+use crate::host_jemalloc::{host_mallctl, read_printout, read_totals};
 use crate::profilers::{ProfilerStart, Profilers};
 use crate::reply::{reply_success, to_failure};
-use crate::shim::{host_mallctl, read_printout, read_totals};
 
 /// Descriptions of the messages for the ABI.
 const DESCRIPTORS: [Message; MESSAGES.len()] = {

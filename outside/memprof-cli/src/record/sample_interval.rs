@@ -247,7 +247,8 @@ fn is_worth_a_new_start(age: Duration, rest: Duration) -> bool {
     rest >= age.min(CHECK_TIME)
 }
 
-/// A coarser interval for samples that come at `rate` in a second. `None` if these are at most twice as many as intended.
+/// Returns a coarser interval than `bytes`, the present one, at which `rate` samples come in a second. `None` if `rate` is
+/// at most twice `max_rate`, or if no coarser interval is allowed.
 fn choose_coarser(bytes: u64, rate: f64, max_rate: f64) -> Option<u64> {
     let excess = rate / max_rate;
     let coarser = (bytes as f64 * excess).ceil() as u64;

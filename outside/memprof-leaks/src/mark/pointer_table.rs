@@ -90,8 +90,8 @@ impl PointerTable {
         self.postpones_unread = self.is_full();
     }
 
-    /// From now on, objects that are not in the table are read at once, not postponed.
-    pub(super) fn allow_unread_objects(&mut self) {
+    /// From now on, objects that are not in the table are read at once, and do not wait for another sweep.
+    pub(super) fn stop_postponing_unread(&mut self) {
         self.postpones_unread = false;
     }
 

@@ -75,7 +75,7 @@ impl Marker<'_> {
         is_last: bool,
     ) -> Option<PointerTable> {
         if is_last || self.objects.marked_unscanned().take(MIN_POSTPONED).count() < MIN_POSTPONED {
-            table.allow_unread_objects();
+            table.stop_postponing_unread();
             return Some(table);
         }
         drop(table);

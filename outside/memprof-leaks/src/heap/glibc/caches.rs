@@ -36,8 +36,8 @@ pub(super) enum ListPointers {
 }
 
 impl ListPointers {
-    /// Returns the pointer that is stored as `value` at an address. In a xored list, `value` is the pointer XORed with
-    /// the page number of its own address.
+    /// Returns the pointer that is stored as `value` at an address. In a xored list, `value` is the exclusive or of the
+    /// pointer and the page number of its own address.
     pub(super) fn reveal(self, value: u64, address: u64) -> u64 {
         match self {
             Self::Plain => value,
