@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use crate::code_origin::{CodeOrigin, CodeOrigins, OriginRules, library_stem};
+use crate::names::Frame;
 use crate::profile::SampleType;
 use crate::stacks::AddressId;
 use crate::symbolized_profile::SymbolizedProfile;
@@ -119,7 +120,7 @@ pub(crate) fn interpreter_advice(
     // HotSpot's functions are a library's. What Java code called has a frame of a method, if that has a name.
     if library_stem(file) == JVM {
         let share = share_percent(named, sample_type, |frames| {
-            !frames.iter().any(|id| is_named_jit_code(named, *id))
+            !frames.iter().any(|id| is_named_java_method(named, *id))
         });
         return (share >= MIN_SHARE_PERCENT).then(|| advice_text(share, file, advice));
     }
@@ -157,11 +158,18 @@ fn share_percent(
     100.0 * counted as f64 / total.max(1) as f64
 }
 
-/// Returns whether an address is of code that a JIT compiler made, and has a name.
-fn is_named_jit_code(named: &SymbolizedProfile, id: AddressId) -> bool {
+/// Part of HotSpot that runs all methods that are not compiled, as its perf map names it.
+const HOTSPOT_INTERPRETER: &str = "Interpreter";
+
+/// Returns whether an address is in a method that HotSpot compiled, and has that method's name. An offset in a region
+/// of memory is no name.
+fn is_named_java_method(named: &SymbolizedProfile, id: AddressId) -> bool {
+    let names = &named.names;
     let mapping = named.profile.mapping_of_frame(id);
-    let in_file = mapping.is_some_and(|index| named.profile.mappings[index].is_file());
-    !in_file && !named.names.frames(id).is_empty()
+    let in_memory = mapping.is_some_and(|index| !named.profile.mappings[index].is_file());
+    let is_method =
+        |frame: &Frame| frame.named && names.strings.get(frame.function) != HOTSPOT_INTERPRETER;
+    in_memory && names.frames(id).iter().any(is_method)
 }
 
 /// Returns advice on how to see the functions of the program that an interpreter runs. `None` if `file` is no known

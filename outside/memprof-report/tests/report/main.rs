@@ -11,6 +11,7 @@ mod fixtures;
 mod goldens;
 mod hostile;
 mod images;
+mod interpreters;
 mod labels;
 mod no_stack;
 mod own;
