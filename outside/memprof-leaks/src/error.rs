@@ -86,6 +86,12 @@ pub enum Error {
         /// Budget, in bytes.
         limit: u64,
     },
+    /// Its fork would wait for the program that serves its memory.
+    #[error(
+        "cannot be copied: its memory is served by userfaultfd(2), whose server each fork waits for \
+         (UFFD_FEATURE_EVENT_FORK), or which is not found"
+    )]
+    ForkEvents,
     /// clone(2) failed in the process, or did not return.
     #[error("could not be copied: {}", not_cloned_reason(.0))]
     NotCloned(io::Error),
@@ -166,7 +172,9 @@ impl Error {
             Self::NoSamples => "run `memprof attach` and `memprof activate`, and ask again when it has allocated more; \
                                 or choose by --class or --size"
                 .to_owned(),
-            Self::NoPython | Self::NotCloned(_) | Self::Io { .. } => return None,
+            Self::NoPython | Self::ForkEvents | Self::NotCloned(_) | Self::Io { .. } => {
+                return None;
+            }
         };
         Some(remedy)
     }

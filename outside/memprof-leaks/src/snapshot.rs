@@ -10,6 +10,7 @@ mod signal_stacks;
 pub(crate) mod smaps;
 mod threads;
 mod uncopied;
+mod userfault;
 
 use std::fs;
 use std::io;
@@ -131,6 +132,7 @@ impl CopyTarget {
     pub fn snapshot(&self, limit: Duration, max_bytes: u64) -> Result<Snapshot, Error> {
         let mappings = smaps::parse_smaps(&read_proc_file(self.pid, "smaps")?);
         headroom::require_headroom(self.pid, &mappings)?;
+        userfault::require_no_fork_events(self.pid, &mappings)?;
         let estimate = smaps::estimate_pause(&mappings, self.status.threads);
         if estimate > limit {
             return Err(Error::LongPause { estimate, limit });
@@ -286,10 +288,10 @@ impl Snapshot {
         };
         let pid = copy.pid();
         let status = ProcStatus::read_thread(pid);
-        drop(copy);
+        copy.end();
         let reaped = status
             .map_err(Error::from)
-            .and_then(|status| target.reap(&status, pid));
+            .and_then(|status| target.reap(&status, pid, Some(copy)));
         reaped.is_ok() && !reap::process_exists(pid)
     }
 

@@ -32,6 +32,17 @@ impl ProcessCopy {
         Ok(copy)
     }
 
+    /// Ends the copy, and waits until its memory is released. Its parent cannot wait for it before this value is
+    /// dropped.
+    pub fn end(&self) {
+        // SAFETY: kill(2) takes numbers; the tracee's pid is not reused before waitpid(2).
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+        let options = libc::WEXITED | libc::WNOWAIT | libc::__WALL;
+        let (id, no_info) = (self.0.cast_unsigned(), std::ptr::null_mut());
+        // SAFETY: waitid(2) takes numbers and a null pointer, for which it returns nothing.
+        unsafe { libc::waitid(libc::P_PID, id, no_info, options) };
+    }
+
     /// Returns the pid in this process's pid namespace.
     pub fn pid(&self) -> u32 {
         self.0.cast_unsigned()

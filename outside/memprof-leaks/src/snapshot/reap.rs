@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use memprof_ptrace::process::{ProcStat, ProcStatus};
+use memprof_ptrace::process_copy::ProcessCopy;
 use memprof_ptrace::remote_call::{self, COPY_EXIT_STATUS};
 
 use super::{CopyTarget, POLL_INTERVAL, process_gone_refusal, read_proc_file, threads};
@@ -61,7 +62,7 @@ pub fn reap_copies(pid: u32, since: u64, end: SearchEnd) -> usize {
             for (copy, _) in remaining {
                 let status = ProcStatus::read_thread(copy).map_err(Error::from);
                 // The next iteration tries again.
-                let _ = status.and_then(|status| target.reap(&status, copy));
+                let _ = status.and_then(|status| target.reap(&status, copy, None));
             }
         }
         thread::sleep(POLL_INTERVAL);
@@ -114,10 +115,16 @@ pub(super) fn process_exists(pid: u32) -> bool {
 }
 
 impl CopyTarget {
-    /// Makes the process wait for the zombie of a snapshot, because only the parent can. Blocks up to five seconds.
-    /// `Ok` does not say that the zombie is gone: the caller checks it. Fails if the process has ended or executes
-    /// another program, or the call cannot be made.
-    pub(super) fn reap(&self, child: &ProcStatus, child_pid: u32) -> Result<(), Error> {
+    /// Makes the process wait for the zombie of a snapshot, because only the parent can. Blocks up to five
+    /// seconds. Returns `Ok` also if that fails; the caller checks whether the zombie is gone. Drops the `copy`, which
+    /// has ended, once no other thread of the process waits for children of any kind: the process would take it for one
+    /// of its own.
+    pub(super) fn reap(
+        &self,
+        child: &ProcStatus,
+        child_pid: u32,
+        mut copy: Option<ProcessCopy>,
+    ) -> Result<(), Error> {
         // The process knows the child by its number in their pid namespace.
         let Some(own_number) = child.ns_pids.last() else {
             return Ok(());
@@ -134,7 +141,7 @@ impl CopyTarget {
                 return Err(process_gone_refusal(self.pid).into());
             }
             let maps = read_proc_file(self.pid, "maps")?;
-            let mut threads = threads::stop_one(self.pid)?;
+            let mut threads = threads::stop_reapers(self.pid)?;
             if let Ok((thread, stopped)) =
                 threads.pick_thread(|thread| self.can_clone(&maps, thread))
             {
@@ -149,6 +156,7 @@ impl CopyTarget {
                     let written = self.memory.write(*address, bytes);
                     written.map_err(Error::io("failed to write to a stack"))?;
                 }
+                drop(copy.take());
                 stopped
                     .detach_into(&frames.registers)
                     .map_err(Error::io("failed to let it reap"))?;

@@ -30,6 +30,8 @@ pub(crate) struct MappingUsage {
     pub(crate) is_unwritable: bool,
     /// Whether it is a device's, which cannot be read from outside the process.
     pub(crate) is_device: bool,
+    /// Whether a program serves its page faults (userfaultfd(2)).
+    pub(crate) is_served: bool,
 }
 
 /// Time to copy an entry of a page table with the page's reference count, on a slow machine.
@@ -75,6 +77,7 @@ pub(crate) fn parse_smaps(smaps: &[u8]) -> Vec<MappingUsage> {
                 last.is_not_copied = last.is_emptied || has("dc");
                 last.is_unwritable = last.is_shared && !has("mw");
                 last.is_device = has("io") || has("pf");
+                last.is_served = has("um") || has("uw") || has("ui");
             }
             _ => {}
         }
@@ -167,6 +170,9 @@ VmFlags: rd wr mr mw me ac sd dc
 7f0000000000-7f0000001000 rw-p 00000000 00:05 99                         /dev/dri: card
 Rss:                   4 kB
 VmFlags: rd wr io pf
+7f0000001000-7f0000002000 rw-p 00000000 00:00 0
+Rss:                   4 kB
+VmFlags: rd wr mr mw me um sd
 ";
 
     #[test]
@@ -184,12 +190,14 @@ VmFlags: rd wr io pf
             is_shared: false,
             is_unwritable: false,
             is_device: false,
+            is_served: false,
         };
         assert_eq!(found[0], heap);
-        assert!(found[1].is_device && !found[1].is_not_copied);
+        assert!(found[1].is_device && !found[1].is_not_copied && !found[1].is_served);
+        assert!(found[2].is_served && !found[2].is_device);
         let expected = PAGE_COPY_TIME * 131_073
             + HUGE_PAGE_COPY_TIME * 256
-            + MAPPING_COPY_TIME * 2
+            + MAPPING_COPY_TIME * 3
             + THREAD_STOP_TIME * 3;
         assert_eq!(pause_with(PAGE_COPY_TIME, &found, 3), expected);
     }

@@ -15,6 +15,7 @@ use memprof_ptrace::seccomp::require_snapshot_calls;
 use memprof_ptrace::stop::{StopError, StoppedThread};
 use memprof_ptrace::stop_all::{self, StopAllError};
 use memprof_ptrace::syscall_restart::{self, CALL_LENGTH, would_see_eintr};
+use memprof_ptrace::threads::{Thread, WaitingSyscall, list_threads};
 use memprof_ptrace::xstate::XState;
 
 use crate::error::Error;
@@ -25,6 +26,9 @@ const CODE_SEGMENT_64: u64 = 0x33;
 const NO_CALL: i64 = -1;
 /// Time for all ptrace(2) calls on a busy machine, in addition to the limit.
 const STOP_TIMEOUT: Duration = Duration::from_millis(50);
+/// Time to list the threads that wait for children, and the most that are stopped for a moment.
+const LIST_TIME_LIMIT: Duration = Duration::from_millis(50);
+const MAX_REAPERS: usize = 16;
 
 /// Code of glibc's files, which make system calls for a program. `loaded` are the start addresses of the
 /// libraries in the loader's list: a program may map other files with these names, and run code of its own
@@ -112,14 +116,32 @@ pub(super) fn stop_all(pid: u32, limit: Duration) -> Result<SnapshotThreads, Err
     }
 }
 
-/// Stops one thread, the first that can be stopped. The result is empty if none can. Fails if the process has
-/// ended.
-pub(super) fn stop_one(pid: u32) -> Result<SnapshotThreads, Error> {
+/// Stops the threads that wait for children of any kind, or run and may do so next, up to [`MAX_REAPERS`]; or else one
+/// thread, the first that can be stopped. The result is empty if none can. Fails if the process has ended.
+pub(super) fn stop_reapers(pid: u32) -> Result<SnapshotThreads, Error> {
     let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
-    let stopped = list_tids(pid)?
-        .into_iter()
-        .find_map(|tid| Some((tid, StoppedThread::interrupt(tid).ok()?)));
-    Ok(read_threads(&memory, stopped.into_iter().collect()))
+    let stop = |tid| Some((tid, StoppedThread::interrupt(tid).ok()?));
+    let listed = list_threads(pid, 0, LIST_TIME_LIMIT);
+    let listed = listed.map_err(|_| super::process_gone_refusal(pid))?;
+    let waits = |thread: &&Thread| thread.call.is_some_and(waits_for_any_kind);
+    let runs = |thread: &&Thread| thread.is_runnable;
+    let reapers = listed.iter().filter(waits);
+    let reapers = reapers.chain(listed.iter().filter(runs)).take(MAX_REAPERS);
+    let mut stopped: Vec<_> = reapers.filter_map(|thread| stop(thread.tid)).collect();
+    if stopped.is_empty() {
+        stopped.extend(list_tids(pid)?.into_iter().find_map(stop));
+    }
+    Ok(read_threads(&memory, stopped))
+}
+
+/// Whether a call of wait4(2) or waitid(2) also reaps children whose end sends no signal.
+fn waits_for_any_kind(call: WaitingSyscall) -> bool {
+    let options = match call.number {
+        libc::SYS_wait4 => call.arguments[2],
+        libc::SYS_waitid => call.arguments[3],
+        _ => return false,
+    };
+    options as i32 & (libc::__WALL | libc::__WCLONE) != 0
 }
 
 /// Stops one thread of a process. Fails if it has ended, or is not stopped in time.

@@ -289,3 +289,16 @@ fn cgroup_without_memory_for_copied_pages_is_refused() {
         "{error}"
     );
 }
+
+/// Its fork would wait for a thread of its own, which is stopped.
+#[test]
+fn process_whose_forks_wait_for_the_server_of_its_memory_is_refused() {
+    let served = |mode: &str| Target::from_command(Command::new(compiled("served")).arg(mode));
+    let error = refusal_of(&mut served("forks"), LONG_PAUSE);
+    assert!(matches!(error, Error::ForkEvents), "{error}");
+    assert_eq!(error.exit_code(), 4);
+    let mut target = served("faults");
+    prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+    target.assert_unharmed();
+    assert_eq!(children(target.pid), "");
+}

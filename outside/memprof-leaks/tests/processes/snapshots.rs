@@ -73,3 +73,20 @@ fn process_that_executes_or_ends_is_refused() {
     let error = subject.snapshot(MAX_PAUSE, MAX_BYTES).unwrap_err();
     assert_eq!(error.to_string(), "has ended meanwhile");
 }
+
+/// A copy ends without a signal, and only the program can wait for it.
+#[test]
+fn program_that_waits_for_children_of_any_kind_does_not_reap_copies() {
+    for mode in ["thread", "poll"] {
+        let mut target = start("reaps", &[mode]);
+        let subject = CopyTarget::inspect(target.pid).unwrap();
+        let own = children(target.pid);
+        for _ in 0..20 {
+            let snapshot = subject.snapshot(MAX_PAUSE, MAX_BYTES).unwrap();
+            assert!(snapshot.release(&subject), "{mode}");
+        }
+        target.write(b"?\n");
+        assert_eq!(target.line(), "0\n", "{mode}");
+        assert_eq!(children(target.pid), own);
+    }
+}
