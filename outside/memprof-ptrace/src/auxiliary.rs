@@ -9,6 +9,9 @@ pub(crate) const AT_BASE: u64 = 7;
 /// Key of the address of the executed file's program headers.
 pub(crate) const AT_PHDR: u64 = 3;
 
+/// Key of the address of the vDSO (vdso(7)).
+pub(crate) const AT_SYSINFO_EHDR: u64 = 33;
+
 /// Reads the auxiliary vector of the program that a process executes; empty if its main thread has ended.
 ///
 /// # Errors

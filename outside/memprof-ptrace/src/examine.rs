@@ -8,9 +8,10 @@ use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use object::ReadCache;
 
+use crate::auxiliary::{AT_SYSINFO_EHDR, vector_value};
 use crate::executable::{find_glibc_by_name, has_plugin, loader_name, require_glibc};
 use crate::frame_memory::loaded_libraries;
-use crate::maps::Mapping;
+use crate::maps::{Mapping, mappings};
 use crate::memory::Memory;
 use crate::proc_dir::ProcDir;
 use crate::process::{ProcStat, ProcStatus, ProcessState, SeccompMode, shares_memory_with_parent};
@@ -159,6 +160,7 @@ impl TracerCredentials {
         }
         if purpose != Purpose::Read {
             sanitizer::require_none_mapped(&maps)?;
+            require_vdso(&proc_dir.read("auxv")?, &maps)?;
         }
         if status.has_shadow_stack {
             return Err(Refusal::ShadowStack);
@@ -241,6 +243,16 @@ fn require_running(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
             pid,
         }),
         (None, ProcessState::Stopped) => Err(Refusal::Stopped { pid }),
+        _ => Ok(()),
+    }
+}
+
+/// Fails if a process has unmapped or moved the vDSO, through which its C library reads clocks: a program that does so
+/// reads none. `vector` is its auxiliary vector, in which a program without vDSO has no address of one.
+fn require_vdso(vector: &[u8], maps: &[u8]) -> Result<(), Refusal> {
+    let is_mapped = |address| mappings(maps).any(|mapping| mapping.range.contains(&address));
+    match vector_value(vector, AT_SYSINFO_EHDR) {
+        Some(address) if !is_mapped(address) => Err(Refusal::NoVdso),
         _ => Ok(()),
     }
 }
@@ -332,6 +344,19 @@ mod tests {
             "Z (zombie)",
             Err("its main thread has ended, so /proc shows nothing of the process"),
         );
+    }
+
+    #[test]
+    fn process_without_its_vdso_is_refused() {
+        let maps = b"7f0000-7f2000 r-xp 00000000 00:00 0     [vdso]\n";
+        let check = |address: u64, expected: Result<(), Refusal>| {
+            let words = [AT_SYSINFO_EHDR, address, 0, 0];
+            let vector: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            assert_eq!(require_vdso(&vector, maps), expected, "{address:x}");
+        };
+        check(0x7f_0000, Ok(()));
+        check(0x7e_0000, Err(Refusal::NoVdso));
+        check(0, Ok(()));
     }
 
     #[test]

@@ -103,6 +103,12 @@ pub enum Refusal {
         /// `pid` or `time`.
         kind: &'static str,
     },
+    /// The C library would jump to where the vDSO was.
+    #[error("has unmapped its vDSO (vdso(7)), by which its C library reads clocks")]
+    NoVdso,
+    /// The kernel lets no thread of this policy make threads or processes.
+    #[error("has no thread that may make another one: they are of the policy SCHED_DEADLINE")]
+    Deadline,
     /// The sanitizer ends the process at the first thread whose creation it did not see.
     #[error(
         "was built with {sanitizer}, which ends it when a thread comes by another way than its own"
@@ -305,6 +311,10 @@ impl Refusal {
                 needed,
                 ..
             } => format!("raise it as root: {}", limit.raise_command(*pid, used + needed + limit.headroom(), *hard)),
+            Self::Deadline => {
+                "start it with reset-on-fork (chrt --deadline --reset-on-fork, or SCHED_FLAG_RESET_ON_FORK in \
+                 sched_setattr(2))".to_owned()
+            }
             Self::ChildNamespace { .. } => {
                 "name a process that it has started".to_owned()
             }
@@ -328,6 +338,7 @@ impl Refusal {
             | Self::OtherArchitecture(_)
             | Self::UnreadableFilter(_)
             | Self::UserDispatch
+            | Self::NoVdso
             | Self::Unreadable { .. } => return None,
         };
         Some(remedy)

@@ -1,11 +1,12 @@
-//! Checks that the seccomp filters, the user dispatch and the namespaces of a thread allow what the plugin does in its
-//! process.
+//! Checks that the seccomp filters, the user dispatch, the namespaces and the scheduling policy of a thread allow what
+//! the plugin does in its process.
 //!
 //! A filter may kill the process at a system call that it does not allow. So its programs are read from the kernel
 //! and run here, for each call that the plugin makes, before the process is changed.
 
 mod calls;
 mod child_namespace;
+mod deadline;
 mod dispatch;
 mod filter;
 mod program;
@@ -28,11 +29,12 @@ use calls::{
 ///
 /// # Errors
 /// `UserDispatch`: the thread redirects its system calls; `ChildNamespace`: its children are of another pid namespace;
-/// `ForbiddenCall`: a filter forbids one of the calls;
+/// `Deadline`: its scheduling policy forbids it to make threads; `ForbiddenCall`: a filter forbids one of the calls;
 /// `StrictSeccomp`: the thread has strict mode; `UnreadFilter`: the caller lacks `CAP_SYS_ADMIN` or has a filter
 /// too; `UnreadableFilter`: a filter cannot be read for another reason, or its result is unknown.
 pub fn require_calls(thread: u32) -> Result<(), Refusal> {
     child_namespace::require_same_namespaces(thread, &["pid"])?;
+    deadline::require_policy_that_forks(thread)?;
     let has_locked_memory = ProcStatus::read_thread(thread)?.locked > 0;
     require_allowed(thread, |filters| {
         match forbidden_call(filters, rseq::rseq_use(thread))? {
@@ -52,6 +54,7 @@ pub fn require_calls(thread: u32) -> Result<(), Refusal> {
 /// Like [`require_calls`], and also for another time namespace of its children.
 pub fn require_snapshot_calls(thread: u32) -> Result<(), Refusal> {
     child_namespace::require_same_namespaces(thread, &["pid", "time"])?;
+    deadline::require_policy_that_forks(thread)?;
     require_allowed(thread, |filters| first_missing_call(filters, SNAPSHOT))
 }
 

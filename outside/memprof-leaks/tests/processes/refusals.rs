@@ -302,3 +302,30 @@ fn process_whose_forks_wait_for_the_server_of_its_memory_is_refused() {
     target.assert_unharmed();
     assert_eq!(children(target.pid), "");
 }
+
+/// The kernel lets no thread with that policy fork.
+#[test]
+fn process_of_deadline_scheduling_is_refused() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("SKIPPED (needs root): process_of_deadline_scheduling_is_refused");
+        return;
+    }
+    let mut command = Command::new("chrt");
+    command.args(["--deadline", "--sched-runtime", "10000000"]);
+    command.args([
+        "--sched-deadline",
+        "100000000",
+        "--sched-period",
+        "100000000",
+        "0",
+    ]);
+    command.args([
+        "sh",
+        "-c",
+        "echo ready; while read line; do echo \"$line\"; done",
+    ]);
+    let error = refusal_of(&mut Target::from_command(&mut command), LONG_PAUSE);
+    let is_expected = matches!(error, Error::Refused(memprof_ptrace::Refusal::Deadline));
+    assert!(is_expected, "{error}");
+    assert_eq!(error.exit_code(), 4);
+}
