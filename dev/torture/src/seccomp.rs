@@ -55,7 +55,7 @@ pub(super) fn run(_: SuiteLength) -> Result<String> {
         let refused = send_all_messages(*number).context(*name)?;
         match refused {
             Some(refused) => ensure!(
-                refused.contains(&format!("would end it at {name},")),
+                refused.contains(&format!("would end or hold it at {name},")),
                 "{name} is not named: {refused}"
             ),
             None => dumps += 1,

@@ -115,8 +115,9 @@ pub fn require_allowed_calls() -> Result<()> {
 
 /// `Io` error that names the system call at which the filter would kill the process.
 fn blocked_call_error(call: &str) -> Error {
-    let message =
-        format!("the seccomp filter of this process would end it at {call}, which memprof needs");
+    let message = format!(
+        "the seccomp filter of this process would end or hold it at {call}, which memprof needs"
+    );
     Error::new(ErrorKind::Io, message).remedy(format!(
         "allow {call} in the filter, or let it answer with an error (systemd: \
          SystemCallErrorNumber=EPERM)"
@@ -145,26 +146,32 @@ fn parse_filter_count(status: &str) -> Option<u64> {
     (number("Seccomp:")? == FILTERED).then(|| number("Seccomp_filters:").unwrap_or(1))
 }
 
-/// Forks a child that makes all [`CALLS`]. Returns the name of the call at which it was killed. `None` if it survived.
+/// Forks a child that makes all [`CALLS`]. Returns the name of the call at which it was killed, or is held for
+/// [`PROBE_TIMEOUT`]. `None` if it survived.
 ///
 /// # Errors
-/// The child could not be created, did nothing, or did not end within [`PROBE_TIMEOUT`].
+/// The child could not be created, did nothing, or did not end in that time.
 fn probe_in_child() -> io::Result<Option<&'static str>> {
     let shared = ProbePage::map()?;
     let (child, exit) = fork_probe_child(shared.progress())?;
     let mut polled = [PollFd::new(&exit, PollFlags::IN)];
-    loop {
+    let has_ended = loop {
         match poll(&mut polled, Some(&PROBE_TIMEOUT)) {
-            Ok(0) => return Err(Errno::TIMEDOUT.into()),
-            Ok(_) => break,
+            Ok(ready) => break ready > 0,
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
-    }
+    };
     let started = shared.progress().load(Ordering::Acquire);
+    // The filter leaves a call to a supervisor that does not answer (`SECCOMP_RET_USER_NOTIF`). The child stays: the
+    // filter may end the process for kill(2).
+    let is_held = !has_ended && (1..=CALLS.len()).contains(&started);
+    if !has_ended && !is_held {
+        return Err(Errno::TIMEDOUT.into());
+    }
     // Not called if the child was killed at its first call, which is wait4(2) itself. The child then stays a zombie in
     // the process table.
-    if started > 1 {
+    if has_ended && started > 1 {
         // SAFETY: waitpid(2) of this process's own child; no other thread waits for it, because its exit signal is 0.
         unsafe { libc::waitpid(child, ptr::null_mut(), libc::__WALL) };
     }

@@ -24,8 +24,9 @@ use calls::{
     MUNLOCK, OPTIONAL, OWN_DESCRIPTORS, REQUIRED, RSEQ, SIGNAL_STACK, SNAPSHOT, SyscallRequirement,
 };
 
-/// Fails if a filter would end the process at a call of the plugin, or deny a call without which the plugin cannot be
-/// loaded. The caller must have stopped the thread by ptrace(2). Threads that it creates have the same filters.
+/// Fails if a filter would end the process or hold the thread at a call of the plugin, or deny a call without which the
+/// plugin cannot be loaded. The caller must have stopped the thread by ptrace(2). Threads that it creates have the same
+/// filters.
 ///
 /// # Errors
 /// `UserDispatch`: the thread redirects its system calls; `ChildNamespace`: its children are of another pid namespace;
@@ -39,7 +40,7 @@ pub fn require_calls(thread: u32) -> Result<(), Refusal> {
     require_allowed(thread, |filters| {
         match forbidden_call(filters, rseq::rseq_use(thread))? {
             // The plugin calls munlock(2) only if mlockall(2) has locked its memory.
-            None if has_locked_memory && evaluate(filters, &MUNLOCK.call)?.kills_process() => {
+            None if has_locked_memory && evaluate(filters, &MUNLOCK.call)?.is_harmful() => {
                 Ok(Some(MUNLOCK.name))
             }
             found => Ok(found),
@@ -101,7 +102,7 @@ fn require_allowed(
 }
 
 /// Returns the name of the first call that makes the plugin unusable: a required call that the filters deny, or an
-/// optional one at which they end the process. `None` if there is none.
+/// optional one at which they end the process or hold the thread. `None` if there is none.
 ///
 /// # Errors
 /// A filter checks data that is unknown here, or is invalid for seccomp(2).
@@ -114,7 +115,7 @@ pub fn forbidden_call(
         return Ok(Some(call));
     }
     for call in OPTIONAL {
-        if evaluate(filters, &call.call)?.kills_process() {
+        if evaluate(filters, &call.call)?.is_harmful() {
             return Ok(Some(call.name));
         }
     }
@@ -217,6 +218,10 @@ mod tests {
         check(
             &[(libc::SYS_prctl, libc::SECCOMP_RET_KILL_THREAD)],
             Some("prctl"),
+        );
+        check(
+            &[(libc::SYS_mkdir, libc::SECCOMP_RET_USER_NOTIF)],
+            Some("mkdir"),
         );
         // An action that pretends success.
         check(&[(libc::SYS_mmap, libc::SECCOMP_RET_ERRNO)], Some("mmap"));

@@ -94,9 +94,10 @@ impl FilterAction {
         }
     }
 
-    /// Returns whether the process may end at the call: it is killed, or gets a SIGSYS.
-    pub fn kills_process(self) -> bool {
-        matches!(self, Self::Killed | Self::Signal)
+    /// Returns whether the call may not be tried: the process is killed or gets a SIGSYS, or the call waits for a
+    /// supervisor, which may never answer.
+    pub fn is_harmful(self) -> bool {
+        matches!(self, Self::Killed | Self::Signal | Self::Supervised)
     }
 }
 
