@@ -8,6 +8,7 @@ mod fork_guard;
 mod guarded_fd;
 #[cfg(target_arch = "x86_64")]
 mod imports;
+mod inherited_settings;
 mod libc_symbol;
 mod loader_lock;
 mod lock;
@@ -25,6 +26,7 @@ pub use guarded_fd::{GuardedFd, above_stdio};
 #[cfg(target_arch = "x86_64")]
 #[doc(hidden)]
 pub use imports::bind_imports;
+pub use inherited_settings::{coarse_monotonic_time, coarse_wall_time, detect_processor};
 pub use libc_symbol::libc_symbol;
 pub use lock::{ProcessLock, ProcessLockGuard, ProcessOnce};
 pub use lock_free_once::LockFreeOnce;

@@ -10,6 +10,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use crate::inherited_settings::{allow_all_keys, reset_inherited_settings};
 use crate::libc_symbol::libc_symbol;
 use crate::lock_free_once::LockFreeOnce;
 use crate::memory::{allocate_thread_locals, require_memory};
@@ -126,6 +127,8 @@ struct ThreadStart<W> {
 
 /// Entry point of a thread that [`spawn_with`] creates. `start` is a box of [`ThreadStart`].
 extern "C" fn run_boxed<W: FnOnce(&mut Privileges)>(start: *mut c_void) -> *mut c_void {
+    // Before the box, which is in the program's heap.
+    allow_all_keys();
     // SAFETY: `spawn_with` passed ownership of the box to this thread.
     let ThreadStart { name, needs, work } =
         *unsafe { Box::from_raw(start.cast::<ThreadStart<W>>()) };
@@ -135,6 +138,7 @@ extern "C" fn run_boxed<W: FnOnce(&mut Privileges)>(start: *mut c_void) -> *mut 
 
 /// Entry point of a thread that [`spawn_static`] creates.
 extern "C" fn run_static(spec: *mut c_void) -> *mut c_void {
+    allow_all_keys();
     // SAFETY: `spawn_static` passes a static `ThreadSpec`.
     let spec = unsafe { &*spec.cast::<ThreadSpec>() };
     run_work(spec.name, Needs::default(), spec.work);
@@ -182,6 +186,7 @@ fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
 /// ([`allocate_thread_locals`]).
 #[inline(never)]
 fn run_catching_panic(needs: Needs, work: impl FnOnce(&mut Privileges)) {
+    reset_inherited_settings();
     let mut privileges = needs.apply_privileges();
     let worked = panic::catch_unwind(AssertUnwindSafe(|| work(&mut privileges)));
     if let Err(payload) = worked {

@@ -1,9 +1,11 @@
 //! Decides which allocations are sampled. A thread samples when its countdown of bytes expires. Each countdown is drawn
 //! from an exponential distribution, so that no pattern of sizes is preferred.
-#![expect(unsafe_code, reason = "the time stamp counter")]
+#![expect(unsafe_code, reason = "a section of its own")]
 
-use core::arch::x86_64::_rdtsc;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use rustix::process::getpid;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::excluded_threads;
 use crate::thread_pointer::{hash_of, thread_pointer};
@@ -14,6 +16,12 @@ const PARKED_BYTES: u64 = 1 << 20;
 /// Number of countdowns in a process. Threads with the same hash share one. A race between them can lose counted bytes,
 /// but cannot corrupt memory.
 const COUNTDOWN_COUNT: usize = 1024;
+
+/// Step of the sequence of seeds: 2^64 divided by the golden ratio, rounded to an odd number.
+const SEED_STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Sequence of seeds (`new_seed`).
+static SEEDS: AtomicU64 = AtomicU64::new(0);
 
 /// Mean bytes between samples; 0 while sampling is stopped.
 static INTERVAL: AtomicU64 = AtomicU64::new(0);
@@ -138,12 +146,20 @@ pub(crate) fn interval() -> u64 {
     INTERVAL.load(Relaxed)
 }
 
-/// Returns a seed for a thread's random numbers. It differs between threads and between activations.
+/// Makes the seeds that are drawn from now on differ from those of other activations and processes.
+pub(crate) fn vary_seeds() {
+    let time = clock_gettime(ClockId::MonotonicCoarse);
+    let nanoseconds = (time.tv_sec as u64).wrapping_mul(1_000_000_000) + time.tv_nsec as u64;
+    let process = getpid().as_raw_nonzero().get() as u64;
+    SEEDS.fetch_add(nanoseconds ^ process << 32, Relaxed);
+}
+
+/// Returns a seed for a thread's random numbers. It differs between threads and between activations. It executes no
+/// RDTSC, which the program may have forbidden the thread (`PR_SET_TSC` of prctl(2)).
 fn new_seed() -> u64 {
-    // SAFETY: every x86-64 has a time-stamp counter.
-    let time = unsafe { _rdtsc() };
+    let drawn = SEEDS.fetch_add(SEED_STEP, Relaxed);
     // splitmix64: neighbouring inputs give unrelated outputs.
-    let mut seed = time.wrapping_add((thread_pointer() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let mut seed = drawn.wrapping_add((thread_pointer() as u64).wrapping_mul(SEED_STEP));
     seed = (seed ^ (seed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     seed = (seed ^ (seed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     (seed ^ (seed >> 31)) | 1

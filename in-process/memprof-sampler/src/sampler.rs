@@ -100,6 +100,7 @@ pub fn start(interval: u64) -> Result<(), SamplerError> {
             before => before.min(interval),
         };
         TABLES.finest_interval.store(finest, Relaxed);
+        countdown::vary_seeds();
         countdown::set_interval(interval);
         Ok(())
     } else {

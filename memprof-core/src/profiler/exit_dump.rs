@@ -7,12 +7,13 @@
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::thread::Timespec;
 use rustix::thread::futex::{self, Flags};
 
 use memprof_messages::Operation;
+use memprof_own::coarse_monotonic_time;
 
 use crate::error::{Error, Result};
 
@@ -66,12 +67,13 @@ impl ExitDump {
     /// Makes the thread run its work, and waits until it has finished or `timeout` is over. Only the first call has an
     /// effect. In a forked child, which lacks the thread, no call has one.
     pub(crate) fn run(&self, timeout: Duration) {
-        let start = Instant::now();
+        // The thread is the program's, and may be one that may not read other clocks.
+        let start = coarse_monotonic_time();
         if self.process != process::id() || !self.advance_to(RUNNING) {
             return;
         }
         while self.state.load(Ordering::Acquire) == RUNNING {
-            let remaining = timeout.saturating_sub(start.elapsed());
+            let remaining = timeout.saturating_sub(coarse_monotonic_time().saturating_sub(start));
             if remaining.is_zero() {
                 return;
             }
@@ -122,6 +124,7 @@ fn wake_waiters(state: &AtomicU32) {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
+    use std::time::Instant;
 
     use super::*;
 

@@ -12,7 +12,7 @@ mod comments;
 
 use std::ops::Range;
 use std::sync::Mutex;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use libc::{PF_X, PT_LOAD};
 
@@ -218,7 +218,8 @@ impl CodeHistory {
         if self.count == MAX_SEGMENTS || text_len > TEXT_BYTES {
             return;
         }
-        let found_at = SystemTime::now()
+        // In a thread of the program that calls the loader, which may be one that may not read other clocks.
+        let found_at = memprof_own::coarse_wall_time()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
         self.segments[self.count] = CodeSegment {

@@ -1,5 +1,6 @@
 //! Attaches to a process: two sequences of remote calls create a thread in it, which loads and starts the plugin.
 
+use std::arch::x86_64::__cpuid_count;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::thread;
@@ -153,7 +154,7 @@ fn inject(
     let unblocked = FAULT_SIGNALS.iter().chain([&SIGSETXID]);
     let stack = FunctionStack {
         end: layout.end,
-        table_word: layout.page + shared_page::TABLE as u64,
+        page: layout.page,
     };
     let second = run_calls(target, &create, Some(stack), signals_except(unblocked));
     let second = second.map_err(|error| error.with_pages_left(unmap_ranges(target, &mapped)))?;
@@ -235,6 +236,7 @@ fn fill_page(page: &mut SharedPage, target: &Target, layout: &TargetLayout, sour
     page.set_word(shared_page::MASK, signals_except(unblocked));
     // `tv_nsec` of a `timespec`.
     page.set_word(shared_page::PAUSE + 8, THREAD_POLL_INTERVAL_NS);
+    page.set_word(shared_page::HAS_KEYS, u64::from(has_protection_keys()));
     page.set_text(shared_page::MALLOC_NAME, b"malloc");
     page.set_text(shared_page::FREE_NAME, b"free");
     let malloc_code = target.malloc_code.iter().take(shared_page::MAX_MALLOC_CODE);
@@ -252,6 +254,13 @@ fn fill_page(page: &mut SharedPage, target: &Target, layout: &TargetLayout, sour
         }
         PluginSource::Memfd => page.set_word(shared_page::WANTS_MEMFD, 1),
     }
+}
+
+/// Returns whether the kernel of this machine, which is the target's, has enabled protection keys (pkeys(7)).
+fn has_protection_keys() -> bool {
+    /// OSPKE, a bit of ecx of leaf 7 (Intel SDM, volume 2, CPUID).
+    const OSPKE: u32 = 1 << 4;
+    __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).ecx & OSPKE != 0
 }
 
 /// Returns the signal mask of all signals but those with these numbers.

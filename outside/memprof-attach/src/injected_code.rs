@@ -6,10 +6,10 @@ use std::slice;
 
 use crate::shared_page::{
     ATTRIBUTES, ATTRIBUTES_INIT, BASE, CREATE, CREATE_RESULT, CREATED, DETACH, DLERROR, DLOPEN,
-    DLSYM, ENTRY, ENTRY_NAME, FREE, FREE_NAME, GET_STACK_SIZE, IS_MISALIGNED, LENGTH, LoaderAck,
-    LoaderStage, MALLOC, MALLOC_CODE, MALLOC_NAME, MASK, MEMFD, MEMFD_NAME, MUNMAP, PATH, PAUSE,
-    REPLY, SELF, SET_STACK_SIZE, STACK_SIZE, STAGE, SYSTEM_CALL, TABLE, TEXT, TEXT_LENGTH, THREAD,
-    TOML, WANTS_MEMFD,
+    DLSYM, ENABLES_CPUID, ENABLES_TIME_STAMPS, ENTRY, ENTRY_NAME, FREE, FREE_NAME, GET_STACK_SIZE,
+    HAS_KEYS, IS_MISALIGNED, LENGTH, LoaderAck, LoaderStage, MALLOC, MALLOC_CODE, MALLOC_NAME,
+    MASK, MEMFD, MEMFD_NAME, MUNMAP, PATH, PAUSE, REPLY, SELF, SET_STACK_SIZE, STACK_SIZE, STAGE,
+    SYSTEM_CALL, TABLE, TEXT, TEXT_LENGTH, THREAD, TOML, WANTS_MEMFD,
 };
 
 /// Number of 10 ms pauses for which the thread waits for a reply of memprof before it continues without one.
@@ -41,6 +41,22 @@ global_asm!(
     "xor edx, edx",
     "mov r10d, 8",
     "syscall",
+    // prctl(PR_SET_TSC, PR_TSC_ENABLE) and arch_prctl(ARCH_SET_CPUID, 1): the thread has inherited the setting of its
+    // creator. The loader, Rust's standard library and vdso(7) execute CPUID and RDTSC.
+    "cmp qword ptr [rbx + {ENABLES_TIME_STAMPS}], 0",
+    "je 13f",
+    "mov eax, 157",
+    "mov edi, 26",
+    "mov esi, 1",
+    "syscall",
+    "13:",
+    "cmp qword ptr [rbx + {ENABLES_CPUID}], 0",
+    "je 14f",
+    "mov eax, 158",
+    "mov edi, 0x1012",
+    "mov esi, 1",
+    "syscall",
+    "14:",
     "call qword ptr [rbx + {SELF}]",
     "mov rdi, rax",
     "call qword ptr [rbx + {DETACH}]",
@@ -223,6 +239,20 @@ global_asm!(
     "memprof_attach_create:",
     "push rbx",
     "mov rbx, rdi",
+    // The registers of floating point may be those of any code of the thread's.
+    "fninit",
+    "push 0x1f80",
+    "ldmxcsr dword ptr [rsp]",
+    "pop rax",
+    // All rights to memory with protection keys, for this call and the new thread: the heap may have one. The frame
+    // that the thread continues with has its own rights.
+    "cmp qword ptr [rbx + {HAS_KEYS}], 0",
+    "je 91f",
+    "xor eax, eax",
+    "xor ecx, ecx",
+    "xor edx, edx",
+    "wrpkru",
+    "91:",
     // With a low RLIMIT_STACK the program's default stacks are too small for the loader.
     "lea rdi, [rbx + {ATTRIBUTES}]",
     "call qword ptr [rbx + {ATTRIBUTES_INIT}]",
@@ -257,6 +287,7 @@ global_asm!(
     ATTRIBUTES = const ATTRIBUTES,
     ATTRIBUTES_INIT = const ATTRIBUTES_INIT,
     GET_STACK_SIZE = const GET_STACK_SIZE,
+    HAS_KEYS = const HAS_KEYS,
     MIN_STACK_SIZE = const MIN_STACK_SIZE,
     SET_STACK_SIZE = const SET_STACK_SIZE,
     STACK_SIZE = const STACK_SIZE,
@@ -267,6 +298,8 @@ global_asm!(
     CREATE_RESULT = const CREATE_RESULT,
     CREATED = const CREATED,
     DONE = const LoaderStage::Done as u64,
+    ENABLES_CPUID = const ENABLES_CPUID,
+    ENABLES_TIME_STAMPS = const ENABLES_TIME_STAMPS,
     SYSTEM_CALL = const SYSTEM_CALL,
     TABLE = const TABLE,
     THREAD = const THREAD,

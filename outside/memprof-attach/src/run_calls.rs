@@ -15,7 +15,7 @@ use memprof_ptrace::threads::waiting_syscall;
 use crate::error::AttachError;
 use crate::room::require_room;
 use crate::safe_point::{NoSafePoint, SafePointThread, stop_at_safe_point};
-use crate::shared_page::OWN_TABLE;
+use crate::shared_page;
 use crate::target::Target;
 
 /// Timeout for a thread to make its calls, none of which waits.
@@ -51,9 +51,9 @@ pub(crate) struct CallInProgress {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FunctionStack {
     pub(crate) end: u64,
-    /// Address that receives [`OWN_TABLE`] if the filters of the calling thread, which a new thread has too, let it have
-    /// a descriptor table of its own.
-    pub(crate) table_word: u64,
+    /// Address of the shared page, in which the calls are noted that the filters of the calling thread, and so those of
+    /// a new thread, allow.
+    pub(crate) page: u64,
 }
 
 /// Makes a thread at a safe point run calls. Does not wait for their end. Calls of functions need a `stack` of their
@@ -125,11 +125,11 @@ fn try_run_calls(
         let written = target.memory.write(*address, bytes);
         written.map_err(|cause| write_error(target, cause))?;
     }
-    if let Some(FunctionStack { table_word, .. }) = stack
-        && thread.may_leave_table
-    {
-        let written = target.memory.write(table_word, &OWN_TABLE.to_le_bytes());
-        written.map_err(|cause| write_error(target, cause))?;
+    if let Some(FunctionStack { page, .. }) = stack {
+        for (offset, word) in shared_page::allowed_words(thread.spare_calls) {
+            let written = target.memory.write(page + offset, &word.to_le_bytes());
+            written.map_err(|cause| write_error(target, cause))?;
+        }
     }
     let SafePointThread {
         tid,

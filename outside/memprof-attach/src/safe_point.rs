@@ -11,7 +11,7 @@ use memprof_ptrace::Refusal;
 use memprof_ptrace::control_block::can_call_glibc;
 use memprof_ptrace::frame_memory::{StackOwner, find_frame_memory};
 use memprof_ptrace::remote_call::{self, SavedContext, is_signal_frame};
-use memprof_ptrace::seccomp::{allows_own_descriptors, require_calls, rseq_area};
+use memprof_ptrace::seccomp::{SpareCalls, require_calls, rseq_area};
 use memprof_ptrace::stop::{StopError, StoppedThread};
 use memprof_ptrace::syscall_restart::{
     self, CALL_LENGTH, RestartClass, restart_class, would_see_eintr,
@@ -54,8 +54,8 @@ pub(crate) struct SafePointThread {
     pub(crate) blocked: u64,
     /// Highest address at which its call frames may end.
     pub(crate) end: u64,
-    /// Whether its filters let a new thread have a descriptor table of its own.
-    pub(crate) may_leave_table: bool,
+    /// Calls that its filters allow a new thread too.
+    pub(crate) spare_calls: SpareCalls,
 }
 
 impl SafePointThread {
@@ -228,7 +228,7 @@ fn stop_if_safe(
             state,
             blocked,
             end,
-            may_leave_table: allows_own_descriptors(tid),
+            spare_calls: SpareCalls::for_thread(tid),
         }),
         Err(reason) => {
             let restarted = stopped.registers().ok().filter(would_see_eintr);

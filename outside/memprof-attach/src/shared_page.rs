@@ -1,6 +1,7 @@
 //! Layout of the page that memprof and the new thread share in the target: numbers and texts at fixed offsets.
 
 use memprof_ptrace::memory::Memory;
+use memprof_ptrace::seccomp::SpareCalls;
 
 /// Offsets of the addresses of functions: dlopen(3), dlsym(3), dlerror(3), munmap(2), `pthread_self(3)`,
 /// `pthread_detach(3)`.
@@ -47,6 +48,12 @@ pub(crate) const MALLOC_NAME: usize = 192;
 pub(crate) const FREE_NAME: usize = 200;
 /// [`OWN_TABLE`] if the thread gets a descriptor table of its own, else 0. The thread sets it to 0 if that failed.
 pub(crate) const TABLE: usize = 208;
+/// Not 0 if the thread allows itself RDTSC and CPUID, which the program may have forbidden the thread that created it.
+pub(crate) const ENABLES_TIME_STAMPS: usize = 216;
+pub(crate) const ENABLES_CPUID: usize = 224;
+/// Not 0 if the processor has protection keys, to all of which the thread that creates the new one gives itself the
+/// right.
+pub(crate) const HAS_KEYS: usize = 232;
 pub(crate) const ENTRY_NAME: usize = 256;
 pub(crate) const MEMFD_NAME: usize = 320;
 /// Addresses of libc's functions for thread attributes; `ATTRIBUTES` is the buffer: `pthread_attr_t` has 56 bytes.
@@ -69,6 +76,19 @@ pub(crate) const TOML: usize = 1536 + 4096;
 
 /// Second argument of `memprof_attached` on a thread that has a descriptor table without files.
 pub(crate) const OWN_TABLE: u64 = 0x5461_626c;
+
+/// Returns the words that allow the new thread these calls, with their offsets in the page.
+pub(crate) fn allowed_words(calls: SpareCalls) -> [(u64, u64); 3] {
+    let table = if calls.own_descriptors { OWN_TABLE } else { 0 };
+    [
+        (TABLE as u64, table),
+        (
+            ENABLES_TIME_STAMPS as u64,
+            u64::from(calls.enable_time_stamps),
+        ),
+        (ENABLES_CPUID as u64, u64::from(calls.enable_cpuid)),
+    ]
+}
 
 /// Progress of the new thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

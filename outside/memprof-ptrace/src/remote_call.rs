@@ -134,14 +134,14 @@ pub fn build_frames(
         index => first + FRAME_STRIDE * index as u64,
     };
     let mut writes = vec![(vectors, state)];
+    let call_vectors = call_vectors(saved, vectors);
     for (index, call) in calls.iter().enumerate() {
         let mut registers = saved.registers;
         call.set_registers(&mut registers, gadgets);
         // The call returns to the first word of the next frame: the restorer, which loads that frame.
         registers.rsp = address(index + 1);
         registers.eflags &= !CLEARED_FLAGS;
-        // Without vectors the kernel loads the initial state, in which functions expect to be called.
-        let frame = signal_frame(&registers, blocked, 0, gadgets);
+        let frame = signal_frame(&registers, blocked, call_vectors, gadgets);
         writes.push((address(index), frame));
     }
     writes.push((
@@ -155,6 +155,16 @@ pub fn build_frames(
     registers.orig_rax = u64::MAX;
     registers.eflags &= !CLEARED_FLAGS;
     CallFrames { writes, registers }
+}
+
+/// Returns the address of the vector registers during the calls. 0: the kernel loads their initial state, in which
+/// functions expect to be called. But it would take rights to memory with protection keys from the thread, whose stack
+/// may have a key; then they are the thread's own, at `vectors`.
+fn call_vectors(saved: &SavedContext<'_>, vectors: u64) -> u64 {
+    match saved.xstate.has_changed_key_rights() {
+        true => vectors,
+        false => 0,
+    }
 }
 
 /// Exit status of the child of [`build_clone_frames`] if it ever runs, because memprof was killed right after
@@ -180,13 +190,15 @@ pub fn build_clone_frames(
     };
     let clone = RemoteCall::Syscall(SYS_clone, [flags, stack, 0, 0, 0, 0]);
     let mut frames = build_frames(&[clone], locations, blocked, gadgets, saved);
+    let (vectors, _) = frames.writes[0];
+    let call_vectors = call_vectors(saved, vectors);
     let mut exit = saved.registers;
     RemoteCall::Syscall(SYS_exit_group, [COPY_EXIT_STATUS, 0, 0, 0, 0, 0])
         .set_registers(&mut exit, gadgets);
     exit.rsp = stack;
     frames
         .writes
-        .push((stack, signal_frame(&exit, blocked, 0, gadgets)));
+        .push((stack, signal_frame(&exit, blocked, call_vectors, gadgets)));
     frames
 }
 

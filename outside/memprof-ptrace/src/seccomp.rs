@@ -21,7 +21,8 @@ pub use rseq::{Rseq, rseq_area};
 use crate::process::{ProcStatus, SeccompMode};
 use crate::refusal::Refusal;
 use calls::{
-    MUNLOCK, OPTIONAL, OWN_DESCRIPTORS, REQUIRED, RSEQ, SIGNAL_STACK, SNAPSHOT, SyscallRequirement,
+    ENABLE_CPUID, ENABLE_TIME_STAMPS, MUNLOCK, OPTIONAL, OWN_DESCRIPTORS, REQUIRED, RSEQ,
+    SIGNAL_STACK, SNAPSHOT, SyscallRequirement,
 };
 
 /// Fails if a filter would end the process or hold the thread at a call of the plugin, or deny a call without which the
@@ -68,13 +69,30 @@ pub fn require_signal_stack_calls(thread: u32) -> Result<(), Refusal> {
     require_allowed(thread, |filters| first_missing_call(filters, SIGNAL_STACK))
 }
 
-/// Returns whether the filters of a thread let it, and the threads that it creates, unshare the process's descriptor
-/// table. The caller must have stopped it by ptrace(2). False if a filter cannot be read.
-pub fn allows_own_descriptors(thread: u32) -> bool {
-    let missing = require_allowed(thread, |filters| {
-        first_missing_call(filters, OWN_DESCRIPTORS)
-    });
-    missing.is_ok()
+/// Calls that memprof can do without, and makes only where the filters of a thread allow them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpareCalls {
+    /// Those that give a new thread a descriptor table of its own.
+    pub own_descriptors: bool,
+    /// The one that lets a new thread execute RDTSC, which the program may have forbidden its creator.
+    pub enable_time_stamps: bool,
+    /// The one that lets a new thread execute CPUID.
+    pub enable_cpuid: bool,
+}
+
+impl SpareCalls {
+    /// Reads the filters of a thread, which those that it creates have too. The caller must have stopped it by
+    /// ptrace(2). None is allowed if a filter cannot be read.
+    pub fn for_thread(thread: u32) -> Self {
+        let allows = |calls: &'static [SyscallRequirement]| {
+            require_allowed(thread, |filters| first_missing_call(filters, calls)).is_ok()
+        };
+        Self {
+            own_descriptors: allows(OWN_DESCRIPTORS),
+            enable_time_stamps: allows(ENABLE_TIME_STAMPS),
+            enable_cpuid: allows(ENABLE_CPUID),
+        }
+    }
 }
 
 /// Fails if the thread has user dispatch or strict mode, or if its filters forbid a call. `forbidden` gets the filters,

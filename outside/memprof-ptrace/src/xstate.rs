@@ -12,6 +12,10 @@ const PRESENT_OFFSET: usize = 512;
 const RESERVED_OFFSET: usize = 464;
 /// Components that a process must request (`XFEATURE_MASK_USER_DYNAMIC`): the tiles of AMX.
 const GRANTED_COMPONENTS: u64 = 1 << 18;
+/// Component with PKRU, the thread's rights to memory with protection keys (pkeys(7)), and the rights of a thread that
+/// has changed none (`init_pkru` of the kernel): to the memory without a key.
+const KEYS_COMPONENT: u32 = 9;
+const DEFAULT_KEY_RIGHTS: u32 = 0x5555_5554;
 /// `FP_XSTATE_MAGIC1` and `FP_XSTATE_MAGIC2` of asm/sigcontext.h.
 const MAGIC1: u32 = 0x4650_5853;
 const MAGIC2: u32 = 0x4650_5845;
@@ -48,6 +52,22 @@ impl XState {
         &self.bytes
     }
 
+    /// Returns whether the thread has other rights to memory with protection keys than the kernel gives to a signal
+    /// handler: its stack may have a key.
+    pub(crate) fn has_changed_key_rights(&self) -> bool {
+        let has_keys = self.read_u64(RESERVED_OFFSET) >> KEYS_COMPONENT & 1 != 0;
+        let offset = || __cpuid_count(COMPONENTS_LEAF, KEYS_COMPONENT).ebx as usize;
+        has_keys && self.key_rights(offset()) != DEFAULT_KEY_RIGHTS
+    }
+
+    /// Reads PKRU, which the area has at an offset. 0, all rights, if it is among the zeros at the end.
+    fn key_rights(&self, offset: usize) -> u32 {
+        let bytes = self.bytes.get(offset..offset + 4);
+        bytes.map_or(0, |bytes| {
+            u32::from_le_bytes(bytes.try_into().expect("four bytes"))
+        })
+    }
+
     /// Builds the bytes for a signal frame, which must lie at a multiple of 64.
     ///
     /// The kernel looks for their end mark at one of two offsets: at the size in the frame, or (Linux 6.12 and others)
@@ -75,6 +95,9 @@ impl XState {
         let size = ends.fold(MIN_SIZE, usize::max).min(self.length);
         let mut frame = self.bytes.clone();
         frame.resize(self.length, 0);
+        // PKRU is in the area whatever this says, and its initial state would be all rights.
+        let present = self.read_u64(PRESENT_OFFSET) | components & 1 << KEYS_COMPONENT;
+        frame[PRESENT_OFFSET..PRESENT_OFFSET + 8].copy_from_slice(&present.to_le_bytes());
         // `struct _fpx_sw_bytes`: mark, size with the end mark, components to restore, size. The kernel resets
         // components without data to their initial state.
         let mut reserved = Vec::with_capacity(48);
@@ -140,6 +163,27 @@ mod tests {
         // AMX not granted, or granted and not in use; AMX in use.
         check(11008, amx, avx, 2816);
         check(11008, amx, amx, 11008);
+    }
+
+    #[test]
+    fn key_rights_are_restored_even_if_zero() {
+        let (offset, components) = (800, 0b10_0000_0111_u64);
+        let check = |rights: u32, present: u64| {
+            let mut area = vec![0; 832];
+            area[PRESENT_OFFSET..PRESENT_OFFSET + 8].copy_from_slice(&present.to_le_bytes());
+            area[RESERVED_OFFSET..RESERVED_OFFSET + 8].copy_from_slice(&components.to_le_bytes());
+            area[offset..offset + 4].copy_from_slice(&rights.to_le_bytes());
+            let state = XState::new(area).unwrap();
+            assert_eq!(state.key_rights(offset), rights);
+            let frame = state.frame_bytes_with(|_| 832);
+            let frame_present = frame[PRESENT_OFFSET..PRESENT_OFFSET + 8]
+                .try_into()
+                .unwrap();
+            assert_eq!(u64::from_le_bytes(frame_present), present | 1 << 9);
+            assert_eq!(frame[offset..offset + 4], rights.to_le_bytes());
+        };
+        check(DEFAULT_KEY_RIGHTS, 0b10_0000_0111);
+        check(0, 0b11);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! An event that needs no lock and no memory, so that a thread can wait for it when it exits in a signal handler.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use memprof_own::coarse_monotonic_time;
 use rustix::thread::Timespec;
 use rustix::thread::futex::{self, Flags};
 
@@ -31,9 +32,10 @@ impl OneTimeEvent {
 
     /// Waits until the event has happened or `timeout` has passed.
     pub(super) fn wait(&self, timeout: Duration) {
-        let start = Instant::now();
+        // The waiting thread may be the program's, and one that may not read other clocks.
+        let start = coarse_monotonic_time();
         while self.0.load(Ordering::Acquire) == PENDING {
-            let remaining = timeout.saturating_sub(start.elapsed());
+            let remaining = timeout.saturating_sub(coarse_monotonic_time().saturating_sub(start));
             if remaining.is_zero() {
                 return;
             }
@@ -50,6 +52,7 @@ impl OneTimeEvent {
 #[cfg(test)]
 mod tests {
     use std::thread;
+    use std::time::Instant;
 
     use super::*;
 

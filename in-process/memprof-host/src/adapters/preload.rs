@@ -27,6 +27,8 @@ const SAMPLED_CHILD: &str = "MEMPROF_SAMPLED_CHILD";
 /// Runs when the library is loaded.
 #[doc(hidden)]
 pub fn start_if_requested(entry: &'static memprof_plugin_entry_t) {
+    // Before the program forbids its threads CPUID, which a forked child's thread inherits.
+    memprof_own::detect_processor();
     catch_panic((), || match (has_value(RUN, "1"), is_tallied()) {
         (true, true) => delayed_start::start_now(entry),
         (true, false) => delayed_start::start_delayed(entry),

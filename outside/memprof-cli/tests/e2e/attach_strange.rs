@@ -48,6 +48,54 @@ fn functions_of_the_library_of_the_thread_are_called() {
     check(&[fixed.to_str().unwrap(), "data"]);
 }
 
+/// The thread that loads the plugin inherits what its creator may not do, and so does one of a forked child.
+#[test]
+fn program_that_forbids_instructions_or_memory_is_unharmed() {
+    for what in [
+        "no cpuid",
+        "no rdtsc",
+        "neither",
+        "heap with key",
+        "heap with closed key",
+        "stack with key",
+        "library with key",
+    ] {
+        let mut command = Command::new(program());
+        command.arg(what);
+        let mut host = start(command);
+        let pid = host.pid().to_string();
+        for command in [&["leaks", "--prove"][..], &["holders"], &["ledger"]] {
+            memprof(&host.socket_dir(), &[command, &[&pid]].concat());
+            serves(&mut host, command[0]);
+        }
+        for _ in 0..2 {
+            attach(&host, &["--children"]).exits(0);
+            host.memprof("activate", &["sample_interval=1KiB"]).exits(0);
+            serves(&mut host, "allocate");
+            serves(&mut host, "fork");
+            host.memprof("dump", &[]).exits(0);
+            host.memprof("status", &[]).exits(0);
+            detach(&host, &[]).exits(0);
+            serves(&mut host, "detached");
+        }
+        let record = ["record", "--for", "1s", &pid];
+        memprof(&host.socket_dir(), &record).exits(0);
+        serves(&mut host, "recorded");
+    }
+}
+
+/// The C library jumps to the vDSO to read a clock.
+#[test]
+fn program_without_vdso_is_refused_and_unharmed() {
+    let mut command = Command::new(program());
+    command.arg("no vdso");
+    let mut host = start(command);
+    let refused = attach(&host, &[]).exits(4);
+    let words = "has unmapped its vDSO";
+    assert!(refused.stderr.contains(words), "{refused:?}");
+    serves(&mut host, "refused");
+}
+
 #[test]
 fn program_with_user_dispatch_is_refused_and_unharmed() {
     let mut command = Command::new(program());

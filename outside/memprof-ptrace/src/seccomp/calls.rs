@@ -175,6 +175,25 @@ pub(super) const OWN_DESCRIPTORS: &[SyscallRequirement] = &[
     required("dup2", libc::SYS_dup2, [0, 1, 0, 0]),
 ];
 
+/// `PR_SET_TSC` with `PR_TSC_ENABLE`, by which a thread may execute RDTSC.
+pub(super) const ENABLE_TIME_STAMPS: &[SyscallRequirement] = &[required(
+    "prctl",
+    libc::SYS_prctl,
+    [
+        libc::PR_SET_TSC as c_long,
+        libc::PR_TSC_ENABLE as c_long,
+        0,
+        0,
+    ],
+)];
+
+/// `ARCH_SET_CPUID` (asm/prctl.h) with 1, by which a thread may execute CPUID.
+pub(super) const ENABLE_CPUID: &[SyscallRequirement] = &[required(
+    "arch_prctl",
+    libc::SYS_arch_prctl,
+    [0x1012, 1, 0, 0],
+)];
+
 /// First call of each glibc thread, if glibc uses rseq(2).
 pub(super) const RSEQ: SyscallRequirement =
     required("rseq", libc::SYS_rseq, [0, 32, 0, 0x5305_3053]);
