@@ -249,8 +249,7 @@ impl AnalysisReport {
         objects.mark_without_scan(&heap.opaque);
         let types = python.as_ref().map(|python| python.types(&view));
         if let Some(mut types) = types.or_else(|| PythonTypes::without_layout(&view)) {
-            budget.reserve(objects.bitmap_bytes(2))?;
-            types.record_gc_heads(&objects);
+            types.record_gc_heads(&objects, &mut budget)?;
         }
         let mut roots = find_roots(snapshot, &view, &own);
         self.allocators = allocators;

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 pub(crate) use object::{Object, ObjectPosition};
 pub(crate) use object_index::ObjectIndex;
-pub(crate) use span::{GC_HEAD_SIZE, Span};
+pub(crate) use span::{GC_HEAD_PLACES, GC_HEAD_SIZE, Span};
 use span::{Mark, ones};
 
 use crate::address_filter::AddressFilter;
@@ -394,6 +394,22 @@ mod tests {
         check(0x7000_000f, None);
         check(0x700f_ffff, Some(0x7000_0010));
         check(u64::MAX, None);
+    }
+
+    #[test]
+    fn pointer_to_gc_head_marks_nothing_wherever_it_begins() {
+        // Behind no, one or two debug hooks, without or with two pointers in front of it.
+        for offset in [0, 16, 32, 48] {
+            let objects = objects();
+            let (start, head) = (0x1100, 0x1100 + offset);
+            objects.set_gc_head(head);
+            let object = objects.object(start).unwrap();
+            assert_eq!(objects.python_object_in(&object), Some(head + 16));
+            for address in [head, head + 8] {
+                assert_eq!(objects.mark(address), None, "{offset}: {address:x}");
+            }
+            assert_eq!(objects.mark(head + 16), Some(start), "{offset}");
+        }
     }
 
     #[test]

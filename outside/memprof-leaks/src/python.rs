@@ -5,6 +5,7 @@
 
 mod class_names;
 mod dicts;
+mod gc_heads;
 mod interpreters;
 mod layout;
 mod python_type;

@@ -10,6 +10,9 @@ use super::atomic_bitmap::AtomicBitmap;
 const WHOLE_SHIFT: u32 = 63;
 /// Bytes of a `PyGC_Head`, two pointers of Python's collector in front of an object.
 pub(crate) const GC_HEAD_SIZE: u64 = 16;
+/// Multiples of [`GC_HEAD_SIZE`] at which a `PyGC_Head` may begin in an object: behind the data of up to two debug hooks,
+/// and behind two pointers that precede it.
+pub(crate) const GC_HEAD_PLACES: usize = 4;
 
 /// Mark of an object in a search.
 #[derive(Clone, Copy, Debug)]
@@ -38,9 +41,8 @@ pub(crate) struct Span {
     marks: AtomicBitmap,
     /// Starts of objects to which words point, if objects have no headers; else empty.
     pointed: AtomicBitmap,
-    /// Objects with a `PyGC_Head` in their first [`GC_HEAD_SIZE`] bytes, and objects with one in the next. Allocated
-    /// when the first one is recorded.
-    gc_heads: OnceLock<Box<[AtomicBitmap; 2]>>,
+    /// For each place of a `PyGC_Head`, the objects that have one there. Allocated when the first one is recorded.
+    gc_heads: OnceLock<Box<[AtomicBitmap; GC_HEAD_PLACES]>>,
     /// One bit for each of `words` in which an object begins.
     summary: Vec<u64>,
 }
@@ -167,13 +169,13 @@ impl Span {
         self.marks = AtomicBitmap::empty();
     }
 
-    /// Records a `PyGC_Head` at an address, in the object that begins at a bit. Ignores it if it is not at one of
-    /// the two possible offsets.
+    /// Records a `PyGC_Head` at an address, in the object that begins at a bit. Ignores it if it is at none of the
+    /// [`GC_HEAD_PLACES`].
     pub(super) fn set_gc_head(&self, bit: u64, address: u64) {
         let words = self.words.len();
         let parts = self
             .gc_heads
-            .get_or_init(|| Box::new([AtomicBitmap::new(words), AtomicBitmap::new(words)]));
+            .get_or_init(|| Box::new(std::array::from_fn(|_| AtomicBitmap::new(words))));
         if let Some(part) = parts.get(self.gc_head_index(bit, address)) {
             part.set(bit);
         }

@@ -9,16 +9,12 @@ use std::rc::Rc;
 
 use super::layout::Layout;
 use super::python_type::{PythonType, TYPE_OFFSET, TypeFlag, has_base};
-use crate::objects::{GC_HEAD_SIZE, Object, Objects};
+use crate::objects::{GC_HEAD_SIZE, Object};
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
 /// Possible sizes of what precedes an object: nothing, the collector's `PyGC_Head` (next and previous object
 /// in its list), or since 3.11 also two pointers before that.
 pub(super) const PREFIX_SIZES: [u64; 3] = [0, GC_HEAD_SIZE, GC_HEAD_SIZE + 16];
-/// Offset of the previous object in a `PyGC_Head`.
-const PREVIOUS_OFFSET: u64 = 8;
-/// Flags of the collector in the lowest bits of these pointers.
-const LINK_FLAGS: u64 = 0b11;
 /// Name of the type of dicts.
 pub(crate) const DICT_TYPE: &str = "dict";
 /// Offset of a dict's pointer to its table of keys.
@@ -50,7 +46,7 @@ const COMPACT_ASCII: u64 = 0b110_0000;
 /// Types of the Python objects in a snapshot, with a cache.
 #[derive(Debug)]
 pub(crate) struct PythonTypes<'a> {
-    view: &'a SnapshotMemory,
+    pub(super) view: &'a SnapshotMemory,
     /// Layout of the version, if it is known.
     layout: Option<Layout>,
     /// Memory of pymalloc's pools, by address.
@@ -124,29 +120,6 @@ impl<'a> PythonTypes<'a> {
         let class = self.view.word(object.saturating_add(TYPE_OFFSET));
         self.type_of(object).is_some()
             && class.is_some_and(|class| has_base(self.view, class, &["module"]))
-    }
-
-    /// Records the `PyGC_Head` of all objects. Its pointers link each object to all others, but do not hold
-    /// them.
-    pub(crate) fn record_gc_heads(&mut self, objects: &Objects) {
-        let mut memory = CachedReader::new(self.view);
-        for object in objects.all() {
-            if let Some(head) = self.gc_head(&mut memory, &object) {
-                objects.set_gc_head(head);
-            }
-        }
-    }
-
-    /// Address of an object's `PyGC_Head`. `None` unless the next object in its list points back to it: below 4 GiB, two
-    /// pointers to types, as in a module's state, look like an object behind such a head.
-    fn gc_head(&mut self, memory: &mut CachedReader<'_>, object: &Object) -> Option<u64> {
-        let (before, object_type) = self.find_type(memory, object)?;
-        let head = object.range.start + before.checked_sub(GC_HEAD_SIZE)?;
-        let next = memory.word(head)? & !LINK_FLAGS;
-        let is_linked = object_type.has(TypeFlag::Collected)
-            && next != 0
-            && memory.uncached_word(next.checked_add(PREVIOUS_OFFSET)?)? & !LINK_FLAGS == head;
-        is_linked.then_some(head)
     }
 
     /// Name of the type of an object. `None` if it is no Python object.

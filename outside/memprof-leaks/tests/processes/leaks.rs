@@ -181,8 +181,8 @@ fn objects_whose_pointers_move_are_not_leaked() {
 #[test]
 fn python_objects_with_lost_reference_are_leaked() {
     const COUNT: u64 = 3000;
-    let cases =
-        ["malloc", "pymalloc"].map(|allocator| [("object", allocator), ("Exception", allocator)]);
+    let cases = ["malloc", "pymalloc", "malloc_debug", "pymalloc_debug"]
+        .map(|allocator| [("object", allocator), ("Exception", allocator)]);
     for (base, allocator) in cases.into_iter().flatten() {
         let mut command = Command::new("python3");
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/processes/lost.py");

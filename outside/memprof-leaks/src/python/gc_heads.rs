@@ -1,0 +1,77 @@
+//! What Python's collector has in front of each object that it knows (`PyGC_Head`): pointers to the next and the previous
+//! object in its list. They link each object to all others, but hold none.
+
+use super::python_type::TypeFlag;
+use super::types::{PythonTypes, reference_count};
+use crate::budget::MemoryBudget;
+use crate::error::Error;
+use crate::objects::{GC_HEAD_PLACES, GC_HEAD_SIZE, Object, Objects};
+use crate::snapshot_memory::CachedReader;
+
+/// Offset of the previous object.
+const PREVIOUS_OFFSET: u64 = 8;
+/// Flags of the collector in the lowest bits of these pointers.
+const LINK_FLAGS: u64 = 0b11;
+/// `_PyGC_PREV_MASK_COLLECTING`: in place of the previous object is, above the flags, a number of references.
+const COLLECTING: u64 = 0b10;
+const REFERENCES_SHIFT: u32 = 2;
+
+impl PythonTypes<'_> {
+    /// Records the `PyGC_Head` of all objects, so that its pointers hold nothing. Fails with `Memory` if the bitmaps of
+    /// these heads need more than `budget` has left.
+    pub(crate) fn record_gc_heads(
+        &mut self,
+        objects: &Objects,
+        budget: &mut MemoryBudget,
+    ) -> Result<(), Error> {
+        // Only behind debug hooks a head lies farther from its object's start.
+        const USUAL_PLACES: u64 = 2;
+        budget.reserve(objects.bitmap_bytes(USUAL_PLACES))?;
+        let mut is_usual = true;
+        let mut memory = CachedReader::new(self.view);
+        for object in objects.all() {
+            let Some(head) = self.gc_head(&mut memory, &object) else {
+                continue;
+            };
+            if is_usual && head - object.range.start >= USUAL_PLACES * GC_HEAD_SIZE {
+                is_usual = false;
+                budget.reserve(objects.bitmap_bytes(GC_HEAD_PLACES as u64 - USUAL_PLACES))?;
+            }
+            objects.set_gc_head(head);
+        }
+        Ok(())
+    }
+
+    /// Address of an object's `PyGC_Head`. `None` if it has none, or is in no list.
+    fn gc_head(&mut self, memory: &mut CachedReader<'_>, object: &Object) -> Option<u64> {
+        let (before, object_type) = self.find_type(memory, object)?;
+        let head = object.range.start + before.checked_sub(GC_HEAD_SIZE)?;
+        let is_head = object_type.has(TypeFlag::Collected) && is_linked(memory, head)?;
+        is_head.then_some(head)
+    }
+}
+
+/// Whether the words at `head` link what is behind them into a list of the collector: the next object points back, or the
+/// previous one to here. Below 4 GiB, two pointers to types, as in a module's state, look like an object behind a head.
+///
+/// While a collection counts references, the objects that it examines have no pointers to previous ones. Then a number
+/// stands there, of no more references than the object has. `None` if the words cannot be read.
+fn is_linked(memory: &mut CachedReader<'_>, head: u64) -> Option<bool> {
+    let next = memory.word(head)? & !LINK_FLAGS;
+    let previous = memory.word(head + PREVIOUS_OFFSET)?;
+    if next == 0 {
+        return Some(false);
+    }
+    let points_here = |memory: &CachedReader<'_>, link: Option<u64>| {
+        let word = link.and_then(|link| memory.uncached_word(link));
+        word.is_some_and(|word| word & !LINK_FLAGS == head)
+    };
+    if points_here(memory, next.checked_add(PREVIOUS_OFFSET)) {
+        return Some(true);
+    }
+    if previous & COLLECTING != 0 {
+        let references = reference_count(memory, head + GC_HEAD_SIZE);
+        return Some(previous >> REFERENCES_SHIFT <= u64::from(references));
+    }
+    Some(points_here(memory, Some(previous & !LINK_FLAGS)))
+}
