@@ -10,6 +10,7 @@ mod interpreters;
 mod layout;
 mod python_type;
 mod sizes;
+mod type_cache;
 mod types;
 mod variables;
 

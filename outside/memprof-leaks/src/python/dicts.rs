@@ -128,13 +128,15 @@ impl Dict {
 }
 
 impl Layout {
-    /// Reads the `str` at an address. `None` if it is none, is not compact, or is longer than a name may be.
+    /// Reads the `str` at an address. `None` if it is none, is not compact, or is longer than a name may be; and if too many
+    /// were read already.
     pub(super) fn text(
         &self,
         view: &SnapshotMemory,
         object: u64,
         types: &mut PythonTypes<'_>,
     ) -> Option<String> {
+        types.charge_name()?;
         if !types.has_flag(object, TypeFlag::Text) {
             return None;
         }

@@ -25,19 +25,58 @@ const MANAGED_DICT_OFFSET: i64 = -24;
 const NAME_LIMIT: usize = 256;
 /// Largest size of the fixed part of an object, or of an element, in bytes.
 const MAX_BASIC_SIZE: u64 = 1 << 24;
-/// Most types of which a type is a subtype, each of the next.
-const MAX_BASES: usize = 64;
-/// Names of the types whose objects contain the local variables of a function.
-const GENERATORS: [&str; 3] = ["generator", "coroutine", "async_generator"];
-/// Names of the types of weak references, in all versions.
-const WEAK_REFERENCES: [&str; 6] = [
-    "weakref",
-    "weakref.ReferenceType",
-    "weakproxy",
-    "weakref.ProxyType",
-    "weakcallableproxy",
-    "weakref.CallableProxyType",
+/// Bytes of a type of which its fields are read at once.
+const HEAD_SIZE: usize = 296;
+
+/// Types of the interpreter's own whose objects have a form of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Builtin {
+    Set,
+    ByteArray,
+    WeakReference,
+    Number,
+    /// Its objects contain the local variables of a function.
+    Generator,
+    Module,
+}
+
+/// Names of these types, in all versions.
+const BUILTIN_NAMES: [(&str, Builtin); 16] = [
+    ("set", Builtin::Set),
+    ("frozenset", Builtin::Set),
+    ("bytearray", Builtin::ByteArray),
+    ("weakref", Builtin::WeakReference),
+    ("weakref.ReferenceType", Builtin::WeakReference),
+    ("weakproxy", Builtin::WeakReference),
+    ("weakref.ProxyType", Builtin::WeakReference),
+    ("weakcallableproxy", Builtin::WeakReference),
+    ("weakref.CallableProxyType", Builtin::WeakReference),
+    ("int", Builtin::Number),
+    ("float", Builtin::Number),
+    ("complex", Builtin::Number),
+    ("generator", Builtin::Generator),
+    ("coroutine", Builtin::Generator),
+    ("async_generator", Builtin::Generator),
+    ("module", Builtin::Module),
 ];
+
+/// Those that a type is, or of which it is a subtype: a bit for each [`Builtin`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct BuiltinBases(u8);
+
+impl BuiltinBases {
+    /// The one that a type of that name and flags itself is.
+    fn from_own(name: &str, flags: u64) -> Self {
+        let known = BUILTIN_NAMES.iter().find(|(known, _)| *known == name);
+        let known = known.filter(|_| !is_class(flags));
+        Self(known.map_or(0, |(_, builtin)| 1 << *builtin as u8))
+    }
+
+    /// Those of both.
+    pub(super) fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
 
 /// A bit of `tp_flags`, by its number.
 #[derive(Clone, Copy, Debug)]
@@ -73,46 +112,35 @@ pub(crate) struct PythonType {
     pub(super) dict: Option<i64>,
     /// Address of the table of keys that its objects share, if the program has made the type.
     pub(super) cached_keys: Option<u64>,
-    pub(crate) is_set: bool,
-    pub(crate) is_bytearray: bool,
-    pub(super) is_weak_reference: bool,
-    pub(super) is_number: bool,
-    pub(super) is_generator: bool,
+    bases: BuiltinBases,
 }
 
 impl PythonType {
-    /// Reads the type at an address. `None` if there is none.
+    /// Reads the fields of the type at an address where [`is_type_at`] says that one is. `None` if they are inconsistent.
     pub(super) fn read(
         view: &SnapshotMemory,
         layout: Option<Layout>,
         address: u64,
+        bases: BuiltinBases,
     ) -> Option<Self> {
-        // The word may be any number, so its sum with an offset may overflow.
-        let type_of = |object: u64| view.word(object.checked_add(TYPE_OFFSET)?);
-        let above = type_of(address)?;
-        let topmost = type_of(above)?;
-        let is_its_own = type_of(topmost)? == topmost;
-        let is_type = is_its_own && read_type_name(view, topmost)? == "type";
-        let name = is_type.then(|| read_type_name(view, address)).flatten()?;
-        let size = |offset| {
-            let size = view.field(address, offset)?;
-            (size <= MAX_BASIC_SIZE).then_some(size)
-        };
-        let flags = view.field(address, FLAGS_OFFSET)?;
+        let head = TypeHead::read(view, address)?;
+        let size = |offset| Some(head.word(offset)).filter(|size| *size <= MAX_BASIC_SIZE);
+        let flags = head.word(FLAGS_OFFSET);
         let layout = layout.filter(|_| is_class(flags));
         Some(Self {
-            name: name.into(),
+            name: read_name(view, head.word(NAME_OFFSET))?.into(),
             flags,
             basic_size: size(BASIC_SIZE_OFFSET)?,
             item_size: size(ITEM_SIZE_OFFSET)?,
-            dict: dict_offset(view, address, flags),
+            dict: dict_offset(head.word(DICT_OFFSET), flags),
             cached_keys: layout.and_then(|layout| view.field(address, layout.cached_keys)),
-            is_set: has_base(view, address, &["set", "frozenset"]),
-            is_bytearray: has_base(view, address, &["bytearray"]),
-            is_weak_reference: has_base(view, address, &WEAK_REFERENCES),
-            is_number: has_base(view, address, &["int", "float", "complex"]),
-            is_generator: has_base(view, address, &GENERATORS),
+            bases,
         })
+    }
+
+    /// Whether it is such a type, or a subtype of one.
+    pub(crate) fn is_a(&self, builtin: Builtin) -> bool {
+        self.bases.0 >> builtin as u8 & 1 != 0
     }
 
     pub(crate) fn has(&self, flag: TypeFlag) -> bool {
@@ -143,9 +171,46 @@ fn is_class(flags: u64) -> bool {
     flags >> TypeFlag::Heap as u32 & 1 != 0
 }
 
-/// Name of a type, cut after [`NAME_LIMIT`] bytes. `None` if its memory cannot be read or is no name.
-fn read_type_name(view: &SnapshotMemory, object_type: u64) -> Option<String> {
-    let address = view.field(object_type, NAME_OFFSET)?;
+/// The first bytes of a type.
+struct TypeHead([u8; HEAD_SIZE]);
+
+impl TypeHead {
+    /// Reads the type at an address. `None` if it cannot be read.
+    fn read(view: &SnapshotMemory, address: u64) -> Option<Self> {
+        let mut bytes = [0; HEAD_SIZE];
+        (view.read(address, &mut bytes) == HEAD_SIZE).then_some(Self(bytes))
+    }
+
+    /// Word at an offset below [`HEAD_SIZE`] less 8.
+    fn word(&self, offset: u64) -> u64 {
+        let offset = offset as usize;
+        let bytes = self.0[offset..offset + 8].try_into();
+        u64::from_le_bytes(bytes.expect("eight bytes"))
+    }
+}
+
+/// Whether the type of what is at an address is a metatype: the type of its type is `type`, its own type.
+pub(super) fn is_type_at(view: &SnapshotMemory, address: u64) -> bool {
+    let is_type = || {
+        let above = view.field(address, TYPE_OFFSET)?;
+        let topmost = view.field(above, TYPE_OFFSET)?;
+        let is_its_own = view.field(topmost, TYPE_OFFSET)? == topmost;
+        let name = is_its_own.then(|| read_name(view, view.field(topmost, NAME_OFFSET)?))??;
+        Some(name == "type")
+    };
+    is_type() == Some(true)
+}
+
+/// What the type at an address itself is, and the address of the one of which it is a subtype. `None` if it cannot be read.
+pub(super) fn read_base(view: &SnapshotMemory, address: u64) -> Option<(BuiltinBases, u64)> {
+    let head = TypeHead::read(view, address)?;
+    let name = read_name(view, head.word(NAME_OFFSET))?;
+    let own = BuiltinBases::from_own(&name, head.word(FLAGS_OFFSET));
+    Some((own, head.word(BASE_OFFSET)))
+}
+
+/// Name at an address, cut after [`NAME_LIMIT`] bytes. `None` if its memory cannot be read or is no name.
+fn read_name(view: &SnapshotMemory, address: u64) -> Option<String> {
     let mut bytes = [0; NAME_LIMIT];
     let read = view.read(address, &mut bytes);
     let end = bytes[..read].iter().position(|byte| *byte == 0);
@@ -158,28 +223,12 @@ fn read_type_name(view: &SnapshotMemory, object_type: u64) -> Option<String> {
     (!name.is_empty() && !name.contains(char::is_control)).then_some(name)
 }
 
-/// Offset of the dict pointer in a type's objects. `None` if they have no dict, or the offset depends on
-/// their length.
-fn dict_offset(view: &SnapshotMemory, object_type: u64, flags: u64) -> Option<i64> {
+/// Offset of the dict pointer in a type's objects, by its `tp_dictoffset`. `None` if they have no dict, or the offset
+/// depends on their length.
+fn dict_offset(offset: u64, flags: u64) -> Option<i64> {
     if flags >> TypeFlag::ManagedDict as u32 & 1 != 0 {
         return Some(MANAGED_DICT_OFFSET);
     }
-    let offset = view.word(object_type + DICT_OFFSET)? as i64;
+    let offset = offset.cast_signed();
     (offset > 0).then_some(offset)
-}
-
-/// Whether a type, or one of which it is a subtype, is the interpreter's own of one of these names.
-pub(super) fn has_base(view: &SnapshotMemory, object_type: u64, names: &[&str]) -> bool {
-    let mut next = Some(object_type);
-    for _ in 0..MAX_BASES {
-        let Some(name) = next.and_then(|base| read_type_name(view, base)) else {
-            return false;
-        };
-        let flags = next.and_then(|base| view.word(base.checked_add(FLAGS_OFFSET)?));
-        if names.contains(&name.as_str()) && flags.is_some_and(|flags| !is_class(flags)) {
-            return true;
-        }
-        next = next.and_then(|base| view.word(base.checked_add(BASE_OFFSET)?));
-    }
-    false
 }

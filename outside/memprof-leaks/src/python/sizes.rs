@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::dicts::{KeyTable, TextForm};
 use super::interpreters::Interpreters;
-use super::python_type::{FLAGS_OFFSET, PythonType, TypeFlag};
+use super::python_type::{Builtin, FLAGS_OFFSET, PythonType, TypeFlag};
 use super::types::{SET_OWN_TABLE, SET_TABLE};
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
@@ -92,18 +92,18 @@ pub(crate) fn size_of_object(
             false => whole(Some(0)),
         };
     }
-    if class.is_set {
+    if class.is_a(Builtin::Set) {
         let (mask, table) = (word(SET_MASK)?, word(SET_TABLE)?);
         return match table == object.checked_add(SET_OWN_TABLE)? {
             true => whole(Some(0)),
             false => with_table(table, mask.checked_add(1)?.checked_mul(SET_ENTRY)),
         };
     }
-    if class.is_bytearray {
+    if class.is_a(Builtin::ByteArray) {
         return with_table(word(32)?, Some(word(24)?));
     }
     // Since 3.12 a generator has no field with the number of its local variables; its block does.
-    if class.is_generator && layout.minor >= 12 {
+    if class.is_a(Builtin::Generator) && layout.minor >= 12 {
         return None;
     }
     match class.item_size {
@@ -146,7 +146,7 @@ pub(crate) fn elements_of_object(
         let used = keys(table).and_then(|form| form.size_of_used());
         return [elements(table, used), None];
     }
-    if class.is_set {
+    if class.is_a(Builtin::Set) {
         let own_table = object.checked_add(SET_OWN_TABLE);
         let table = word(SET_TABLE.cast_signed()).filter(|table| Some(*table) != own_table);
         let entries = word(SET_MASK.cast_signed()).and_then(|mask| mask.checked_add(1));

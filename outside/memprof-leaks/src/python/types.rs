@@ -3,12 +3,12 @@
 //! object has the dict of its attributes (`__dict__`); since 3.11 most objects have none until it is
 //! requested.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
 use super::layout::Layout;
-use super::python_type::{PythonType, TYPE_OFFSET, TypeFlag, has_base};
+use super::python_type::{Builtin, PythonType, TYPE_OFFSET, TypeFlag};
+use super::type_cache::TypeCache;
 use crate::objects::{GC_HEAD_SIZE, Object};
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
@@ -28,10 +28,10 @@ const MIN_OBJECT_SIZE: u64 = 16;
 /// Least reference count of an immortal object: since 3.12, the sign bit of a 32-bit count
 /// (`_Py_IsImmortal`).
 const MIN_IMMORTAL_COUNT: u32 = 1 << 31;
-/// Most types in the cache, which is cleared when it is full.
-const MAX_CACHED_TYPES: usize = 1 << 18;
 /// Most entries of dicts that are read for names of classes; further classes have no module in their names.
 const MAX_NAME_ENTRIES: u64 = 1 << 23;
+/// Most names that are read, which takes some seconds; further variables and classes are not named.
+const MAX_NAMES: u32 = 1 << 20;
 /// Offsets in a `PySetObject` of the pointer to its table and of the one in it (`smalltable`), and its size. The weak
 /// references to it, which hold nothing, are behind the table.
 pub(super) const SET_TABLE: u64 = 40;
@@ -51,9 +51,11 @@ pub(crate) struct PythonTypes<'a> {
     layout: Option<Layout>,
     /// Memory of pymalloc's pools, by address.
     pools: Vec<Range<u64>>,
-    types: HashMap<u64, Option<PythonType>>,
+    cache: TypeCache,
     /// Number of entries of dicts that may still be read for names of classes.
     name_budget: u64,
+    /// Number of names that may still be read.
+    names_left: u32,
     /// Whether the name of a class is being read.
     is_naming: bool,
 }
@@ -70,8 +72,9 @@ impl<'a> PythonTypes<'a> {
             view,
             layout,
             pools,
-            types: HashMap::new(),
+            cache: TypeCache::new(),
             name_budget: MAX_NAME_ENTRIES,
+            names_left: MAX_NAMES,
             is_naming: false,
         }
     }
@@ -115,11 +118,25 @@ impl<'a> PythonTypes<'a> {
         self.type_of(object).is_some_and(|found| found.has(flag))
     }
 
+    /// Counts a name that is to be read. `None` if no more may be.
+    pub(super) fn charge_name(&mut self) -> Option<()> {
+        self.names_left = self.names_left.checked_sub(1)?;
+        Some(())
+    }
+
     /// Whether the object at an address is a module.
     pub(super) fn is_module(&mut self, object: u64) -> bool {
-        let class = self.view.word(object.saturating_add(TYPE_OFFSET));
-        self.type_of(object).is_some()
-            && class.is_some_and(|class| has_base(self.view, class, &["module"]))
+        let found = self.type_of(object);
+        found.is_some_and(|found| found.is_a(Builtin::Module))
+    }
+
+    /// Warning about types and names that were not read. `None` if all were.
+    pub(crate) fn warning(&self) -> Option<String> {
+        let unnamed = || {
+            let text = "names of Python were read: further classes are shown without their module";
+            (self.names_left == 0).then(|| format!("only {MAX_NAMES} {text}"))
+        };
+        self.cache.warning().or_else(unnamed)
     }
 
     /// Name of the type of an object. `None` if it is no Python object.
@@ -147,15 +164,15 @@ impl<'a> PythonTypes<'a> {
         };
         let start = object.range.start + before;
         let is_collected = object_type.has(TypeFlag::Collected);
-        let is_plain = object_type.is_number
+        let is_plain = object_type.is_a(Builtin::Number)
             || object_type.has(TypeFlag::Bytes)
             || object_type.has(TypeFlag::Text)
                 && memory.word(start + TEXT_STATE_OFFSET)? & COMPACT_ASCII == COMPACT_ASCII;
-        if object_type.is_weak_reference || is_plain && !is_collected {
+        if object_type.is_a(Builtin::WeakReference) || is_plain && !is_collected {
             return Some(object.range.start);
         }
         // A set has a table of its own at first, whose pointers stay when it takes a larger one.
-        if object_type.is_set && object_type.basic_size == SET_SIZE {
+        if object_type.is_a(Builtin::Set) && object_type.basic_size == SET_SIZE {
             let own_table = start + SET_OWN_TABLE;
             let is_own = memory.word(start + SET_TABLE)? == own_table;
             return (!is_own).then_some(own_table);
@@ -242,35 +259,23 @@ impl<'a> PythonTypes<'a> {
         })
     }
 
-    /// Type at an address, from the cache if it was read before. `None` if there is none. While the name of a class is
-    /// read, other classes get no module in their names, and are not kept in the cache.
+    /// Type at an address. `None` if there is none, or too many were read.
     fn type_at(&mut self, address: u64) -> Option<PythonType> {
         // A type has more bytes than an object in a pool.
         if !address.is_multiple_of(8) || address < 4096 || self.is_in_pool(address) {
             return None;
         }
-        if let Some(known) = self.types.get(&address) {
-            return known.clone();
+        let (mut found, is_named) = self.cache.get_or_read(self.view, self.layout, address)?;
+        // The name of a part of another class's name is not needed, and such parts may form a long chain.
+        if is_named || self.is_naming || !found.has(TypeFlag::Heap) {
+            return Some(found);
         }
-        if self.types.len() > MAX_CACHED_TYPES {
-            self.types.clear();
-        }
-        let mut found = PythonType::read(self.view, self.layout, address);
-        let is_class = found
-            .as_ref()
-            .is_some_and(|found| found.has(TypeFlag::Heap));
-        if is_class && self.is_naming {
-            // A part of another class's name: its own name is not needed, and such parts may form a long chain.
-            return found;
-        }
-        if let (true, Some(found)) = (is_class, &mut found) {
-            self.is_naming = true;
-            let name = self.class_name(address, &found.name);
-            self.is_naming = false;
-            found.name = name.map_or_else(|| Rc::clone(&found.name), Rc::from);
-        }
-        self.types.insert(address, found.clone());
-        found
+        self.is_naming = true;
+        let name = self.class_name(address, &found.name).map(Rc::from);
+        self.is_naming = false;
+        self.cache.complete_name(address, name.clone());
+        found.name = name.unwrap_or(found.name);
+        Some(found)
     }
 
     /// Name of the class at an address, with its module. `own` is the name that its type has. `None` if `own` has the

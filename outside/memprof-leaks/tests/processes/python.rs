@@ -292,6 +292,26 @@ fn lists_of_running_collection_hold_nothing() {
     }
 }
 
+/// Types in the hostile table: with what each is a subtype of, more than are read.
+const HOSTILE_TYPES: &str = "20000";
+
+#[test]
+fn table_of_many_types_ends_analysis_in_bounded_time() {
+    let mut target = python("many_types.py", &[HOSTILE_TYPES], "pymalloc");
+    let pid = target.pid;
+    let mut warnings = Vec::new();
+    check_ends(0, || {
+        holders(pid, Detail::None, LONG_PAUSE, &|_| {})
+            .map(|holding| warnings = holding.report.warnings)
+            .err()
+    });
+    target.assert_unharmed();
+    let is_said = warnings
+        .iter()
+        .any(|warning| warning.contains("types of Python were read"));
+    assert!(is_said, "{warnings:?}");
+}
+
 /// Compiles a file of this folder to a library.
 fn compiled_library(name: &str) -> PathBuf {
     built(&format!("{name}.so"), |path| {

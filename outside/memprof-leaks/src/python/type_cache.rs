@@ -1,0 +1,160 @@
+//! Types that were read, each once, and the limit of what is read of them: a process may have any number of them, and each
+//! may be a subtype of any other.
+
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+
+use super::layout::Layout;
+use super::python_type::{BuiltinBases, PythonType, is_type_at, read_base};
+use crate::snapshot_memory::SnapshotMemory;
+
+/// Most bytes of the types in the cache, with their names. A full cache is cleared; a large program has some ten thousand
+/// classes, of 200 bytes each.
+const MAX_CACHED_BYTES: usize = 32 << 20;
+/// Most addresses without a type in the cache, which is cleared when it is full.
+const MAX_CACHED_OTHERS: usize = 1 << 18;
+/// Most types of which a type is a subtype, each of the next.
+const MAX_BASES: usize = 64;
+/// Most types and bases that are read, each again after it was dropped from the cache: some seconds, and 600 bytes of the
+/// process's memory each.
+const MAX_READ_TYPES: u32 = 1 << 19;
+
+/// Cache of types by address.
+#[derive(Debug)]
+pub(super) struct TypeCache {
+    types: HashMap<u64, CachedType>,
+    /// Bytes of `types`.
+    bytes: usize,
+    /// Addresses where no type is.
+    others: HashSet<u64>,
+    bases: HashMap<u64, BuiltinBases>,
+    /// Number of types and bases that may still be read.
+    budget: u32,
+    /// Whether a type was not read because of the budget.
+    is_incomplete: bool,
+}
+
+/// A type, and whether its name has been completed by its module.
+#[derive(Debug)]
+struct CachedType {
+    python_type: PythonType,
+    is_named: bool,
+}
+
+impl TypeCache {
+    pub(super) fn new() -> Self {
+        Self {
+            types: HashMap::new(),
+            bytes: 0,
+            others: HashSet::new(),
+            bases: HashMap::new(),
+            budget: MAX_READ_TYPES,
+            is_incomplete: false,
+        }
+    }
+
+    /// Warning about the types that were not read. `None` if all were.
+    pub(super) fn warning(&self) -> Option<String> {
+        self.is_incomplete.then(|| {
+            format!(
+                "only {MAX_READ_TYPES} types of Python were read: objects of further ones are shown without their type, and \
+                 those that the collector knows count as in use"
+            )
+        })
+    }
+
+    /// Type at an address, and whether its name is complete; reads it unless it is in the cache. `None` if there is none,
+    /// or no more are read.
+    pub(super) fn get_or_read(
+        &mut self,
+        view: &SnapshotMemory,
+        layout: Option<Layout>,
+        address: u64,
+    ) -> Option<(PythonType, bool)> {
+        if let Some(known) = self.types.get(&address) {
+            return Some((known.python_type.clone(), known.is_named));
+        }
+        if self.others.contains(&address) {
+            return None;
+        }
+        let is_type = is_type_at(view, address);
+        if is_type && !self.charge() {
+            return None;
+        }
+        let bases = is_type.then(|| self.builtin_bases(view, address));
+        let found = bases.and_then(|bases| PythonType::read(view, layout, address, bases));
+        let Some(found) = found else {
+            if self.others.len() >= MAX_CACHED_OTHERS {
+                self.others.clear();
+            }
+            self.others.insert(address);
+            return None;
+        };
+        self.reserve(size_of::<(u64, CachedType)>() + found.name.len());
+        let cached = CachedType {
+            python_type: found.clone(),
+            is_named: false,
+        };
+        self.types.insert(address, cached);
+        Some((found, false))
+    }
+
+    /// Completes the name of the type at an address; `None` if its name is complete. Does nothing if it was dropped from the
+    /// cache meanwhile.
+    pub(super) fn complete_name(&mut self, address: u64, name: Option<Rc<str>>) {
+        self.reserve(name.as_ref().map_or(0, |name| name.len()));
+        if let Some(cached) = self.types.get_mut(&address) {
+            cached.is_named = true;
+            if let Some(name) = name {
+                cached.python_type.name = name;
+            }
+        }
+    }
+
+    /// Counts so many more bytes of types. Clears a full cache.
+    fn reserve(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        if self.bytes > MAX_CACHED_BYTES {
+            self.types.clear();
+            self.bytes = bytes;
+        }
+    }
+
+    /// The interpreter's own types of which the type at an address is a subtype, or that it is. Those beyond [`MAX_BASES`]
+    /// types are not found.
+    fn builtin_bases(&mut self, view: &SnapshotMemory, address: u64) -> BuiltinBases {
+        let mut found = BuiltinBases::default();
+        let mut chain = Vec::new();
+        let mut next = address;
+        let is_whole = loop {
+            if let Some(known) = self.bases.get(&next) {
+                found = *known;
+                break true;
+            }
+            if chain.len() >= MAX_BASES || !self.charge() {
+                break false;
+            }
+            let Some((own, base)) = read_base(view, next) else {
+                break true;
+            };
+            chain.push((next, own));
+            next = base;
+        };
+        for (address, own) in chain.into_iter().rev() {
+            found = found.union(own);
+            // Else what it is depends on where the search began.
+            if is_whole {
+                self.bases.insert(address, found);
+            }
+        }
+        found
+    }
+
+    /// Counts a type that is to be read. Returns whether it may be.
+    fn charge(&mut self) -> bool {
+        let left = self.budget.checked_sub(1);
+        self.budget = left.unwrap_or(0);
+        self.is_incomplete |= left.is_none();
+        left.is_some()
+    }
+}
