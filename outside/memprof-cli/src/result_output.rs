@@ -26,7 +26,7 @@ pub(crate) const MAX_ROWS: usize = 20_000;
 
 /// Explanation of pools for the pages of `leaks --prove` and `holders`.
 pub(crate) const POOLS_NOTE: &str = "All objects in a pool that the program makes from the allocator's memory count as \
-                                one: the arenas of Perl and PHP, small objects of a Python other than CPython 3.8 to 3.13.";
+                                one: the arenas of Perl and PHP, small objects of a Python other than CPython 3.8 to 3.14.";
 
 /// Format and destination of a result.
 #[derive(Clone, Copy, Debug)]

@@ -99,7 +99,7 @@ pub enum Error {
     #[error("has no heap that can be searched: {0}")]
     NoHeap(String),
     /// No interpreter of Python whose layout is known.
-    #[error("is no Python whose objects memprof can read (CPython 3.8 to 3.13 with the GIL)")]
+    #[error("is no Python whose objects memprof can read (CPython 3.8 to 3.14 with the GIL)")]
     NoPython,
     /// No object of the heap has a sample of a profiler.
     #[error("has no object whose stack is known: no profiler in it holds a sample")]

@@ -1,6 +1,6 @@
 //! Offsets of the fields of `CPython`'s structures, in bytes, for release builds on x86-64.
 //!
-//! Until 3.12 they are in tables, made from the headers that each version installs; 3.13 has them in the process:
+//! Until 3.12 they are in tables, made from the headers that each version installs; 3.13 and 3.14 have them in the process:
 //! `_Py_DebugOffsets`, at the start of `_PyRuntime` (`pycore_debug_offsets.h`).
 
 use std::ops::Range;
@@ -9,7 +9,7 @@ use crate::snapshot_memory::SnapshotMemory;
 
 /// `_Py_DebugOffsets.cookie`.
 const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
-/// Offset that no field of an interpreter's structures has in 3.13.
+/// Offset that no field of an interpreter's structures has in 3.13 and 3.14.
 const MAX_OFFSET: u64 = 1 << 20;
 
 /// Offsets of one version.
@@ -78,6 +78,25 @@ const V3_12: Layout = Layout {
     ..V3_11
 };
 
+/// What differs between versions in the part of `_Py_DebugOffsets` that is read.
+#[derive(Clone, Copy, Debug)]
+struct DebugOffsetsTable {
+    /// Words for `PyInterpreterState`, with its size.
+    interpreter: u64,
+    /// Index among them of the offset of `sys.modules`.
+    modules: u64,
+}
+
+const TABLE_3_13: DebugOffsetsTable = DebugOffsetsTable {
+    interpreter: 13,
+    modules: 5,
+};
+
+const TABLE_3_14: DebugOffsetsTable = DebugOffsetsTable {
+    interpreter: 16,
+    modules: 6,
+};
+
 /// Versions without `Py_Version`, by the size of `_PyRuntime`.
 const BY_RUNTIME_SIZE: [(u64, Layout); 3] = [(1464, V3_8), (656, V3_9), (672, V3_10)];
 
@@ -95,7 +114,7 @@ impl Layout {
             let mut known = BY_RUNTIME_SIZE.iter();
             let known = known.find(|(known, _)| *known == size);
             let unknown =
-                || "the layout of this version is unknown (known: 3.8 to 3.13)".to_owned();
+                || "the layout of this version is unknown (known: 3.8 to 3.14)".to_owned();
             return known.map(|(_, layout)| *layout).ok_or_else(unknown);
         };
         let version = view.word(version).ok_or("its version cannot be read")? as u32;
@@ -104,24 +123,30 @@ impl Layout {
         match version >> 16 {
             0x030b if is_final => Ok(V3_11),
             0x030c if is_final => Ok(V3_12),
-            0x030d if is_final => Self::from_debug_offsets(view, runtime.start, version),
+            0x030d if is_final => {
+                Self::from_debug_offsets(view, runtime.start, version, TABLE_3_13)
+            }
+            0x030e if is_final => {
+                Self::from_debug_offsets(view, runtime.start, version, TABLE_3_14)
+            }
             _ => Err(format!(
-                "the layout of {major}.{minor} is unknown (known: 3.8 to 3.13)"
+                "the layout of {major}.{minor} is unknown (known: 3.8 to 3.14)"
             )),
         }
     }
 
-    /// Reads the layout from `_Py_DebugOffsets` of 3.13. The error is the reason why it is unknown, such as a build
+    /// Reads the layout from `_Py_DebugOffsets`, whose form is `table`. The error is the reason why it is unknown, such as a build
     /// without the GIL.
     fn from_debug_offsets(
         view: &SnapshotMemory,
         runtime: u64,
         version: u32,
+        table: DebugOffsetsTable,
     ) -> Result<Self, String> {
         // Indices of the structures: their first word is their size.
         const RUNTIME: u64 = 3;
         const INTERPRETER: u64 = RUNTIME + 3;
-        const THREAD: u64 = INTERPRETER + 13;
+        let thread = INTERPRETER + table.interpreter;
         let word = |index: u64| {
             let word = view.field(runtime, 8 * index);
             word.ok_or("its _PyRuntime cannot be read")
@@ -137,12 +162,12 @@ impl Layout {
             _ => Err("its _PyRuntime is not that of its version"),
         };
         Ok(Self {
-            minor: 13,
+            minor: version >> 16 & 0xff,
             interpreters: offset(RUNTIME + 2)?,
             next: offset(INTERPRETER + 2)?,
             threads: offset(INTERPRETER + 3)?,
-            modules: offset(INTERPRETER + 5)?,
-            thread_frames: Some([offset(THREAD + 5)?, offset(THREAD + 7)?]),
+            modules: offset(INTERPRETER + table.modules)?,
+            thread_frames: Some([offset(thread + 5)?, offset(thread + 7)?]),
             ..V3_12
         })
     }

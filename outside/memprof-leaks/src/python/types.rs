@@ -305,11 +305,19 @@ fn debug_head_size(memory: &mut CachedReader<'_>, object: &Object) -> u64 {
     (0..MAX_HEADS).take_while(|number| is_head(number)).count() as u64 * DEBUG_HEAD_SIZE
 }
 
-/// Whether a word may be a reference count. In the versions whose layouts are known it has 32 bits, so that few
-/// pointers are taken for one. If `minor` is `None`, the version is unknown, and flags may be above the count.
+/// Whether the first word of an object may be its reference count. In the versions whose layouts are known it has 32 bits,
+/// so that few pointers are taken for one; since 3.14 an immortal object has flags in the upper 16 bits. If `minor` is
+/// `None`, the version is unknown, and flags may be above the count.
 fn may_be_reference_count(word: u64, minor: Option<u32>) -> bool {
-    let bits = if minor.is_some() { 32 } else { 48 };
-    word as u32 != 0 && word >> bits == 0
+    /// `_Py_STATIC_FLAG_BITS`.
+    const IMMORTAL_FLAGS: u64 = 0b101 << 48;
+    let count = word as u32;
+    let flags = match minor {
+        Some(14..) if count >= MIN_IMMORTAL_COUNT => IMMORTAL_FLAGS,
+        Some(_) => 0,
+        None => u64::MAX >> 16,
+    };
+    count != 0 && word & !flags & !u64::from(u32::MAX) == 0
 }
 
 /// Reference count of the Python object at `start`; 0 for an immortal one, whose references are not counted, and if it
@@ -317,4 +325,36 @@ fn may_be_reference_count(word: u64, minor: Option<u32>) -> bool {
 pub(crate) fn reference_count(memory: &mut CachedReader<'_>, start: u64) -> u32 {
     let count = memory.word(start).unwrap_or_default() as u32;
     if count < MIN_IMMORTAL_COUNT { count } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_word_of_object_is_its_count() {
+        let check = |minor, word, expected| {
+            assert_eq!(
+                may_be_reference_count(word, minor),
+                expected,
+                "{minor:?}: {word:x}"
+            );
+        };
+        let immortal = u64::from(MIN_IMMORTAL_COUNT) + (1 << 30);
+        for minor in [None, Some(8), Some(13), Some(14)] {
+            check(minor, 1, true);
+            check(minor, immortal, true);
+            check(minor, 0, false);
+            check(minor, 1 << 32, false);
+            check(minor, u64::MAX, false);
+        }
+        // The flags of 3.14; a pointer.
+        check(Some(14), immortal | 1 << 48, true);
+        check(Some(14), immortal | 5 << 48, true);
+        check(Some(14), 7 | 1 << 48, false);
+        check(Some(14), immortal | 1 << 32, false);
+        check(Some(13), immortal | 1 << 48, false);
+        check(Some(14), 0x7f12_8000_1000, false);
+        check(None, 0x7f12_8000_1000, true);
+    }
 }

@@ -235,7 +235,7 @@ fn interpreters() -> Vec<String> {
         let output = Command::new(name).arg("--version").output();
         output.is_ok_and(|output| output.status.success())
     };
-    let names = (9..=13).map(|minor| format!("python3.{minor}"));
+    let names = (9..=14).map(|minor| format!("python3.{minor}"));
     names.filter(runs).collect()
 }
 
