@@ -102,7 +102,7 @@ impl RuntimeHeap {
         match self {
             Self::Python => (
                 "Python keeps objects of up to 512 bytes in arenas of its own (pymalloc), which no \
-                 heap profile shows but that of memprof's sampler on CPython 3.8 to 3.13",
+                 heap profile shows but that of memprof's sampler on CPython 3.8 to 3.14",
                 "`memprof record PID` samples them, `memprof holders PID` shows what holds them; elsewhere start the \
                  program with PYTHONMALLOC=malloc, which makes it slower",
             ),

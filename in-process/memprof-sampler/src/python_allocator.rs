@@ -77,7 +77,7 @@ impl PythonAllocator {
     /// Takes the addresses of the functions by which the interpreter returns and changes its allocators.
     ///
     /// # Safety
-    /// They are those of one `CPython`, 3.8 to 3.13, which stays loaded.
+    /// They are those of one `CPython`, 3.8 to 3.14, which stays loaded.
     pub unsafe fn new(functions: PythonFunctions) -> Self {
         Self {
             // SAFETY: the caller names the function, whose type pymem.h gives.

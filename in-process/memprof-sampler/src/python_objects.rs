@@ -11,7 +11,7 @@ use crate::countdown::{self, count_down, start_next_countdown};
 use crate::hooks::original_function;
 use crate::sampler::{may_be_sample, record_stack, remove_sample, restore_sample};
 
-/// `SMALL_REQUEST_THRESHOLD` of obmalloc.c, from 3.8 to 3.13. Larger requests go on to malloc, whose hooks count them.
+/// `SMALL_REQUEST_THRESHOLD` of obmalloc.c, from 3.8 to 3.14. Larger requests go on to malloc, whose hooks count them.
 const MAX_PYMALLOC: usize = 512;
 
 /// pymalloc's functions, at which the hooks call it: malloc, calloc, realloc, free. Written once, because two values

@@ -170,7 +170,7 @@ pub(crate) fn language_status() -> Vec<LanguageStatus> {
 ///
 /// ```text
 /// # language: python 3.11.2 /usr/bin/python3.11
-/// # language: python 3.14.0 /usr/bin/python3.14 off: its layout is unknown (known: 3.8 to 3.13)
+/// # language: python 3.16.0 /usr/bin/python3.16 off: its layout is unknown (known: 3.8 to 3.14)
 /// # objects: python
 /// # objects: python off: its allocator is not known
 /// # frame: 0x4d50040000000007 python Leak.handle /srv/app.py 9

@@ -12,7 +12,7 @@ use memprof_sampler::StackRecordId;
 use super::checked_memory::CheckedMemory;
 use super::python_objects::ObjectMark;
 
-/// Offsets of `PyTypeObject`, in words, in all versions from 3.8 to 3.13.
+/// Offsets of `PyTypeObject`, in words, in all versions from 3.8 to 3.14.
 const TYPE_OF_TYPE: usize = 1;
 const TYPE_NAME: usize = 3;
 const BASIC_SIZE: usize = 4;

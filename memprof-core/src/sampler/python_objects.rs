@@ -39,10 +39,10 @@ pub(super) struct PythonObjects {
 
 /// Newest minor version of `CPython` 3 in which setting hooks without the GIL was tried: with threads, forks, collections
 /// and other tools.
-const NEWEST_MINOR: u8 = 13;
+const NEWEST_MINOR: u8 = 14;
 
 /// Reason why objects of newer versions are not sampled.
-const TOO_NEW: &str = "hooks of its allocator were not tried with a version newer than 3.13";
+const TOO_NEW: &str = "hooks of its allocator were not tried with a version newer than 3.14";
 
 /// The objects of the interpreter whose frames are read.
 #[derive(Debug)]

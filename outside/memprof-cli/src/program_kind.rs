@@ -99,7 +99,7 @@ pub(crate) fn unsampled_objects(language: &str) -> Option<&'static str> {
             "JavaScript's objects are in V8's heap: node's `--heapsnapshot-signal` or the inspector shows them"
         }
         "Python" => {
-            "Python's objects of up to 512 bytes are sampled in CPython 3.8 to 3.13 only, and not beside another tool's \
+            "Python's objects of up to 512 bytes are sampled in CPython 3.8 to 3.14 only, and not beside another tool's \
              hooks; `memprof holders PID` shows what holds them"
         }
         "PHP" => {
