@@ -26,6 +26,7 @@ mod source_path;
 mod split;
 mod supplementary;
 mod supplementary_link;
+mod symbol_budget;
 mod units;
 
 use std::num::NonZeroUsize;
@@ -33,7 +34,7 @@ use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 pub use self::limited_file::LimitedFile;
 
@@ -41,6 +42,8 @@ use self::frames::CollectedFrames;
 use self::object_files::{ObjectFile, group_by_file, unused_binary_note};
 use self::read_permits::ReadPermits;
 use self::regular_file::READ_LIMIT;
+pub(crate) use self::symbol_budget::SymbolBudget;
+use self::symbol_budget::TIME_LIMIT;
 use crate::call_shape::CallShape;
 use crate::error::Result;
 use crate::module_names::ModuleNames;
@@ -48,10 +51,6 @@ use crate::names::{Frame, Names};
 use crate::profile::{Address, EVICTED_STACKS, NO_STACK, Profile, ProfileOrigin, UNATTRIBUTED};
 use crate::program_link::{ProgramLink, program_link};
 use crate::stacks::AddressId;
-
-/// Time in which the names of a profile are read, of all files together; a unit of debug information that was begun is
-/// finished. Hostile files may be made so that each unit takes seconds.
-const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Sources of symbols. The default has none: every function is shown as an offset.
 #[derive(Clone, Debug, Default)]
@@ -152,24 +151,25 @@ pub fn symbolize(
     sources: &Sources,
     progress: Progress<'_>,
 ) -> Result<Names> {
-    let mut names = find_symbols(profile, sources, progress)?;
+    let mut names = find_symbols(profile, sources, progress, &mut SymbolBudget::new())?;
     let modules = ModuleNames::new([(&*profile, &names)]);
     name_by_offset(profile, &mut names, &modules);
     Ok(names)
 }
 
-/// Like [`symbolize`], but an address without a symbol gets no frames. Before, sets the profile's program if it names
-/// none, and restores mappings of code over which something else is mapped.
+/// Like [`symbolize`], but an address without a symbol gets no frames. Stops when the `budget` is spent; warnings say what
+/// has no names because of it.
 pub(crate) fn find_symbols(
     profile: &mut Profile,
     sources: &Sources,
     progress: Progress<'_>,
+    budget: &mut SymbolBudget,
 ) -> Result<Names> {
     let mut names = profile.names.take().unwrap_or_default();
     program::set_unnamed_program(profile, sources);
     moved_text::restore_mappings(profile, Some(sources));
     let files = group_by_file(profile, &names, sources);
-    let deadline = Instant::now() + TIME_LIMIT;
+    let deadline = budget.deadline();
     let results = symbolize_files(&files, &profile.origin, sources, progress, deadline)?;
     let mut notes: Vec<String> = unused_binary_note(&files, profile, sources)
         .into_iter()
@@ -192,7 +192,7 @@ pub(crate) fn find_symbols(
         names.call_shapes.extend(result.call_shapes);
     }
     profile.warnings.extend(notes);
-    jit_code::name_addresses(profile, sources, &mut names);
+    jit_code::name_addresses(profile, sources, &mut names, budget);
     Ok(names)
 }
 

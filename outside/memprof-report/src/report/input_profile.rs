@@ -10,11 +10,10 @@ use crate::label_shares::filter_by_label;
 use crate::options::Options;
 use crate::profile::SampleType;
 use crate::render::format_amount;
-use crate::symbolize::{Progress, Sources};
+use crate::symbolize::{Progress, Sources, SymbolBudget};
 
 /// Reads the profile of each process in the input, merges them, and filters by age and label. `sources` are those of
-/// each process; the last ones serve all further processes. Fails if the profile lacks the ages or the label that the
-/// options need.
+/// each process; the last ones serve all further processes. One budget of symbols is for all of them.
 pub(super) fn read_input(
     input: Input<'_>,
     sources: &[Sources],
@@ -24,8 +23,10 @@ pub(super) fn read_input(
     let profiles = parse_all(input.bytes, &options.limits, options.force)?;
     let sources = |index: usize| sources.get(index).or(sources.last());
     let parts = profiles.into_iter().enumerate();
-    let parts = parts
-        .map(|(index, part)| LoadedProfile::from_dump(part, sources(index), options, progress));
+    let mut budget = SymbolBudget::new();
+    let parts = parts.map(|(index, part)| {
+        LoadedProfile::from_dump(part, sources(index), options, progress, &mut budget)
+    });
     let mut loaded = merge_processes(parts.collect::<Result<_>>()?);
     let profile = &mut loaded.profile;
     if options.ages && profile.ages.is_none() {

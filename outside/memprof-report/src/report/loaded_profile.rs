@@ -8,7 +8,7 @@ use crate::module_names::ModuleNames;
 use crate::names::Names;
 use crate::options::Options;
 use crate::profile::{Profile, SampleType};
-use crate::symbolize::{Progress, Sources, find_symbols, moved_text, name_by_offset};
+use crate::symbolize::{Progress, Sources, SymbolBudget, find_symbols, moved_text, name_by_offset};
 use crate::symbolized_profile::SymbolizedProfile;
 use crate::unsample::unsample;
 
@@ -21,13 +21,13 @@ pub(super) struct LoadedProfile {
 }
 
 impl LoadedProfile {
-    /// Selects the sample type of a process's profile, undoes the sampling, and finds symbols in `sources`. Without
-    /// `sources`, functions have only the names that the file gives them.
+    /// Selects the sample type of a process's profile, undoes the sampling, and finds symbols within the `budget`.
     pub(super) fn from_dump(
         mut profile: Profile,
         sources: Option<&Sources>,
         options: &Options,
         progress: Progress<'_>,
+        budget: &mut SymbolBudget,
     ) -> Result<Self> {
         let sample_type = match profile.samples.is_empty() {
             // Without samples, the report is empty whatever types the profile has.
@@ -36,7 +36,7 @@ impl LoadedProfile {
         };
         unsample(&mut profile)?;
         let mut names = match sources {
-            Some(sources) => find_symbols(&mut profile, sources, progress)?,
+            Some(sources) => find_symbols(&mut profile, sources, progress, budget)?,
             None => {
                 moved_text::restore_mappings(&mut profile, None);
                 profile.names.take().unwrap_or_default()

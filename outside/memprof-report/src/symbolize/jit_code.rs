@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::regular_file::{SearchPath, open_regular};
-use super::{Sources, jitdump, perf_map};
+use super::{Sources, SymbolBudget, jitdump, late_note, perf_map};
 use crate::names::{Frame, Names};
 use crate::profile::Profile;
 use crate::stacks::AddressId;
@@ -14,17 +14,31 @@ use crate::stacks::AddressId;
 /// Most jitdumps that are read for a profile: a forked child has its parent's mapped too.
 const MAX_JITDUMPS: usize = 4;
 
-/// Names addresses that are in no file and have no name yet, from the perf map of a running process and from jitdumps.
-/// A jitdump that cannot be read is a warning of the profile.
-pub(super) fn name_addresses(profile: &mut Profile, sources: &Sources, names: &mut Names) {
+/// Names addresses that are in no file and have no name yet, from the perf map of a running process and from jitdumps, until
+/// the `budget` is spent. Warnings of the profile say which jitdumps cannot be read, and how many names are left out.
+pub(super) fn name_addresses(
+    profile: &mut Profile,
+    sources: &Sources,
+    names: &mut Names,
+    budget: &mut SymbolBudget,
+) {
     let addresses = unnamed_addresses(profile, names);
     if addresses.is_empty() {
         return;
     }
+    let deadline = budget.deadline();
+    let mut left_out = 0;
     let mut set = |found: Vec<(AddressId, String)>| {
         for (id, name) in found {
+            let known = names.strings.len();
+            let function = names.strings.intern(&name);
+            let is_new = names.strings.len() > known;
+            if is_new && !budget.charge_jit_name(&name) {
+                left_out += 1;
+                continue;
+            }
             let frame = Frame {
-                function: names.strings.intern(&name),
+                function,
                 linkage: None,
                 file: None,
                 line: 0,
@@ -35,7 +49,7 @@ pub(super) fn name_addresses(profile: &mut Profile, sources: &Sources, names: &m
     };
     let process = sources.pid.and_then(LiveProcess::find);
     if let Some(map) = process.as_ref().and_then(LiveProcess::open_perf_map) {
-        set(perf_map::read_names(map, &addresses));
+        set(perf_map::read_names(map, &addresses, deadline));
     }
     let mut notes = Vec::new();
     for (path, writer) in mapped_jitdumps(profile) {
@@ -43,11 +57,21 @@ pub(super) fn name_addresses(profile: &mut Profile, sources: &Sources, names: &m
             None => notes.push(format!(
                 "{path}: no such file here, code that it describes has no names"
             )),
-            Some(dump) => match jitdump::read_names(BufReader::new(dump), writer, &addresses) {
-                Ok(found) => set(found),
-                Err(error) => notes.push(format!("{path}: {error}")),
-            },
+            Some(dump) => {
+                match jitdump::read_names(BufReader::new(dump), writer, &addresses, deadline) {
+                    Ok(found) => set(found),
+                    Err(error) => notes.push(format!("{path}: {error}")),
+                }
+            }
         }
+    }
+    if budget.is_late() {
+        notes.push(late_note("names of code made at run time", addresses.len()));
+    }
+    if left_out > 0 {
+        notes.push(format!(
+            "{left_out} addresses of code made at run time have no name, because the names are too long together"
+        ));
     }
     profile.warnings.extend(notes);
 }

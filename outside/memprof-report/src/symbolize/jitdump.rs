@@ -5,6 +5,7 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::time::Instant;
 
 use super::segment_tree::SegmentTree;
 use crate::profile::Mapping;
@@ -15,6 +16,9 @@ const MAX_BYTES: u64 = 1 << 30;
 
 /// Most pieces of code that are stored.
 const MAX_ENTRIES: usize = 1 << 20;
+
+/// Records between two looks at the clock.
+const RECORDS_PER_CHECK: u32 = 1 << 10;
 
 /// Longest name, in bytes; longer ones are truncated.
 const MAX_NAME_BYTES: u64 = 4 << 10;
@@ -39,11 +43,13 @@ pub(super) fn writer_pid(mapping: &Mapping) -> Option<u32> {
 }
 
 /// Returns the names of `addresses`, ascending. The latest record for an address wins. Empty if another process than
-/// `writer` wrote the file. If the file is truncated or damaged, or exceeds a limit, the part before that counts.
+/// `writer` wrote the file. If the file is truncated or damaged, exceeds a limit, or is not read by the deadline, the part
+/// before that counts.
 pub(super) fn read_names(
     mut dump: impl Read + Seek,
     writer: u32,
     addresses: &[(u64, AddressId)],
+    deadline: Instant,
 ) -> io::Result<Vec<(AddressId, String)>> {
     let Some(mut position) = seek_to_first_record(&mut dump, writer)? else {
         return Ok(Vec::new());
@@ -52,7 +58,13 @@ pub(super) fn read_names(
     // Positions of names in the file: of code that contains an address, and of all code by its index.
     let mut name_positions: Vec<u64> = Vec::new();
     let mut loaded: HashMap<u64, u64> = HashMap::new();
-    while name_positions.len() < MAX_ENTRIES && loaded.len() < MAX_ENTRIES && position < MAX_BYTES {
+    let mut records: u32 = 0;
+    while name_positions.len() < MAX_ENTRIES
+        && loaded.len() < MAX_ENTRIES
+        && position < MAX_BYTES
+        && (!records.is_multiple_of(RECORDS_PER_CHECK) || Instant::now() <= deadline)
+    {
+        records = records.wrapping_add(1);
         let mut head = [0; RECORD_HEAD];
         if !was_read_whole(dump.read_exact(&mut head))? {
             break;
@@ -132,7 +144,9 @@ fn was_read_whole(read: io::Result<()>) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use std::io::Cursor;
+    use std::time::Instant;
 
+    use super::super::symbol_budget::TIME_LIMIT;
     use super::read_names;
     use crate::stacks::AddressId;
 
@@ -162,11 +176,16 @@ mod tests {
         )
     }
 
+    fn deadline() -> Instant {
+        Instant::now() + TIME_LIMIT
+    }
+
     /// Compares the names found for fixed addresses.
     fn check(dump: &[u8], expected: &[(u64, &str)]) {
         let addresses = [0xfff, 0x1000, 0x101f, 0x1020, 0x2000, 0x2fff];
         let ids: Vec<_> = addresses.into_iter().zip((0..).map(AddressId)).collect();
-        let found = read_names(Cursor::new(dump), WRITER, &ids).expect("it can be read");
+        let found = read_names(Cursor::new(dump), WRITER, &ids, deadline());
+        let found = found.expect("it can be read");
         let found = found
             .iter()
             .map(|(id, name)| (addresses[id.0 as usize], name.as_str()));
@@ -194,7 +213,8 @@ mod tests {
         let cut: Vec<usize> = (0..dump.len()).collect();
         for length in cut {
             let addresses = [(0x1000, AddressId(0))];
-            let found = read_names(Cursor::new(&dump[..length]), WRITER, &addresses);
+            let part = Cursor::new(&dump[..length]);
+            let found = read_names(part, WRITER, &addresses, deadline());
             assert!(found.is_ok(), "{length} bytes");
         }
     }

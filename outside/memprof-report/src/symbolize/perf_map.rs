@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 use std::io::{self, BufRead, BufReader, Read};
+use std::time::Instant;
 
 use super::segment_tree::SegmentTree;
 use crate::stacks::AddressId;
@@ -16,25 +17,32 @@ const MAX_ENTRIES: usize = 1 << 18;
 /// Most bytes of names that are kept.
 const MAX_NAME_BYTES: usize = 64 << 20;
 
+/// Lines between two looks at the clock.
+const LINES_PER_CHECK: u32 = 1 << 12;
+
 /// Longest line, in bytes; longer ones are truncated.
 const MAX_LINE_BYTES: usize = 4 << 10;
 
 /// Returns the names of those `addresses`, ascending, that entries of the map contain. The latest entry for an address
-/// wins: code is moved, and its memory reused. Reading ends silently at an error, and at the limits for bytes and
-/// entries.
+/// wins: code is moved, and its memory reused. Reading ends silently at an error, at the deadline, and at the limits for
+/// bytes and entries.
 pub(super) fn read_names(
     map: impl Read,
     addresses: &[(u64, AddressId)],
+    deadline: Instant,
 ) -> Vec<(AddressId, String)> {
     let mut map = BufReader::new(map.take(MAX_BYTES));
     let mut latest = SegmentTree::new(addresses.len());
     let mut names: Vec<String> = Vec::new();
     let mut kept_bytes = 0;
     let mut line = Vec::new();
+    let mut lines: u32 = 0;
     while names.len() < MAX_ENTRIES
         && kept_bytes < MAX_NAME_BYTES
+        && (!lines.is_multiple_of(LINES_PER_CHECK) || Instant::now() <= deadline)
         && read_line(&mut map, &mut line).is_ok_and(|has_line| has_line)
     {
+        lines = lines.wrapping_add(1);
         if let Some((start, size, name)) = parse_entry(&line) {
             let first = addresses.partition_point(|&(address, _)| address < start);
             let count = addresses[first..].partition_point(|&(address, _)| address - start < size);
@@ -85,6 +93,9 @@ fn parse_entry(line: &[u8]) -> Option<(u64, u64, &str)> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
+    use super::super::symbol_budget::TIME_LIMIT;
     use super::{MAX_LINE_BYTES, read_line, read_names};
     use crate::stacks::AddressId;
 
@@ -100,7 +111,12 @@ mod tests {
             (AddressId(2), "py::leak:/srv/app.py".to_owned()),
             (AddressId(4), "JS:~go /srv/a.js:1:1".to_owned()),
         ];
-        assert_eq!(read_names(map.as_bytes(), &addresses), expected);
+        let now = Instant::now();
+        let check = |deadline, expected: &[_]| {
+            assert_eq!(read_names(map.as_bytes(), &addresses, deadline), expected);
+        };
+        check(now + TIME_LIMIT, &expected);
+        check(now, &[]);
     }
 
     #[test]
