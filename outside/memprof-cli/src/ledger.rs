@@ -229,7 +229,7 @@ fn show_pinned(args: &LedgerArgs) -> Outcome {
         (false, _) => args.form.clone(),
     };
     let dump = LiveDump {
-        file: &profile.path(),
+        files: &[profile.path()],
         name: &describe_process(pid),
         pids: &[pid],
         notes: &[],

@@ -187,7 +187,7 @@ pub(crate) fn dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outco
         output::print_stderr(&text);
         let pid = target::host_pid(&mut client)?;
         let page = report_form::write_live_page(LiveDump {
-            file: &fetched.path(),
+            files: &[fetched.path()],
             name: &format!("{name}.heap"),
             pids: &[pid],
             notes: &[],

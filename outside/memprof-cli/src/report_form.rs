@@ -1,7 +1,7 @@
 //! Form and destination of a report, which several commands write.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
@@ -113,10 +113,11 @@ impl FormArgs {
     }
 }
 
-/// Dump of a live process, or those of several, one after the other.
+/// Dump of a live process, or those of several.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LiveDump<'a> {
-    pub(crate) file: &'a Path,
+    /// One for each process.
+    pub(crate) files: &'a [PathBuf],
     /// Name of the dump in errors and on pages.
     pub(crate) name: &'a str,
     /// The processes, in the order of their dumps.
@@ -131,7 +132,7 @@ pub(crate) fn write_live_page(dump: LiveDump<'_>) -> anyhow::Result<PathBuf> {
         format: Format::Html,
         ..Options::default()
     };
-    let mut bytes = open_input(dump.file)?;
+    let mut bytes = open_dumps(dump.files)?;
     let write = live_report_writer(&mut *bytes, dump, None, options);
     let (page, notes) = browser::write_page(|out| Ok(write(out)?))?;
     print_notes(Ok(notes))?;
@@ -150,7 +151,7 @@ pub(crate) fn show_live_report(
     if options.format == Format::Text {
         options.top = options.top.or(top);
     }
-    let mut bytes = open_input(dump.file)?;
+    let mut bytes = open_dumps(dump.files)?;
     let base = view.base.as_deref();
     form.deliver(live_report_writer(&mut *bytes, dump, base, options))
 }
@@ -196,6 +197,15 @@ fn print_notes(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
         output::note(&note);
     }
     Ok(())
+}
+
+/// Opens dumps, of which each is read where the one before ends.
+pub(crate) fn open_dumps(paths: &[PathBuf]) -> Result<Box<dyn BufRead>, Error> {
+    let mut all: Box<dyn BufRead> = Box::new(io::empty());
+    for path in paths {
+        all = Box::new(all.chain(open_input(path)?));
+    }
+    Ok(all)
 }
 
 /// Opens a profile; `-` is standard input. Fails for a directory.

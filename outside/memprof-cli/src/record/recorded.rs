@@ -1,7 +1,8 @@
 //! Results of recordings, and their report.
 
 use std::fs::File;
-use std::io::{BufReader, Seek};
+use std::io::BufReader;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::analysis_summary::describe_process;
 use crate::exit::{NO_DATA, Outcome, UNREACHABLE, with_exit_code};
 use crate::export::export;
 use crate::program_kind::{ProgramKinds, unsampled_objects};
-use crate::report_form::{FormArgs, LiveDump, show_live_report, write_live_page};
+use crate::report_form::{FormArgs, LiveDump, open_dumps, show_live_report, write_live_page};
 use crate::scratch::ScratchFile;
 use crate::{browser, exit, output};
 
@@ -115,7 +116,7 @@ impl RecordedProcesses {
     pub(super) fn show(mut self, args: &RecordArgs) -> Outcome {
         let failed = self.failed_index();
         let mut notes = self.notes(failed);
-        let dumps = self.join_dumps(&mut notes);
+        let dumps = self.readable_dumps(&mut notes);
         let dumps = dumps.inspect_err(|_| notes.iter().for_each(|note| output::note(note)))?;
         let shown = match &dumps {
             Some(dumps) => self.show_dumps(dumps, args, &notes),
@@ -177,53 +178,47 @@ impl RecordedProcesses {
         notes
     }
 
-    /// Returns the dumps of all processes in one file. `None` if there is none. Of several, those that cannot be read are
-    /// left out, with a note: a process may write anything, and each dump must end where the next one begins.
-    fn join_dumps(&self, notes: &mut Vec<String>) -> anyhow::Result<Option<JoinedDumps>> {
-        let dumps = self
+    /// Returns the dumps of all processes. `None` if there is none. Of several, those that cannot be read are left out, with a
+    /// note: a process may write anything, and each dump must end where the next one begins.
+    fn readable_dumps(&self, notes: &mut Vec<String>) -> anyhow::Result<Option<RecordedDumps>> {
+        let recorded = self
             .recorded()
             .filter_map(|recorded| Some((recorded.pid, recorded.profile.as_ref()?)));
-        let dumps: Vec<_> = dumps.collect();
-        let mut joined = JoinedDumps {
-            pids: Vec::new(),
-            file: ScratchFile::new()?,
-        };
-        for (pid, dump) in &dumps {
-            let mut bytes = File::open(dump.path()).context("failed to read the dump again")?;
-            if dumps.len() > 1 {
+        let recorded: Vec<_> = recorded.collect();
+        let mut dumps = RecordedDumps::default();
+        for (pid, dump) in &recorded {
+            if recorded.len() > 1 {
+                let bytes = File::open(dump.path()).context("failed to read the dump again")?;
                 let parsed =
-                    memprof_report::parse(&mut BufReader::new(&bytes), &Limits::default(), true);
+                    memprof_report::parse(&mut BufReader::new(bytes), &Limits::default(), true);
                 if let Err(error) = parsed {
                     notes.push(format!("{pid}: its dump is left out: {error}"));
                     continue;
                 }
-                bytes.rewind()?;
             }
-            joined.pids.push(*pid);
-            joined.file.append(&mut bytes)?;
+            dumps.pids.push(*pid);
+            dumps.files.push(dump.path());
         }
-        Ok((!joined.pids.is_empty()).then_some(joined))
+        Ok((!dumps.pids.is_empty()).then_some(dumps))
     }
 
     /// Prints notes and writes the report; without a format, that is a table, beside the dumps in `--output` and the page of
     /// `--open`.
     fn show_dumps(
         &self,
-        dumps: &JoinedDumps,
+        dumps: &RecordedDumps,
         args: &RecordArgs,
         notes: &[String],
     ) -> anyhow::Result<()> {
         let form = &args.form;
-        let file = dumps.file.path();
         if args.output_is_dump()
             && let Some(output) = &form.output
         {
-            let mut bytes = File::open(&file).context("failed to read the dump again")?;
-            export(&mut bytes, output)?;
+            export(&mut open_dumps(&dumps.files)?, output)?;
         }
         self.print_warnings();
         let dump = LiveDump {
-            file: &file,
+            files: &dumps.files,
             name: &dumps.name(),
             pids: &dumps.pids,
             notes,
@@ -276,15 +271,15 @@ impl RecordedProcesses {
     }
 }
 
-/// Dumps of recorded processes, one after the other.
-#[derive(Debug)]
-struct JoinedDumps {
-    /// The processes, in the order of their dumps; at least one.
+/// Dumps of recorded processes, at least one. The files are those of the recordings, which must outlive this.
+#[derive(Debug, Default)]
+struct RecordedDumps {
     pids: Vec<u32>,
-    file: ScratchFile,
+    /// The dump of each, in the order of `pids`.
+    files: Vec<PathBuf>,
 }
 
-impl JoinedDumps {
+impl RecordedDumps {
     /// Name for people: that of the first process, and the number of the others.
     fn name(&self) -> String {
         let first = describe_process(self.pids[0]);
@@ -347,6 +342,8 @@ fn unsampled_text(pid: u32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     fn result(pid: u32, recorded: anyhow::Result<Recorded>) -> ProcessResult {
@@ -411,6 +408,42 @@ mod tests {
         );
         check(vec![refused(9), whole(7)], None, &[refused_note]);
         check(vec![killed(8), changed(7)], Some(1), &[killed_note]);
+    }
+
+    #[test]
+    fn dumps_are_read_where_they_were_written() {
+        let dumped = |pid, text: &str| {
+            let mut file = ScratchFile::new().unwrap();
+            file.append(&mut text.as_bytes()).unwrap();
+            let mut dumped = whole(pid);
+            dumped.recorded.as_mut().unwrap().profile = Some(file);
+            dumped
+        };
+        let dump = |count| {
+            let values = format!("  t*: {count}: 64 [0: 0]\n");
+            format!("heap_v2/1\n{values}@ 0x1000\n{values}\nMAPPED_LIBRARIES:\n")
+        };
+        let texts = [dump(1), "no dump\n".to_owned(), dump(2)];
+        let processes = texts
+            .iter()
+            .zip(7..)
+            .map(|(text, pid)| dumped(pid, text))
+            .collect();
+        let recorded = RecordedProcesses::new(processes, Vec::new());
+        let mut notes = Vec::new();
+        let dumps = recorded.readable_dumps(&mut notes).unwrap().unwrap();
+        assert_eq!((&*dumps.pids, notes.len()), (&[7, 9][..], 1));
+        let written: Vec<_> = recorded
+            .recorded()
+            .map(|recorded| recorded.profile.as_ref().unwrap().path())
+            .collect();
+        assert_eq!(dumps.files, [&*written[0], &*written[2]]);
+        let mut read = String::new();
+        open_dumps(&dumps.files)
+            .unwrap()
+            .read_to_string(&mut read)
+            .unwrap();
+        assert_eq!(read, format!("{}{}", texts[0], texts[2]));
     }
 
     #[test]
