@@ -12,7 +12,7 @@ use object::elf::{
 use object::read::SymbolIndex;
 use object::read::elf::{Dyn as _, FileHeader, ProgramHeader, SectionHeader, Sym as _};
 
-pub(crate) use tables::find_own_dependencies;
+pub(crate) use tables::{LinkInfo, is_for_another_machine};
 
 /// Start of the error's text for a file of another kind or architecture. The loader recognizes it, because copying the
 /// file again helps only if it is damaged.

@@ -25,6 +25,8 @@ pub mod client;
 mod config;
 #[cfg(feature = "control")]
 mod control;
+#[cfg(feature = "loader")]
+mod dependencies;
 #[cfg(feature = "client")]
 mod discovery;
 #[cfg(feature = "loader")]
@@ -37,10 +39,14 @@ mod instance;
 #[cfg(feature = "loader")]
 mod loader;
 mod log_line;
+#[cfg(feature = "loader")]
+mod mapped_files;
 mod program;
 pub mod protocol;
 mod reply;
 mod router;
+#[cfg(any(feature = "adapters", feature = "loader"))]
+mod secure_execution;
 pub mod socket_dir;
 
 pub use body::Body;

@@ -5,9 +5,7 @@
 )]
 
 use std::error::Error;
-use std::ffi::OsStr;
 use std::fs::{File, Metadata};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -22,11 +20,11 @@ use memprof_plugin_abi::raw::{
 use sha2::{Digest, Sha256};
 
 use crate::config::{PluginConfig, with_table_prefix};
-use crate::elf::{
-    NOT_A_PLUGIN, check_loadable, find_interposable_symbol, find_own_dependencies, stays_loaded,
-};
+use crate::dependencies::check_dependencies;
+use crate::elf::{NOT_A_PLUGIN, check_loadable, find_interposable_symbol, stays_loaded};
 use crate::file_trust::check_trusted;
 use crate::instance::{Instance, check_entry, copy_text};
+use crate::mapped_files::mapped_file;
 use crate::program::HostProgram;
 use crate::protocol::PluginInfo;
 
@@ -128,8 +126,7 @@ impl CheckedFile {
                 return true;
             }
         };
-        let mapped = mapped_file(&maps, address).map(|file| Path::new(OsStr::from_bytes(file)));
-        mapped.is_some_and(|mapped| {
+        mapped_file(&maps, address).is_some_and(|mapped| {
             let metadata = mapped.metadata();
             mapped == self.path
                 || metadata.is_ok_and(|metadata| file_identity(&metadata) == self.identity)
@@ -179,37 +176,6 @@ fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure>
     })
 }
 
-/// Most libraries of a plugin's own that are checked.
-const MAX_DEPENDENCIES: usize = 64;
-
-/// Fails unless the libraries which the plugin brings, and those which they bring, are as trusted as the plugin,
-/// because their code runs too. Those that the loader finds in the system's directories are not the plugin's. There may
-/// be at most [`MAX_DEPENDENCIES`].
-fn check_dependencies(plugin: &Path, bytes: &[u8], own_uid: u32) -> Result<(), String> {
-    let find = |library: &Path, bytes: &[u8]| {
-        let directory = library.parent().unwrap_or(Path::new("/"));
-        find_own_dependencies(bytes, directory)
-    };
-    let mut waiting = find(plugin, bytes);
-    let mut checked: Vec<PathBuf> = Vec::new();
-    while let Some(path) = waiting.pop() {
-        let path = check_trusted(&path, own_uid)?;
-        if checked.contains(&path) {
-            continue;
-        }
-        if checked.len() == MAX_DEPENDENCIES {
-            return Err(format!("there are more than {MAX_DEPENDENCIES}"));
-        }
-        let file = File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        // SAFETY: only trusted users may change the file while it is read.
-        if let Ok(bytes) = unsafe { Mmap::map(&file) } {
-            waiting.extend(find(&path, &bytes));
-        }
-        checked.push(path);
-    }
-    Ok(())
-}
-
 /// Returns the text of dlerror(3), which libloading keeps as the cause, without the path with which it mostly begins.
 fn dlerror_text(error: &libloading::Error, path: &Path) -> String {
     let cause = error.source().map(ToString::to_string);
@@ -254,22 +220,9 @@ fn is_loaded(path: &Path) -> bool {
     unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_NOLOAD) }.is_ok()
 }
 
-/// Returns the path of the file that is mapped at `address`, from `/proc/PID/maps`. `None` if no file is.
-fn mapped_file(maps: &[u8], address: usize) -> Option<&[u8]> {
-    maps.split(|&byte| byte == b'\n').find_map(|line| {
-        let range = line.split(|&byte| byte == b' ').next()?;
-        let (start, end) = str::from_utf8(range).ok()?.split_once('-')?;
-        let number = |text| usize::from_str_radix(text, 16).ok();
-        let path = line.iter().position(|&byte| byte == b'/')?;
-        let contains_address = (number(start)?..number(end)?).contains(&address);
-        contains_address.then(|| &line[path..])
-    })
-}
-
-/// Loads the library and returns its entry, with warnings for the plugin's author. Fails if the file was replaced while
-/// it was loaded, or if the loader had an older file of that name, whose code would run. Fails also if there is no
-/// entry for this ABI, or if the library describes its structs and their layouts differ. The library stays loaded also
-/// then.
+/// Loads the library and returns its entry, with warnings for the plugin's author. Compares the layouts of structs if
+/// the library describes them. Fails if the file was replaced while it was loaded, if the loader had an older file of
+/// that name, whose code would run, or if there is no entry for this ABI. The library stays loaded also then.
 fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
     let path = file.path.as_path();
     let mismatch = |reason: String| {
@@ -348,23 +301,4 @@ fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
         })?;
     }
     Ok(LoadedLibrary { entry, warnings })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::mapped_file;
-
-    #[test]
-    fn mapped_file_returns_path_at_address() {
-        let maps = b"7f00-7f10 r-xp 00000000 00:2a 77 /opt/a b.so\n\
-                     7f10-7f20 r-xp 00000000 00:2a 78 /opt/c.so (deleted)\n\
-                     7f20-7f30 rw-p 00000000 00:00 0 \n";
-        let check = |address, expected: Option<&str>| {
-            assert_eq!(mapped_file(maps, address), expected.map(str::as_bytes));
-        };
-        check(0x7eff, None);
-        check(0x7f0f, Some("/opt/a b.so"));
-        check(0x7f10, Some("/opt/c.so (deleted)"));
-        check(0x7f20, None);
-    }
 }

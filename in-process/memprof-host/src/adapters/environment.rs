@@ -1,5 +1,4 @@
 //! Config from environment variables, for programs whose config has no plugins.
-#![expect(unsafe_code, reason = "getauxval(3)")]
 
 use log::LevelFilter;
 use memprof_own::LockFreeOnce;
@@ -7,6 +6,7 @@ use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
 
 use super::config::{self, Settings};
+use crate::secure_execution::is_secure_execution;
 
 pub(super) const ACTIVE: &str = "MEMPROF_ACTIVE";
 pub(super) const LG_SAMPLE: &str = "MEMPROF_LG_SAMPLE";
@@ -76,10 +76,4 @@ pub(super) fn environment_variable(name: &str) -> Option<String> {
     }
     let value = std::env::var_os(name)?.to_string_lossy().into_owned();
     (!value.is_empty()).then_some(value)
-}
-
-/// Returns whether the process has more privileges than the user who started it.
-fn is_secure_execution() -> bool {
-    // SAFETY: getauxval(3) reads a constant of the process.
-    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }

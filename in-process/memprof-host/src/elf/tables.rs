@@ -2,24 +2,25 @@
 //! zeros, as in a file that was being written during a power failure, would end the process there.
 
 mod code;
-mod dependencies;
 mod hashes;
+mod link_info;
 mod versions;
 
 use std::ops::Range;
 
 use object::elf::{
     DT_FINI, DT_FINI_ARRAY, DT_FINI_ARRAYSZ, DT_INIT, DT_INIT_ARRAY, DT_INIT_ARRAYSZ, DT_JMPREL,
-    DT_NEEDED, DT_NULL, DT_PLTRELSZ, DT_RELA, DT_RELACOUNT, DT_RELASZ, DT_STRSZ, DT_STRTAB,
-    DT_SYMTAB, Dyn64, DynamicTag, FileHeader64, PF_W, PF_X, PT_DYNAMIC, PT_LOAD, ProgramHeader64,
-    R_X86_64_IRELATIVE, R_X86_64_NONE, R_X86_64_RELATIVE, Rela64, SHT_DYNSYM, STT_SECTION, Sym64,
+    DT_NEEDED, DT_NULL, DT_PLTRELSZ, DT_RELA, DT_RELACOUNT, DT_RELASZ, DT_RELR, DT_RELRSZ,
+    DT_STRSZ, DT_STRTAB, DT_SYMTAB, Dyn64, DynamicTag, FileHeader64, PF_W, PF_X, PT_DYNAMIC,
+    PT_LOAD, ProgramHeader64, R_X86_64_IRELATIVE, R_X86_64_NONE, R_X86_64_RELATIVE, Rela64,
+    SHT_DYNSYM, STT_SECTION, Sym64,
 };
-use object::endian::LittleEndian;
+use object::endian::{LittleEndian, U64};
 use object::pod::Pod;
 use object::read::ReadRef;
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _, SectionHeader as _};
 
-pub(crate) use dependencies::find_own_dependencies;
+pub(crate) use link_info::{LinkInfo, is_for_another_machine};
 
 /// Byte order of x86-64.
 const LE: LittleEndian = LittleEndian;
@@ -270,6 +271,36 @@ impl<'a> Library<'a> {
             if relative > count {
                 return damaged_error(TABLE);
             }
+        }
+        self.check_packed_relocations(dynamic)
+    }
+
+    /// Checks that each address in the packed table of relative relocations is in a segment that the loader can write.
+    fn check_packed_relocations(&self, dynamic: &Dynamic<'_>) -> Result<()> {
+        const TABLE: &str = "packed table of relocations";
+        let Some(address) = dynamic.value(DT_RELR) else {
+            return Ok(());
+        };
+        let count = dynamic.value(DT_RELRSZ).unwrap_or(0) as usize / size_of::<u64>();
+        let entries: &[U64<LittleEndian>] = self.read_array(address, count, TABLE)?;
+        // An even entry is an address. The bits of an odd one, except the lowest, stand for the 63 words after it.
+        let mut next = None;
+        for entry in entries.iter().map(|entry| entry.get(LE)) {
+            let (start, bits, words) = match (entry & 1, next) {
+                (0, _) => (entry, 1, 1),
+                (_, Some(next)) => (next, entry >> 1, 63),
+                (_, None) => return damaged_error(TABLE),
+            };
+            let first_bit = bits.trailing_zeros();
+            let last_bit = 63_u32.saturating_sub(bits.leading_zeros());
+            let is_writable = |bit: u32| {
+                let target: u64 = start.saturating_add(u64::from(bit) * 8);
+                self.is_in_segment_with(target, PF_W.0)
+            };
+            if bits != 0 && !(is_writable(first_bit) && is_writable(last_bit)) {
+                return damaged_error(TABLE);
+            }
+            next = Some(start.saturating_add(words * 8));
         }
         Ok(())
     }

@@ -111,6 +111,8 @@ fn library_of_a_plugin_that_everybody_may_write() {
     for runpath in [
         "-Wl,-rpath,$ORIGIN/lib",
         "-Wl,-rpath,/nowhere:$ORIGIN/./lib",
+        "-Wl,-rpath,/..${ORIGIN}/lib",
+        "-Wl,--disable-new-dtags,-rpath,$ORIGIN/lib",
     ] {
         for (mode, is_trusted) in [(0o755, true), (0o777, false)] {
             fs::set_permissions(&helped, fs::Permissions::from_mode(mode)).unwrap();
@@ -131,6 +133,65 @@ fn library_of_a_plugin_that_everybody_may_write() {
             assert_eq!(run.stderr.contains(&reason), !is_trusted, "{run:?}");
         }
     }
+}
+
+/// The loader would crash on a damaged library, wherever it finds it.
+#[test]
+fn damaged_library_of_a_plugin() {
+    let place = tempfile::tempdir().unwrap();
+    let lib = place.path().join("lib");
+    fs::create_dir_all(lib.join("glibc-hwcaps/x86-64-v2")).unwrap();
+    let helper = compiled(place.path(), "int help(void) { return 1; }", &[]);
+    let helper = fs::read(helper).unwrap();
+    let needs_help = format!(
+        "extern int help(void);\nint (*unused)(void) = help;\n{}",
+        plain_hello()
+    );
+    let search = format!("-L{}", lib.display());
+    let check = |damaged: &str, flags: &[&str], library_path: &str| {
+        fs::write(lib.join("libhelp.so"), &helper).unwrap();
+        let flags = [
+            &["-Wl,-z,nodelete", "-Wl,--no-as-needed", &search, "-lhelp"],
+            flags,
+        ]
+        .concat();
+        let plugin = compiled(place.path(), &needs_help, &flags);
+        for length in [helper.len(), helper.len() * 3 / 4, 4096, 100] {
+            fs::write(lib.join(damaged), &helper[..length]).unwrap();
+            let mut check = Command::new(dist("bin/memprof"));
+            check
+                .arg("check")
+                .arg(&plugin)
+                .env("LD_LIBRARY_PATH", library_path);
+            let output = check.output().unwrap();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let is_whole = length == helper.len();
+            let expected = if is_whole { 0 } else { 1 };
+            assert_eq!(
+                output.status.code(),
+                Some(expected),
+                "{damaged} {length}: {stderr}"
+            );
+            let reason = format!(
+                "a library that it needs: {}",
+                lib.canonicalize().unwrap().join(damaged).display()
+            );
+            assert_eq!(stderr.contains(&reason), !is_whole, "{stderr}");
+        }
+        fs::remove_file(lib.join(damaged)).unwrap();
+    };
+    check("libhelp.so", &["-Wl,-rpath,$ORIGIN/lib"], "");
+    check(
+        "libhelp.so",
+        &["-Wl,--disable-new-dtags,-rpath,$ORIGIN/lib"],
+        "",
+    );
+    check("libhelp.so", &[], lib.to_str().unwrap());
+    check(
+        "glibc-hwcaps/x86-64-v2/libhelp.so",
+        &["-Wl,-rpath,$ORIGIN/lib"],
+        "",
+    );
 }
 
 /// An empty part of a runpath is the working directory. A plugin without a runpath has nothing to do with that.

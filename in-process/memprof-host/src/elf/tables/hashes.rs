@@ -1,13 +1,13 @@
-//! Checks the hash table by which the loader looks up names (`DT_GNU_HASH`).
+//! Checks the hash table by which the loader looks up names (`DT_GNU_HASH`, else `DT_HASH`).
 
-use object::elf::{DT_GNU_HASH, GnuHashHeader, Sym64};
+use object::elf::{DT_GNU_HASH, DT_HASH, GnuHashHeader, HashHeader, Sym64};
 use object::endian::{LittleEndian, U32, U64};
 
 use super::{Dynamic, LE, Library, Result, Strings, damaged_error};
 
 impl Library<'_> {
-    /// Checks that each hash is that of its symbol's name, and that each chain ends. Fails for a library without a
-    /// table of GNU hashes.
+    /// Checks that each hash is that of its symbol's name, and that each chain ends. In a library without a table, the
+    /// loader finds no name.
     pub(super) fn check_hashes(
         &self,
         dynamic: &Dynamic<'_>,
@@ -16,8 +16,7 @@ impl Library<'_> {
     ) -> Result<()> {
         const TABLE: &str = "table of hashes";
         let Some(address) = dynamic.value(DT_GNU_HASH) else {
-            // A library for loaders before 2006 has DT_HASH, which this function does not check.
-            return Err("it has no DT_GNU_HASH; link it with -Wl,--hash-style=gnu".to_owned());
+            return self.check_plain_hashes(dynamic, strings, symbols);
         };
         let header: &GnuHashHeader<LittleEndian> = &self.read_array(address, 1, TABLE)?[0];
         let [buckets, first, bloom] = [
@@ -68,6 +67,49 @@ impl Library<'_> {
             Ok(())
         } else {
             damaged_error(TABLE)
+        }
+    }
+    /// Checks that each chain of `DT_HASH` ends, and has only symbols of its bucket. Succeeds if there is no such table.
+    fn check_plain_hashes(
+        &self,
+        dynamic: &Dynamic<'_>,
+        strings: &Strings<'_>,
+        symbols: &[Sym64<LittleEndian>],
+    ) -> Result<()> {
+        const TABLE: &str = "table of hashes";
+        let Some(address) = dynamic.value(DT_HASH) else {
+            return Ok(());
+        };
+        let header: &HashHeader<LittleEndian> = &self.read_array(address, 1, TABLE)?[0];
+        let [bucket_count, chain_count] =
+            [header.bucket_count, header.chain_count].map(|count| count.get(LE) as usize);
+        let heads_address = address.saturating_add(size_of::<HashHeader<LittleEndian>>() as u64);
+        let words: &[U32<LittleEndian>] = self.read_array(
+            heads_address,
+            bucket_count.saturating_add(chain_count),
+            TABLE,
+        )?;
+        let (heads, chains) = words.split_at(bucket_count);
+        let mut steps = 0;
+        for (bucket, head) in heads.iter().enumerate() {
+            let mut index = head.get(LE) as usize;
+            while index != 0 {
+                let Some((symbol, next)) = symbols.get(index).zip(chains.get(index)) else {
+                    return damaged_error(TABLE);
+                };
+                let name = strings.read_name(symbol.st_name.get(LE).into(), TABLE)?;
+                steps += 1;
+                // Each symbol is in one chain, so more steps than symbols are a circle.
+                if object::elf::hash(name) as usize % bucket_count != bucket || steps > chain_count
+                {
+                    return damaged_error(TABLE);
+                }
+                index = next.get(LE) as usize;
+            }
+        }
+        match bucket_count {
+            0 => damaged_error(TABLE),
+            _ => Ok(()),
         }
     }
 }
