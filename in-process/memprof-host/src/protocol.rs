@@ -4,7 +4,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use memprof_plugin_abi::{JSON, Status, TEXT};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
 use crate::body::{Body, INLINE_LIMIT};
@@ -42,14 +43,33 @@ pub const OUT_OF_MEMORY: i32 = -32003;
 pub struct Request {
     /// `"2.0"`.
     pub jsonrpc: String,
-    /// Value that the response repeats. A request without it gets no response.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Value that the response repeats. A request without it gets no response; one with `null` gets one.
+    #[serde(
+        default,
+        deserialize_with = "deserialize_id",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub id: Option<Value>,
     /// One of the methods of this module, such as [`MESSAGE`].
     pub method: String,
     /// Parameters of the method.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub params: Value,
+}
+
+/// Reads an id, which is `Some` also if it is `null`. Fails for a number that the response could not repeat, because it
+/// has more digits than a 64-bit number.
+fn deserialize_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    /// 2⁶³. serde_json keeps integers of 64 bits, and rounds any other to a float.
+    const FIRST_ROUNDED: f64 = 9_223_372_036_854_775_808.0;
+    let id = Value::deserialize(deserializer)?;
+    let is_rounded = id.is_f64() && id.as_f64().is_some_and(|id| id.abs() >= FIRST_ROUNDED);
+    match is_rounded {
+        true => Err(D::Error::custom(
+            "the id has more than 64 bits; send it as a string",
+        )),
+        false => Ok(Some(id)),
+    }
 }
 
 /// The parameters of [`MESSAGE`].
@@ -281,7 +301,7 @@ pub fn error_line(id: &Value, error: &RpcError) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{JSON, message_result, result_line, split_message};
+    use super::{JSON, Request, message_result, result_line, split_message};
     use crate::body::Body;
     use crate::reply::Reply;
 
@@ -296,6 +316,35 @@ mod tests {
         let line = result_line(&1.into(), &result);
         assert!(line.ends_with("{\"a\":1}}}\n"), "{line}");
         assert_eq!(line.matches('\n').count(), 1, "{line}");
+    }
+
+    #[test]
+    fn response_repeats_the_id_or_the_request_is_refused() {
+        let check = |id: &str, expected: Option<&str>| {
+            let text = format!(r#"{{"jsonrpc":"2.0","method":"m"{id}}}"#);
+            let request: Result<Request, _> = serde_json::from_str(&text);
+            let id = request.ok().map(|request| match request.id {
+                Some(id) => id.to_string(),
+                None => "absent".to_owned(),
+            });
+            assert_eq!(id.as_deref(), expected, "{text}");
+        };
+        check("", Some("absent"));
+        check(r#","id":null"#, Some("null"));
+        check(r#","id":"a""#, Some("\"a\""));
+        check(r#","id":1.5"#, Some("1.5"));
+        check(
+            r#","id":18446744073709551615"#,
+            Some("18446744073709551615"),
+        );
+        check(
+            r#","id":-9223372036854775808"#,
+            Some("-9223372036854775808"),
+        );
+        check(r#","id":18446744073709551616"#, None);
+        check(r#","id":-9223372036854775809"#, None);
+        check(r#","id":123456789012345678901234567890"#, None);
+        check(r#","id":1e400"#, None);
     }
 
     #[test]
