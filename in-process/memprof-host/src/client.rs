@@ -298,7 +298,7 @@ impl Client {
             }
             written => written.and_then(|()| connection.read_line(deadline)),
         };
-        let (line, file) = received.map_err(|error| connection.explain_loss(error))?;
+        let (line, file) = received.map_err(|error| connection.explain_loss(error, &request))?;
         let parse_error = |error: serde_json::Error| ClientError::Protocol(error.to_string());
         let response: Response = serde_json::from_slice(&line).map_err(parse_error)?;
         if !response.id.is_null() && response.id != self.next_id {
@@ -441,7 +441,10 @@ mod tests {
 
     /// Returns the error of a request to a host in Python that does `action` in place of a reply. The host's pid is
     /// replaced by `PID`.
-    fn query_python_host(action: &str) -> String {
+    fn query_python_host<T: std::fmt::Debug>(
+        action: &str,
+        query: impl FnOnce(&mut Client) -> Result<T, ClientError>,
+    ) -> String {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("h.sock");
         let script = format!(
@@ -462,7 +465,7 @@ connection.recv(1)
             .unwrap();
         Read::read_exact(host.stdout.as_mut().unwrap(), &mut [0]).unwrap();
         let mut client = Client::connect(&path).unwrap();
-        let error = client.host().unwrap_err().to_string();
+        let error = query(&mut client).unwrap_err().to_string();
         host.kill().unwrap();
         host.wait().unwrap();
         error.replace(&host.id().to_string(), "PID")
@@ -471,7 +474,7 @@ connection.recv(1)
     #[test]
     fn lost_host_is_reported_with_the_reason() {
         let check = |action: &str, expected: &str| {
-            let error = query_python_host(action);
+            let error = query_python_host(action, Client::host);
             assert_eq!(error, format!("cannot reach the host: {expected}"));
         };
         check("os._exit(0)", "process PID has ended meanwhile");
@@ -483,6 +486,16 @@ connection.recv(1)
         check(
             "connection.close(); listener.accept()",
             "it closed the connection (it ends, executes another program, or the plugin is detached); try again",
+        );
+    }
+
+    /// The plugin may have ended the program: by abort(3), for example, which says nothing.
+    #[test]
+    fn end_of_the_host_names_the_message_that_it_did_not_answer() {
+        let send = |client: &mut Client| client.message("words", "throw", "", None);
+        assert_eq!(
+            query_python_host("os.abort()", send),
+            "cannot reach the host: process PID has ended meanwhile: plugin words did not answer \"throw\""
         );
     }
 }

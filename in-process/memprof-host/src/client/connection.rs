@@ -20,6 +20,7 @@ use rustix::net::{
     SocketFlags, SocketType, connect, recv, recvmsg, send, socket_with,
 };
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use serde_json::Value;
 
 use crate::socket_dir::abstract_name;
 
@@ -124,8 +125,9 @@ impl Connection {
     }
 
     /// If `error` is that of a closed connection, returns an error that says whether the process at the other end has
-    /// ended or executed another program. Otherwise returns `error` itself.
-    pub(super) fn explain_loss(&self, error: io::Error) -> io::Error {
+    /// ended or executed another program, and which message in `request` it has not answered. Otherwise returns `error`
+    /// itself.
+    pub(super) fn explain_loss(&self, error: io::Error, request: &Value) -> io::Error {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         let is_closed = matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
         if !is_closed {
@@ -137,7 +139,12 @@ impl Connection {
         let had_ended = || Halt::for_pid(pid).is_some_and(|halt| halt.has_ended());
         let message = match end.or_else(|| had_ended().then_some(ProgramEnd::Exited)) {
             None => CLOSED.to_owned(),
-            Some(ProgramEnd::Exited) => format!("process {pid} has ended meanwhile"),
+            Some(ProgramEnd::Exited) => {
+                format!(
+                    "process {pid} has ended meanwhile{}",
+                    unanswered_message(request)
+                )
+            }
             Some(ProgramEnd::Executed) => format!(
                 "process {pid} has executed another program meanwhile; `memprof attach {pid}` loads the plugin into \
                  that one"
@@ -283,4 +290,13 @@ fn new_socket_in(namespace: &Path) -> io::Result<OwnedFd> {
     // A new thread enters the namespace, because setns(2) changes the calling thread.
     let created = thread::scope(|scope| scope.spawn(create).join());
     created.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Returns the part of an error's text that names the plugin and the message of a request. Empty for another request.
+fn unanswered_message(request: &Value) -> String {
+    let text = |key: &str| request["params"][key].as_str();
+    match (text("plugin"), text("message")) {
+        (Some(plugin), Some(message)) => format!(": plugin {plugin} did not answer {message:?}"),
+        _ => String::new(),
+    }
 }
