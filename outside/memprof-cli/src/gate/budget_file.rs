@@ -73,8 +73,10 @@ impl BudgetFile {
         before.matches('\n').count() + 1
     }
 
-    /// Returns the text of the file with the values of a budget.
+    /// Returns the text of the file with the values of a budget. Lines end as the first line of the file does.
     pub(super) fn into_updated_text(self, budget: &Budget) -> String {
+        let first_line = self.0.raw().split_inclusive('\n').next();
+        let ends_with_cr = first_line.is_some_and(|line| line.ends_with("\r\n"));
         let mut document = self.0.into_mut();
         for total in BudgetedTotal::ALL {
             if let Some(bytes) = budget.limit_of_total(total) {
@@ -92,7 +94,12 @@ impl BudgetFile {
             }
         }
         set_baseline(&mut document, &budget.baseline);
-        document.to_string()
+        // toml_edit ends new lines, and those that it parsed, with a newline alone.
+        let text = document.to_string().replace("\r\n", "\n");
+        match ends_with_cr {
+            true => text.replace('\n', "\r\n"),
+            false => text,
+        }
     }
 }
 
@@ -188,8 +195,14 @@ mod tests {
             let budget = Budget::from_measurement(&measured(100, 200), &stacks, known);
             let after = file.into_updated_text(&budget);
             let (limits, baseline) = after.split_once("[baseline").unwrap_or((&after, ""));
+            let new_lines = if expected.contains("\r\n") {
+                "\r\n"
+            } else {
+                "\n"
+            };
+            let comment = BASELINE_COMMENT.replace('\n', new_lines);
             assert_eq!(
-                limits.trim_end_matches(BASELINE_COMMENT).trim_end(),
+                limits.trim_end_matches(&comment).trim_end(),
                 expected.trim_end(),
                 "{before}"
             );
@@ -216,7 +229,11 @@ mod tests {
             "functions = { peak = { f = 1, \"g::<a, b>\" = 2 } } # inline\n",
             "functions = { peak = { f = 40, \"g::<a, b>\" = 30 } } # inline\n",
         );
-        check("\r\n# c\r\npeak = 1 # d\r\n", "\n# c\npeak = 100 # d\n");
+        check(
+            "\r\n# c\r\npeak = 1 # d\r\n",
+            "\r\n# c\r\npeak = 100 # d\r\n",
+        );
+        check("# c\npeak = 1\r\n", "# c\npeak = 100\n");
         check(
             "tolerance = \"1%\" # only\n",
             "tolerance = \"1%\" # only\npeak = 100\nallocated = 200\n",
