@@ -119,7 +119,8 @@ impl Reply<'_> {
                     "a body of {size} bytes is too large to be copied into a reply: at most \
                      {COPY_LIMIT}"
                 ),
-            ));
+            )
+            .remedy("send the message to a host that accepts files (memprof.reply_fd/1)"));
         }
         self.begin(content_type)?;
         let mut chunk = [0; 16 << 10];

@@ -200,7 +200,7 @@ fn parse_reply(line: &[u8]) -> Result<Reply, String> {
         None => {
             let size = result.size.unwrap_or_default();
             return Err(format!(
-                "its reply of {size} bytes is too large to be passed on"
+                "its reply of {size} bytes is too large to be passed on; ask that process alone, by `memprof msg`"
             ));
         }
     };
@@ -232,7 +232,9 @@ mod tests {
         check(&result(r#""body":{"text":"for people"}"#), Ok("for people"));
         check(
             &result(r#""size":70000"#),
-            Err("its reply of 70000 bytes is too large to be passed on"),
+            Err(
+                "its reply of 70000 bytes is too large to be passed on; ask that process alone, by `memprof msg`",
+            ),
         );
         check(r#"{"error":{"code":1,"message":"no"}}"#, Err("no"));
         check(
