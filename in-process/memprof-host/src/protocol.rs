@@ -60,7 +60,7 @@ pub struct Request {
 /// Reads an id, which is `Some` also if it is `null`. Fails for a number that the response could not repeat, because it
 /// has more digits than a 64-bit number.
 fn deserialize_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
-    /// 2⁶³. serde_json keeps integers of 64 bits, and rounds any other to a float.
+    /// 2⁶³. `serde_json` keeps integers of 64 bits, and rounds any other to a float.
     const FIRST_ROUNDED: f64 = 9_223_372_036_854_775_808.0;
     let id = Value::deserialize(deserializer)?;
     let is_rounded = id.is_f64() && id.as_f64().is_some_and(|id| id.abs() >= FIRST_ROUNDED);

@@ -1,6 +1,6 @@
 //! Settings that memprof's threads inherit from a thread of the program, and change for themselves. A program may forbid
 //! a thread instructions and memory: `prctl(PR_SET_TSC)` forbids RDTSC, with which the C library reads most clocks,
-//! arch_prctl(2) with `ARCH_SET_CPUID` forbids CPUID, and the rights of protection keys (pkeys(7)) forbid memory. A
+//! `arch_prctl(2)` with `ARCH_SET_CPUID` forbids CPUID, and the rights of protection keys (pkeys(7)) forbid memory. A
 //! thread that does it all the same ends the process by a SIGSEGV.
 #![expect(unsafe_code, reason = "prctl(2), and the rights of protection keys")]
 

@@ -283,9 +283,8 @@ pub(crate) fn record_sample(block: usize, size: usize) {
     record_stack(block, size, 0);
 }
 
-/// Samples an allocated block: records it with the stack of this call, or counts it as lost. Does nothing for null,
-/// while sampling is stopped, or in a forked child before [`reset_in_child`]. A `leaf` other than 0 is put in front of
-/// the recorded stack.
+/// Samples a block with the stack of this call, or counts it as lost. Does nothing for null, while sampling is stopped,
+/// or in a forked child before [`reset_in_child`]. A `leaf` other than 0 precedes the recorded stack.
 #[cold]
 #[inline(never)]
 pub(crate) fn record_stack(block: usize, size: usize, leaf: usize) {

@@ -111,7 +111,7 @@ impl TypeCache {
         }
     }
 
-    /// Counts so many more bytes of types. Clears a full cache.
+    /// Counts `bytes` more of types. Clears a full cache.
     fn reserve(&mut self, bytes: usize) {
         self.bytes += bytes;
         if self.bytes > MAX_CACHED_BYTES {

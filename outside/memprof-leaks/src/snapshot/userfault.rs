@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn process_whose_memory_nothing_serves_is_not_searched() {
         let mapping = MappingUsage::default();
-        assert!(require_no_fork_events(std::process::id(), &[mapping.clone()]).is_ok());
+        assert!(require_no_fork_events(std::process::id(), std::slice::from_ref(&mapping)).is_ok());
         let served = MappingUsage {
             is_served: true,
             ..mapping
