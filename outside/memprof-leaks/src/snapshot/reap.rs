@@ -115,10 +115,10 @@ pub(super) fn process_exists(pid: u32) -> bool {
 }
 
 impl CopyTarget {
-    /// Makes the process wait for the zombie of a snapshot, because only the parent can. Blocks up to five
-    /// seconds. Returns `Ok` also if that fails; the caller checks whether the zombie is gone. Drops the `copy`, which
-    /// has ended, once no other thread of the process waits for children of any kind: the process would take it for one
-    /// of its own.
+    /// Makes the process wait for the zombie of a snapshot, because only the parent can. Blocks up to five seconds. `Ok`
+    /// does not say that the zombie is gone: the caller checks it. Drops the `copy`, which has ended, once no other
+    /// thread of the process waits for children of any kind: the process would take it for one of its own. Fails if the
+    /// process has ended or executes another program, or the call cannot be made.
     pub(super) fn reap(
         &self,
         child: &ProcStatus,
