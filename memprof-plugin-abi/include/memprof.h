@@ -189,7 +189,7 @@ typedef struct {
   uint32_t abi_version;
   // Reserved; 0.
   uint32_t reserved;
-  // Name of the plugin in messages and logs; unique in a host.
+  // Name of the plugin in messages and logs: printable, without blanks; unique in a host.
   memprof_str_t id;
   // Version of the plugin.
   memprof_str_t version;

@@ -154,7 +154,7 @@ pub struct memprof_plugin_entry_t {
     pub abi_version: u32,
     /// Reserved; 0.
     pub reserved: u32,
-    /// Name of the plugin in messages and logs; unique in a host.
+    /// Name of the plugin in messages and logs: printable, without blanks; unique in a host.
     pub id: memprof_str_t,
     /// Version of the plugin.
     pub version: memprof_str_t,

@@ -6,8 +6,8 @@ mod tables;
 
 use object::Endianness;
 use object::elf::{
-    DF_1_NODELETE, DF_SYMBOLIC, DT_FLAGS, DT_FLAGS_1, DynamicTag, EM_X86_64, ET_DYN, FileHeader64,
-    PT_LOAD, SHT_DYNSYM, SHT_NOBITS, STB_GLOBAL,
+    DF_1_NODELETE, DF_SYMBOLIC, DT_FLAGS, DT_FLAGS_1, DynamicTag, ET_DYN, FileHeader64, PT_LOAD,
+    SHT_DYNSYM, SHT_NOBITS, STB_GLOBAL,
 };
 use object::read::SymbolIndex;
 use object::read::elf::{Dyn as _, FileHeader, ProgramHeader, SectionHeader, Sym as _};
@@ -25,9 +25,12 @@ pub(crate) fn check_loadable(bytes: &[u8]) -> Result<(), String> {
     if bytes.starts_with(b"!<arch>") {
         return Err(format!("{NOT_A_PLUGIN}, but a static one"));
     }
+    if is_for_another_machine(bytes) {
+        return Err(format!("{NOT_A_PLUGIN}, but one for another architecture"));
+    }
     let header = FileHeader64::<Endianness>::parse(bytes).map_err(invalid_elf)?;
     let endian = header.endian().map_err(invalid_elf)?;
-    if endian != Endianness::default() || header.e_machine(endian) != EM_X86_64 {
+    if endian != Endianness::default() {
         return Err(format!("{NOT_A_PLUGIN}, but one for another architecture"));
     }
     if header.e_type(endian) != ET_DYN {
@@ -208,6 +211,8 @@ mod tests {
         check(b"#!/bin/sh\n", "not a whole ELF file");
         check(&patched(18, 183), "another architecture");
         check(&patched(16, 1), "not a shared library");
-        check(&patched(4, 1), "not a whole ELF file");
+        check(&patched(4, 1), "another architecture");
+        check(&patched(5, 2), "another architecture");
+        check(&patched(6, 9), "not a whole ELF file");
     }
 }

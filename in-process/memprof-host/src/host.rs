@@ -83,7 +83,10 @@ fn add_plugin(router: &mut Router, config: &PluginConfig, program: HostProgram) 
     };
     let plugin = load_with_check(config, program, |known| {
         info = known.clone();
-        check_unique_id(router, &known.id)
+        check_unique_id(router, &known.id).map_err(|failure| Failure {
+            message: format!("{}: {}", config.path.display(), failure.message),
+            ..failure
+        })
     });
     info.path = config.path.display().to_string();
     match &plugin {

@@ -20,8 +20,9 @@ use rustix::time::Timespec;
 use crate::exit::{FAILED, Outcome, code_of_status, with_exit_code};
 use crate::output;
 
-/// Byte that the child sends after the check, to prove that it was made, whatever the plugin's code did.
-const DONE: u8 = b'.';
+/// Size of the child's pid, which the child sends after the check. It proves that the check was made, and not in a process
+/// that the plugin's code has forked.
+const PROOF_BYTES: usize = size_of::<u32>();
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
@@ -68,8 +69,11 @@ fn check_in_child(plugin: &Path, limit: Duration) -> Outcome {
     proof
         .set_nonblocking(true)
         .context("failed to read the child's last word")?;
-    let mut byte = [0];
-    let is_done = proof.read_exact(&mut byte).is_ok() && byte == [DONE];
+    let mut checked_in = [0; PROOF_BYTES];
+    let checked_in = proof
+        .read_exact(&mut checked_in)
+        .is_ok()
+        .then_some(u32::from_ne_bytes(checked_in));
     let failed = |reason: String| {
         Err(with_exit_code(
             FAILED,
@@ -82,10 +86,13 @@ fn check_in_child(plugin: &Path, limit: Duration) -> Outcome {
             limit.as_secs()
         )),
         (Some(signal), _) => failed(format!("loading it ended the process by signal {signal}")),
-        (None, code) if is_done => {
+        (None, code) if checked_in == Some(child.id()) => {
             let code = code.and_then(|code| u8::try_from(code).ok());
             Ok(code.unwrap_or(FAILED).into())
         }
+        (None, _) if checked_in.is_some() => failed(format!(
+            "loading it ended the process ({status}) and went on in another one, which a constructor has forked"
+        )),
         (None, _) => failed(format!(
             "loading it ended the process ({status}), as a constructor may do, before the check was made"
         )),
@@ -103,12 +110,12 @@ fn wait_for_exit(child: &Child, limit: Duration) -> Result<bool> {
     Ok(ready > 0)
 }
 
-/// Makes the check in the child, and sends [`DONE`] to standard input, which [`check_in_child`] has made a socket.
+/// Makes the check in the child, and sends the proof to standard input, which [`check_in_child`] has made a socket.
 fn run_in_child(plugin: &Path) -> Outcome {
     let outcome = load_plugin(plugin);
     // The write fails if a user typed the option: then standard input is no socket.
     if let Ok(proof) = std::io::stdin().as_fd().try_clone_to_owned() {
-        let _written = UnixStream::from(proof).write_all(&[DONE]);
+        let _written = UnixStream::from(proof).write_all(&std::process::id().to_ne_bytes());
     }
     outcome
 }

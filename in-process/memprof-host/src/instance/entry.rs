@@ -89,6 +89,10 @@ pub(crate) unsafe fn check_entry(
     if id.is_empty() || entry.create.is_none() || entry.handle_message.is_none() {
         return Err(incomplete_entry_error(&id));
     }
+    if id.contains(|character: char| character.is_whitespace() || character.is_control()) {
+        let message = format!("the plugin's id {id:?} has blanks or control characters");
+        return Err(Failure::new(MEMPROF_INVALID_ARGUMENT, message));
+    }
     // SAFETY: memprof.h: the entry's texts live as long as the entry.
     let version = unsafe { copy_text(entry.version) };
     // SAFETY: memprof.h: the entry's messages live as long as the entry.

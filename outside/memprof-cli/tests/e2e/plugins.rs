@@ -276,6 +276,20 @@ fn exception_out_of_a_handler_names_the_plugin() {
     }
 }
 
+/// A bus splits its words at blanks, and a log has one line for a record.
+#[test]
+fn id_with_blanks_or_control_characters() {
+    let place = tempfile::tempdir().unwrap();
+    for id in ["hello c", "hello\\nERROR", "hello\\033[2J"] {
+        let plugin = changed_hello(
+            place.path(),
+            "MEMPROF_STR_INIT(\"hello_c\")",
+            &format!("MEMPROF_STR_INIT(\"{id}\")"),
+        );
+        check_refused(&plugin, "", "has blanks or control characters");
+    }
+}
+
 #[test]
 fn short_entry() {
     let place = tempfile::tempdir().unwrap();
@@ -381,6 +395,10 @@ fn check_ended_by_a_constructor_fails() {
     check("_exit(0);", "exit status: 0");
     check("_exit(3);", "exit status: 3");
     check("close(0); close(1); _exit(0);", "exit status: 0");
+    check(
+        "if (fork()) _exit(0);",
+        "went on in another one, which a constructor has forked",
+    );
     check("for (;;) pause();", "did not end within 2 seconds");
     check("__builtin_trap();", "by signal 4");
     check("", "exports no memprof_plugin_entry");
