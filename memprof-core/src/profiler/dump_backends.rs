@@ -76,6 +76,7 @@ impl Profiler {
                                 .iter()
                                 .map(|dump| dump.estimated_inuse_bytes)
                                 .fold(0, u64::saturating_add),
+                            stacks: dumps.iter().map(|dump| dump.stacks).sum(),
                             before: self.switch.live_bytes_before(),
                             samplers: builtin_samplers(&round.backends),
                         })

@@ -24,6 +24,8 @@ pub(super) struct UnprofiledMemory {
     pub(super) live: u64,
     /// Estimated bytes in the dumps.
     pub(super) shown: u64,
+    /// Stacks in the dumps. tcmalloc's have one for each sampled object.
+    pub(super) stacks: u64,
     /// Live bytes when sampling began. `None` if sampling began before memprof was loaded, or if unknown.
     pub(super) before: Option<u64>,
     /// Samplers of the allocators. memprof's own sampler is not among them, because it reports the calls that it
@@ -37,9 +39,6 @@ pub(super) struct BuiltinSampler {
     kind: AllocatorKind,
     /// Whether the sampler is a jemalloc's and does not sample some threads.
     leaves_threads_out: bool,
-    /// Bytes that the allocator wastes on sampled objects, and counts as live, per live byte. tcmalloc gives each
-    /// sampled object a page of 8 KiB.
-    overhead: f64,
 }
 
 /// The built-in samplers of the backends that memprof's sampler does not sample. An allocator without a built-in
@@ -54,10 +53,6 @@ pub(super) fn builtin_samplers(backends: &[Arc<Backend>]) -> Vec<BuiltinSampler>
             .allocator
             .jemalloc()
             .is_some_and(Jemalloc::leaves_threads_out),
-        overhead: match (each.identity().kind, each.sample_interval()) {
-            (AllocatorKind::Tcmalloc, Some(interval)) => tcmalloc::PAGE as f64 / interval as f64,
-            _ => 0.0,
-        },
     };
     builtin.map(sampler).collect()
 }
@@ -69,20 +64,17 @@ pub(super) fn builtin_samplers(backends: &[Arc<Backend>]) -> Vec<BuiltinSampler>
 /// allocated later. Each of the two parts has a warning of its own, if it is notable.
 pub(super) fn unprofiled_warnings(memory: &UnprofiledMemory) -> Vec<String> {
     let unseen = memory.live.saturating_sub(memory.shown);
-    let tcmalloc = memory
-        .samplers
-        .iter()
-        .find(|each| each.kind == AllocatorKind::Tcmalloc);
-    if let Some(sampler) = tcmalloc
-        && unseen <= memory.shown
-    {
-        let beside = (memory.shown as f64 * sampler.overhead) as u64;
-        let unseen = unseen.saturating_sub(beside);
+    let mut kinds = memory.samplers.iter().map(|each| each.kind);
+    let tcmalloc = kinds.find(|kind| *kind == AllocatorKind::Tcmalloc);
+    if tcmalloc.is_some() && unseen <= memory.shown {
+        // tcmalloc rounds each sampled object up to pages, and counts these as live.
+        let unseen = unseen.saturating_sub(memory.stacks.saturating_mul(tcmalloc::PAGE));
         let is_notable = unseen >= NOTABLE_TCMALLOC_BYTES.max(memory.live / TCMALLOC_ROUNDING);
         return Vec::from_iter(is_notable.then(|| {
             format!(
-                "up to {} MiB of {} MiB live bytes may be missing in it: tcmalloc samples a thread that ran before \
-                 only after its next 16 MiB of allocations; `activate sampler=memprof` samples all threads at once",
+                "up to {} MiB of {} MiB live bytes may be missing in it: tcmalloc samples no block that is aligned to \
+                 more than 8 KiB, and a thread that ran before only after its next 16 MiB of allocations; \
+                 `activate sampler=memprof` samples all blocks and threads",
                 unseen >> 20,
                 memory.live >> 20
             )
@@ -163,11 +155,11 @@ mod tests {
             let warnings = unprofiled_warnings(&UnprofiledMemory {
                 live,
                 shown,
+                stacks: 100,
                 before: before.map(|mib| mib << 20),
                 samplers: vec![BuiltinSampler {
                     kind,
                     leaves_threads_out,
-                    overhead: 0.0,
                 }],
             });
             assert_eq!(warnings.len(), expected.len(), "{warnings:?}");
@@ -205,7 +197,7 @@ mod tests {
             &["16 MiB of allocations"],
         );
         let tcmalloc = AllocatorKind::Tcmalloc;
-        let little = "up to 13 MiB of 53 MiB live bytes may be missing in it";
+        let little = "up to 12 MiB of 53 MiB live bytes may be missing in it";
         check([53, 40], Some(0), tcmalloc, false, &[little]);
         check([53, 48], Some(0), tcmalloc, false, &[]);
         check([6, 3], Some(0), tcmalloc, false, &[]);
