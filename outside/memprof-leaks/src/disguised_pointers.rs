@@ -1,5 +1,5 @@
-//! Pointers that a program disguises: with a tag in their upper bits, shifted, in 32 bits, or mangled by glibc; also the
-//! `XOR`ed neighbours of a list's node. An object that only such a word holds is no proven leak. Complements (`~p`) hold
+//! Pointers that a program disguises: with a tag in their upper bits, shifted, byte-swapped, in 32 bits, at an address
+//! that is no multiple of 4, or mangled by glibc; also the `XOR`ed neighbours of a list's node. An object that only such a word holds is no proven leak. Complements (`~p`) hold
 //! nothing: programs store them so that a search does not count them, as weak references.
 
 use std::collections::BTreeSet;
@@ -25,6 +25,14 @@ const MANGLE_ROTATION: u32 = 17;
 /// Bytes at an object's start to which a disguised pointer may point: a header of the program's own. More would make
 /// large objects appear held by any number.
 const MAX_HEADER_SIZE: u64 = 64;
+/// Bytes of a word that may be the highest of an address's six, if the address lies at no multiple of 4: all but the second
+/// and the sixth. The upper bit of each.
+const UNALIGNED_TOP_BYTES: u64 = 0x8080_0080_8080_0080;
+/// A word with 1 in each byte.
+const EACH_BYTE: u64 = 0x0101_0101_0101_0101;
+/// Most different sixth bytes of the objects' addresses. Programs have two: of the heap behind the program, and of
+/// mappings.
+const MAX_TOP_BYTES: usize = 4;
 /// Largest gap between objects that are read at once, in bytes.
 const MAX_GAP: u64 = PAGE_SIZE;
 /// Most objects in the queue of unscanned ones.
@@ -46,6 +54,8 @@ struct Decoder<'a> {
     guards: BTreeSet<u64>,
     /// Whether objects are below 4 GiB, as in a program that is not position independent.
     has_low_objects: bool,
+    /// Sixth bytes of the unreachable objects' addresses, each repeated in all bytes of a word.
+    top_bytes: Vec<u64>,
 }
 
 impl<'a> Decoder<'a> {
@@ -58,7 +68,56 @@ impl<'a> Decoder<'a> {
                 .all()
                 .next()
                 .is_some_and(|first| first.range.start < LOW_END),
+            top_bytes: repeated_top_bytes(objects),
         }
+    }
+
+    /// Marks the unreachable objects to which the words of a block point in disguise, and calls `found` with the start of
+    /// each. `has_new_owner`: also by plain pointers, because the block is that of an object that was just found.
+    fn mark_block(&self, block: &[u8], has_new_owner: bool, found: &mut impl FnMut(u64)) {
+        let mut before = 0;
+        for word in block.chunks_exact(8) {
+            let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+            let start = match has_new_owner && self.objects.may_contain(word) {
+                true => self.objects.mark(word),
+                false => self.mark(word),
+            };
+            start.into_iter().for_each(&mut *found);
+            self.mark_unaligned(before, word, found);
+            before = word;
+        }
+    }
+
+    /// Marks the unreachable objects near whose starts a pointer at no multiple of 4 points, whose sixth byte lies in
+    /// `word`. Calls `found` with the start of each. `before` is the word in front of it.
+    fn mark_unaligned(&self, before: u64, word: u64, found: &mut impl FnMut(u64)) {
+        for top in &self.top_bytes {
+            let difference = word ^ top;
+            let mut equal = difference.wrapping_sub(EACH_BYTE) & !difference & UNALIGNED_TOP_BYTES;
+            while equal != 0 {
+                // The address's five other bytes lie before this one.
+                let shift = 64 + (equal.trailing_zeros() & !7) - 40;
+                let pair = u128::from(word) << 64 | u128::from(before);
+                let address = (pair >> shift) as u64 & ((1 << (ADDRESS_BITS + 1)) - 1);
+                // The lower bytes of other addresses and numbers often are addresses below 4 GiB.
+                let start = (address >= LOW_END)
+                    .then(|| self.mark_near(address))
+                    .flatten();
+                start.into_iter().for_each(&mut *found);
+                equal &= equal - 1;
+            }
+        }
+    }
+
+    /// Marks the unreachable object to whose first [`MAX_HEADER_SIZE`] bytes an address points. Returns its start; `None`
+    /// if there is none.
+    fn mark_near(&self, address: u64) -> Option<u64> {
+        if !self.objects.may_contain(address) {
+            return None;
+        }
+        let start = self.objects.unmarked_start(address)?;
+        let is_near = address - start < MAX_HEADER_SIZE;
+        is_near.then(|| self.objects.mark(start)).flatten()
     }
 
     /// Marks the unreachable object to which a word points in disguise: by one of its halves, with a tag, shifted, or
@@ -81,8 +140,8 @@ impl<'a> Decoder<'a> {
             .find_map(|start| self.objects.mark(start))
     }
 
-    /// Marks the unreachable object to whose first [`MAX_HEADER_SIZE`] bytes a word points with a tag in its upper
-    /// bits, shifted, or mangled by glibc. Returns its start; `None` if there is none.
+    /// Marks the unreachable object near whose start a word points with a tag in its upper bits, shifted, byte-swapped,
+    /// or mangled by glibc. Returns its start; `None` if there is none.
     fn mark_encoded(&self, word: u64) -> Option<u64> {
         // A plain pointer or a small number.
         if word >> ADDRESS_BITS == 0 {
@@ -90,15 +149,14 @@ impl<'a> Decoder<'a> {
         }
         let mangled = word.rotate_right(MANGLE_ROTATION);
         let mangled = self.guards.iter().map(|guard| mangled ^ guard);
-        [word & ((1 << ADDRESS_BITS) - 1), word >> SHIFT]
-            .into_iter()
-            .chain(mangled)
-            .filter(|address| self.objects.may_contain(*address))
-            .find_map(|address| {
-                let start = self.objects.unmarked_start(address)?;
-                let is_near = address - start < MAX_HEADER_SIZE;
-                is_near.then(|| self.objects.mark(start)).flatten()
-            })
+        [
+            word & ((1 << ADDRESS_BITS) - 1),
+            word >> SHIFT,
+            word.swap_bytes(),
+        ]
+        .into_iter()
+        .chain(mangled)
+        .find_map(|address| self.mark_near(address))
     }
 }
 
@@ -121,11 +179,13 @@ pub(crate) fn mark_disguised(analyzed: &AnalyzedSnapshot<'_>) -> Result<HeldObje
     let decoder = Decoder::new(guards.collect(), objects);
     let mut reader = RangeReader::new(view);
     let mut found = Vec::new();
-    let mut visit = |word| queue(&mut found, decoder.mark(word));
     let words = threads.iter().flat_map(|thread| &thread.words);
     words
         .chain(&analyzed.roots.kernel)
-        .for_each(|word| visit(*word));
+        .for_each(|word| queue(&mut found, decoder.mark(*word)));
+    let mut visit = |block: &[u8]| {
+        decoder.mark_block(block, false, &mut |start| queue(&mut found, Some(start)));
+    };
     let mut unchecked = 0;
     let mut check_headroom = |range: &Range<u64>| {
         unchecked += range.end - range.start;
@@ -153,12 +213,8 @@ pub(crate) fn mark_disguised(analyzed: &AnalyzedSnapshot<'_>) -> Result<HeldObje
         .for_each(|node| queue(&mut found, Some(node)));
     while !found.is_empty() {
         while let Some(start) = found.pop() {
-            let mut visit = |word| {
-                let start = match objects.may_contain(word) {
-                    true => objects.mark(word),
-                    false => decoder.mark(word),
-                };
-                queue(&mut found, start);
+            let mut visit = |block: &[u8]| {
+                decoder.mark_block(block, true, &mut |start| queue(&mut found, Some(start)));
             };
             if let Some(range) = objects.mark_scanned(start) {
                 reader.add_object(range, &mut visit);
@@ -211,8 +267,8 @@ impl<'a> RangeReader<'a> {
     }
 
     /// Adds an object that lies behind those added before. If it is not near the pending ones, these are read first,
-    /// and `visit` gets their words. A large object is read at once, but only its resident pages.
-    fn add_object(&mut self, object: Range<u64>, visit: &mut impl FnMut(u64)) {
+    /// and `visit` gets their bytes. A large object is read at once, but only its resident pages.
+    fn add_object(&mut self, object: Range<u64>, visit: &mut impl FnMut(&[u8])) {
         let is_near = self.pending.last().is_some_and(|last| {
             object.start.saturating_sub(last.end) <= MAX_GAP
                 && object.end - self.pending[0].start <= BLOCK_SIZE as u64
@@ -236,8 +292,8 @@ impl<'a> RangeReader<'a> {
         }
     }
 
-    /// Calls `visit` with the words of the pending objects, and forgets these objects.
-    fn flush(&mut self, visit: &mut impl FnMut(u64)) {
+    /// Calls `visit` with the bytes of each pending object, and forgets these objects.
+    fn flush(&mut self, visit: &mut impl FnMut(&[u8])) {
         let (Some(first), Some(last)) = (self.pending.first(), self.pending.last()) else {
             return;
         };
@@ -247,33 +303,39 @@ impl<'a> RangeReader<'a> {
         for object in std::mem::take(&mut self.pending) {
             let (start, end) = ((object.start - base) as usize, (object.end - base) as usize);
             match self.block[..read].get(start..end) {
-                Some(bytes) => visit_words(bytes, visit),
+                Some(bytes) => visit(bytes),
                 // What lies between objects may be unreadable.
                 None => {
                     let read = self.view.read(object.start, &mut self.block[start..end]);
-                    visit_words(&self.block[start..start + read], visit);
+                    visit(&self.block[start..start + read]);
                 }
             }
         }
     }
 
-    /// Calls `visit` with the words of a range of any length, block by block. In each block, omits the words from the
-    /// first one that cannot be read.
-    fn visit_range(&mut self, range: Range<u64>, visit: &mut impl FnMut(u64)) {
+    /// Calls `visit` with the bytes of a range of any length, block by block. In each block, omits what follows the
+    /// first byte that cannot be read.
+    fn visit_range(&mut self, range: Range<u64>, visit: &mut impl FnMut(&[u8])) {
         let end = range.end;
         for start in range.step_by(BLOCK_SIZE) {
             let length = BLOCK_SIZE.min((end - start) as usize);
             let read = self.view.read(start, &mut self.block[..length]);
-            visit_words(&self.block[..read], visit);
+            visit(&self.block[..read]);
         }
     }
 }
 
-/// Calls `visit` with each whole word of 8 bytes; ignores a rest.
-fn visit_words(bytes: &[u8], visit: &mut impl FnMut(u64)) {
-    for word in bytes.chunks_exact(8) {
-        visit(u64::from_le_bytes(word.try_into().expect("eight bytes")));
+/// Sixth bytes of the unreachable objects' addresses, at most [`MAX_TOP_BYTES`], each repeated in all bytes of a word.
+fn repeated_top_bytes(objects: &Objects) -> Vec<u64> {
+    const TOP_SHIFT: u32 = 40;
+    let mut tops = Vec::new();
+    for object in objects.unreachable() {
+        let top = (object.range.start >> TOP_SHIFT) * EACH_BYTE;
+        if object.range.start >= LOW_END && !tops.contains(&top) && tops.len() < MAX_TOP_BYTES {
+            tops.push(top);
+        }
     }
+    tops
 }
 
 #[cfg(test)]
@@ -308,10 +370,33 @@ mod tests {
             START | 0xfff8 << 48 | 5,
             START << 16 | 7,
             (START ^ GUARD).rotate_left(17),
+            START.swap_bytes(),
             // Behind a header.
             (START + 16) | 1 << 63,
         ] {
             check(word, Some(START));
+        }
+    }
+
+    #[test]
+    fn unaligned_pointers_are_found_at_each_offset() {
+        for start in [START, LOW_START] {
+            for offset in 0..24 {
+                let mut block = [0x7f; 40];
+                block[offset..offset + 6].copy_from_slice(&start.to_le_bytes()[..6]);
+                let mut span = Span::new(start..start + 0x1000, 16, 0);
+                span.add_object(start, true);
+                let objects = Objects::new(vec![span]);
+                let mut found = Vec::new();
+                let decoder = Decoder::new([].into(), &objects);
+                decoder.mark_block(&block, false, &mut |start| found.push(start));
+                // A plain pointer at a multiple of 4 is found before. Below 4 GiB, halves of words are decoded.
+                let is_found = match start < LOW_END {
+                    true => offset % 4 == 0,
+                    false => offset % 8 != 4,
+                };
+                assert_eq!(found.len(), usize::from(is_found), "{start:x} {offset}");
+            }
         }
     }
 

@@ -1,62 +1,206 @@
-//! Libraries whose objects hold others by encoded pointers, which a search does not recognize.
+//! Pointers of libfontconfig: its objects hold others by offsets from their own addresses, so that a font cache can be
+//! mapped anywhere. Layouts: fcint.h of fontconfig 2.14.
 
+use std::ops::Range;
+
+use crate::analysis::AnalyzedSnapshot;
+use crate::error::Error;
+use crate::mark::mark_reachable;
+use crate::objects::Objects;
+use crate::roots::Roots;
+use crate::snapshot_memory::CachedReader;
 use crate::unsearched::{Unsearched, UnsearchedRole};
 
-/// A library that encodes pointers.
-struct Encoder {
-    /// Prefix of the library's file name.
-    file: &'static str,
-    /// Name of its objects in reports.
-    objects: &'static str,
-    /// Reason why a scan finds no pointers in them.
-    why: &'static str,
+/// Prefix of the library's file name.
+const LIBRARY: &str = "libfontconfig.so";
+/// Sizes of allocations with a `FcPattern` or a `FcCharSet`, both of 24 bytes, in glibc's heap and jemalloc's.
+const OWNER_SIZES: Range<u64> = 24..33;
+/// Size of a `FcPatternElt`, in bytes.
+const ELEMENT_SIZE: u64 = 16;
+/// Most elements of a pattern; fontconfig knows some 50 properties.
+const MAX_ELEMENTS: u64 = 1024;
+/// Most leaves of a character set: one for each 256 characters of Unicode.
+const MAX_LEAVES: u64 = 0x11_0000 / 256;
+/// Most patterns in patterns, plus 1.
+const MAX_ROUNDS: usize = 8;
+
+/// Reads a word of a snapshot. `None` if it cannot be read.
+type ReadWord<'a> = dyn FnMut(u64) -> Option<u64> + 'a;
+
+/// Marks the objects that only patterns and character sets of libfontconfig hold, and all that these reach. Does nothing
+/// if the library is not mapped, or every object is reachable. Returns a note if it is mapped, but none of its objects
+/// was recognized.
+///
+/// # Errors
+/// Like [`mark_reachable`].
+pub(crate) fn mark_encoded(analyzed: &AnalyzedSnapshot<'_>) -> Result<Option<Unsearched>, Error> {
+    let objects = &analyzed.objects;
+    let mut files = analyzed.view.regions.iter().map(|region| &region.name);
+    if objects.unreachable_count() == 0 || !files.any(|path| is_library(path)) {
+        return Ok(None);
+    }
+    let mut has_found = false;
+    for _ in 0..MAX_ROUNDS {
+        let mut memory = CachedReader::new(&analyzed.view);
+        let held = held_objects(objects, &mut |address| memory.word(address));
+        if held.is_empty() {
+            break;
+        }
+        has_found = true;
+        let roots = Roots {
+            kernel: held,
+            ..Roots::default()
+        };
+        mark_reachable(
+            analyzed.snapshot,
+            &analyzed.view,
+            objects,
+            &roots,
+            analyzed.budget.remaining(),
+            &|_| {},
+        )?;
+    }
+    let is_unknown = !has_found && objects.unreachable_count() > 0;
+    Ok(is_unknown.then(|| Unsearched {
+        role: UnsearchedRole::Pointers,
+        what: "patterns of libfontconfig".to_owned(),
+        amount: None,
+        why: "they hold their elements by offsets from their own addresses, not by pointers"
+            .to_owned(),
+    }))
 }
 
-const ENCODERS: [Encoder; 1] = [Encoder {
-    file: "libfontconfig.so",
-    objects: "patterns of libfontconfig",
-    // Source: `FcPatternElts` in fontconfig's fcint.h.
-    why: "they hold their elements by offsets from their own addresses, not by pointers",
-}];
+/// Whether a mapped file is libfontconfig.
+fn is_library(path: &str) -> bool {
+    let file = path.rsplit('/').next();
+    file.is_some_and(|file| file.starts_with(LIBRARY))
+}
 
-/// Returns notes for the report: one for each known encoder of pointers whose library is among `paths`, the files that
-/// a process has mapped. The encoder's objects hold encoded pointers, so that objects which only they hold look leaked.
-pub(crate) fn encoded_pointer_notes<'a>(
-    paths: impl Iterator<Item = &'a str> + Clone,
-) -> impl Iterator<Item = Unsearched> {
-    ENCODERS.iter().filter_map(move |encoder| {
-        let mut files = paths.clone().filter_map(|path| path.rsplit('/').next());
-        let is_mapped = files.any(|file| file.starts_with(encoder.file));
-        is_mapped.then(|| Unsearched {
-            role: UnsearchedRole::Pointers,
-            what: encoder.objects.to_owned(),
-            amount: None,
-            why: encoder.why.to_owned(),
-        })
+/// Starts of the unreachable objects that reachable patterns and character sets hold.
+fn held_objects(objects: &Objects, word: &mut ReadWord<'_>) -> Vec<u64> {
+    let owners = objects.reached().map(|object| object.range);
+    let owners = owners.filter(|owner| OWNER_SIZES.contains(&(owner.end - owner.start)));
+    let mut held = Vec::new();
+    for owner in owners {
+        held.extend(pattern_elements(objects, owner.start, word));
+        if let Some((leaves, count)) = set_leaves(objects, owner.start, word, &mut held) {
+            held.extend((0..count).filter_map(|leaf| word_offset(leaves, leaves + 8 * leaf, word)));
+        }
+    }
+    held.retain(|start| objects.unmarked_start(*start) == Some(*start));
+    held
+}
+
+/// Start of the elements of a `FcPattern`: their number and their capacity in 32 bits each, and the offset of the
+/// elements. `None` if the object at `start` is none.
+fn pattern_elements(objects: &Objects, start: u64, word: &mut ReadWord<'_>) -> Option<u64> {
+    let counts = word(start)?;
+    let (count, capacity) = (counts & 0xffff_ffff, counts >> 32);
+    let elements = word_offset(start, start + 8, word)?;
+    let is_pattern = count <= capacity
+        && (1..=MAX_ELEMENTS).contains(&capacity)
+        && has_size(objects, elements, capacity * ELEMENT_SIZE);
+    is_pattern.then_some(elements)
+}
+
+/// Start of the array of leaves of a `FcCharSet`, and their number: its references and that number in 32 bits each, the
+/// offset of the array of leaves, and that of their numbers in 16 bits each. Adds both arrays to `held`. `None` if the
+/// object at `start` is none.
+fn set_leaves(
+    objects: &Objects,
+    start: u64,
+    word: &mut ReadWord<'_>,
+    held: &mut Vec<u64>,
+) -> Option<(u64, u64)> {
+    let count = word(start)? >> 32;
+    let leaves = word_offset(start, start + 8, word)?;
+    let numbers = word_offset(start, start + 16, word)?;
+    let is_set = (1..=MAX_LEAVES).contains(&count)
+        && has_size(objects, leaves, 8 * count)
+        && has_size(objects, numbers, 2 * count);
+    is_set.then(|| {
+        held.extend([leaves, numbers]);
+        (leaves, count)
     })
+}
+
+/// Address at the distance from `start` that a word has. `None` if the word is 0 or cannot be read.
+fn word_offset(start: u64, address: u64, word: &mut ReadWord<'_>) -> Option<u64> {
+    let offset = word(address).filter(|offset| *offset != 0)?;
+    Some(start.wrapping_add(offset))
+}
+
+/// Whether an object starts at an address, and has at least `size` bytes.
+fn has_size(objects: &Objects, start: u64, size: u64) -> bool {
+    let object = objects.object(start);
+    object.is_some_and(|object| object.range.start == start && object.size() >= size)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
+    use crate::objects::Span;
+
+    const HEAP: u64 = 0x5555_5000_1000;
+    const OWNER: u64 = HEAP;
+    const ARRAY: u64 = HEAP + 0x100;
+    const NUMBERS: u64 = HEAP + 0x200;
+    const LEAF: u64 = HEAP + 0x300;
+
+    /// Checks what an object with these words holds, in a heap of arrays of 0xf0 bytes.
+    #[track_caller]
+    fn check(words: &[(u64, u64)], expected: &[u64]) {
+        let mut span = Span::new(HEAP..HEAP + 0x400, 16, 0);
+        for start in [OWNER, OWNER + 0x20, ARRAY, NUMBERS, LEAF] {
+            span.add_object(start, true);
+        }
+        let objects = Objects::new(vec![span]);
+        objects.mark(OWNER);
+        objects.mark_scanned(OWNER);
+        let words: HashMap<_, _> = words.iter().copied().collect();
+        let held = held_objects(&objects, &mut |address| {
+            Some(words.get(&address).copied().unwrap_or(0))
+        });
+        assert_eq!(held, expected);
+    }
 
     #[test]
-    fn only_mapped_libraries_are_named() {
-        let check = |paths: &[&str], expected: usize| {
-            let found = encoded_pointer_notes(paths.iter().copied());
-            assert_eq!(found.count(), expected, "{paths:?}");
-        };
-        let library = "/usr/lib/x86_64-linux-gnu/libfontconfig.so.1.12.0";
-        check(&[], 0);
-        check(
-            &[
-                "",
-                "[heap]",
-                "/usr/bin/fc-list",
-                "/usr/share/libfontconfig1/x",
-            ],
-            0,
-        );
-        check(&["/usr/lib/libc.so.6", library, library], 1);
+    fn patterns_hold_their_elements() {
+        let pattern = |capacity: u64, offset| [(OWNER, capacity << 32 | 3), (OWNER + 8, offset)];
+        check(&pattern(15, ARRAY - OWNER), &[ARRAY]);
+        // More elements than the array has, fewer than the count, and an offset to no object.
+        check(&pattern(17, ARRAY - OWNER), &[]);
+        check(&pattern(2, ARRAY - OWNER), &[]);
+        check(&pattern(15, ARRAY - OWNER + 16), &[]);
+    }
+
+    #[test]
+    fn character_sets_hold_their_arrays_and_leaves() {
+        let set = [
+            (OWNER, 1 << 32 | 1),
+            (OWNER + 8, ARRAY - OWNER),
+            (OWNER + 16, NUMBERS - OWNER),
+            (ARRAY, LEAF - ARRAY),
+        ];
+        // As a pattern of one element, the array is found twice.
+        check(&set, &[ARRAY, ARRAY, NUMBERS, LEAF]);
+        check(&set[..2], &[ARRAY]);
+    }
+
+    #[test]
+    fn only_the_library_is_recognized_by_its_file() {
+        assert!(is_library(
+            "/usr/lib/x86_64-linux-gnu/libfontconfig.so.1.12.0"
+        ));
+        for path in [
+            "",
+            "[heap]",
+            "/usr/bin/fc-list",
+            "/usr/share/libfontconfig1/x",
+        ] {
+            assert!(!is_library(path), "{path}");
+        }
     }
 }

@@ -9,7 +9,7 @@ use memprof_report::{SampleType, format_amount};
 
 use crate::analysis::{AnalysisOptions, AnalysisReport, AnalyzedSnapshot, OnPhase, Phase};
 use crate::disguised_pointers::mark_disguised;
-use crate::encoded_pointers::encoded_pointer_notes;
+use crate::encoded_pointers::mark_encoded;
 use crate::error::Error;
 use crate::groups::UnsymbolizedGroups;
 use crate::leak_group::LeakGroup;
@@ -233,17 +233,16 @@ fn mark_and_note_disguised(
         let size = format_amount(held.bytes.cast_signed(), SampleType::InuseSpace);
         report.add_warning(format!(
             "{} objects, {size}, are not reported: only disguised pointers hold them (with a tag in the upper bits, \
-             shifted, mangled by glibc, or XORed in a list)",
+             shifted, byte-swapped, unaligned, mangled by glibc, or XORed in a list)",
             held.objects
         ));
     }
     Ok(())
 }
 
-/// Marks the objects that the roots reach, arrays without elements, and the garbage that Python's collector will free.
-/// Records in `report` how many bytes were searched, and which pointers could not be read or recognized. Fails with
-/// `Headroom` if the process writes too much meanwhile, and with `Memory` if the search needs more memory than
-/// `--max-memory`.
+/// Marks the objects that the roots reach, those that libfontconfig's hold, arrays without elements, and the garbage
+/// that Python's collector will free.
+/// Records in `report` how many bytes were searched, and which pointers could not be read or recognized.
 fn mark_all(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,
@@ -273,10 +272,8 @@ fn mark_all(
         .objects
         .mark_empty_arrays(&mut CachedReader::new(&analyzed.view));
     mark_python_garbage(analyzed)?;
-    if analyzed.objects.unreachable().next().is_some() {
-        let paths = analyzed.view.regions.iter();
-        encoded_pointer_notes(paths.map(|region| region.name.as_str()))
-            .for_each(|part| report.note_unsearched(part));
+    if let Some(unrecognized) = mark_encoded(analyzed)? {
+        report.note_unsearched(unrecognized);
     }
     Ok(())
 }

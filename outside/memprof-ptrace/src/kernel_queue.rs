@@ -40,6 +40,10 @@ pub struct QueueContent {
     pub unread_bytes: u64,
     /// Whether further datagrams may be queued behind the first.
     pub has_more_datagrams: bool,
+    /// Whether it is a Unix socket.
+    pub is_unix_socket: bool,
+    /// Whether it is a Unix socket whose peers have not read all that was sent to them.
+    pub has_unread_output: bool,
 }
 
 impl QueueReader {
@@ -185,8 +189,11 @@ fn read_socket(socket: &File, inode: u64) -> io::Result<Option<QueueContent>> {
         // FIONREAD fails for listening sockets, and for families whose messages come from the kernel.
         Err(_) => return Ok(None),
     };
+    let is_unix_socket = socket_option(socket, libc::SO_DOMAIN) == Some(libc::AF_UNIX);
     let mut content = QueueContent {
         inode,
+        is_unix_socket,
+        has_unread_output: is_unix_socket && has_unread_output(socket),
         ..QueueContent::default()
     };
     if queued == 0 {
@@ -214,6 +221,14 @@ fn read_socket(socket: &File, inode: u64) -> io::Result<Option<QueueContent>> {
         socket_option(socket, libc::SO_TYPE) == Some(libc::SOCK_DGRAM) && !has_one_datagram(socket);
     content.data = bytes;
     Ok(Some(content))
+}
+
+/// Returns whether a Unix socket has sent data that its peers have not read (`SIOCOUTQ` of unix(7)).
+fn has_unread_output(socket: &File) -> bool {
+    let mut memory: libc::c_int = 0;
+    // SAFETY: SIOCOUTQ, which is TIOCOUTQ, writes one integer to `memory`.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut memory) };
+    result == 0 && memory > 0
 }
 
 /// Returns whether the receive memory in use of an internet socket is too small for a second datagram. False for Unix
@@ -285,8 +300,10 @@ mod tests {
             (content.data.as_slice(), content.has_more_datagrams),
             (&b"in two pieces"[..], false)
         );
+        assert!(read(&one).has_unread_output && !content.has_unread_output);
         let mut bytes = [0; 13];
         other.read_exact(&mut bytes).unwrap();
+        assert!(!read(&one).has_unread_output);
         assert_eq!(&bytes, b"in two pieces");
     }
 

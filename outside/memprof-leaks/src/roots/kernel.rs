@@ -25,25 +25,41 @@ use crate::unsearched::Unsearched;
 
 /// Kinds of descriptors whose kernel objects hold values of the program that cannot be read: prefix of the link in
 /// /proc/PID/fd, plural name, reason.
-const OPAQUE_DESCRIPTORS: [(&str, &str, &str); 2] = [
+const OPAQUE_DESCRIPTORS: [(&str, &str, &str); 7] = [
     (
         "anon_inode:[io_uring]",
         "io_uring instances",
-        "the pointers that only their requests hold cannot be read",
+        UNREADABLE_REQUESTS,
     ),
     (
         "anon_inode:bpf-map",
         "BPF maps",
         "their values are not read",
     ),
+    (
+        "/dev/fuse",
+        "FUSE connections",
+        "the handles of open files that a file system gives to the kernel cannot be read",
+    ),
+    (
+        "/dev/dri/card",
+        "graphics cards",
+        "the values of events that are still to come cannot be read",
+    ),
+    ("/dev/bus/usb/", "USB devices", UNREADABLE_REQUESTS),
+    ("/dev/sg", "SCSI devices", UNREADABLE_REQUESTS),
+    (
+        "/dev/infiniband/",
+        "InfiniBand devices",
+        UNREADABLE_REQUESTS,
+    ),
 ];
+/// Reason why values that a program adds to its requests are not searched.
+const UNREADABLE_REQUESTS: &str = "the pointers that only their requests hold cannot be read";
 /// Kinds of mappings whose kernel objects hold values that cannot be read: prefix of the name in /proc/PID/maps, plural
 /// name, reason.
-const OPAQUE_MAPPINGS: [(&str, &str, &str); 1] = [(
-    "/[aio]",
-    "contexts of io_setup(2)",
-    "the pointers that only their requests hold cannot be read",
-)];
+const OPAQUE_MAPPINGS: [(&str, &str, &str); 1] =
+    [("/[aio]", "contexts of io_setup(2)", UNREADABLE_REQUESTS)];
 
 /// Addresses that a process may map: 47 bits, above the least of `vm.mmap_min_addr`.
 const USER_ADDRESSES: Range<u64> = 4096..1 << 47;
@@ -52,8 +68,7 @@ const USER_ADDRESSES: Range<u64> = 4096..1 << 47;
 type OpaqueCounts = BTreeMap<(&'static str, &'static str), u64>;
 
 /// Adds the values that the kernel holds for the process: of descriptors of epoll(7) and eventfd(2), of timers and
-/// queued signals, lists of robust locks, and data queued in pipes and sockets. Notes those that cannot be read, and
-/// the processes that share the memory, because their registers are not read.
+/// queued signals, lists of robust locks, areas of rseq(2), and data queued in pipes and sockets. Notes those that cannot be read.
 pub(super) fn add_kernel_words(
     pid: u32,
     view: &SnapshotMemory,
@@ -105,6 +120,10 @@ struct Queues {
     terminal_bytes: u64,
     inaccessible: u64,
     descriptors_in_flight: u64,
+    /// Unix sockets with data that they received, and those with data that they sent and their peers did not read, by
+    /// inode.
+    receivers: HashSet<u64>,
+    senders: HashSet<u64>,
 }
 
 /// Adds the values in the descriptors of a process, and the data in their queues.
@@ -300,6 +319,12 @@ fn add_queue(
                 .kernel
                 .extend(words.filter(|word| USER_ADDRESSES.contains(word)));
             queues.unread.insert(content.inode, content.unread_bytes);
+            if content.is_unix_socket && !content.data.is_empty() {
+                queues.receivers.insert(content.inode);
+            }
+            if content.has_unread_output {
+                queues.senders.insert(content.inode);
+            }
             queues.sockets_with_more += u64::from(content.has_more_datagrams);
         }
         Some(Ok(None)) => {}
@@ -329,7 +354,14 @@ impl Queues {
                 why,
             ));
         }
+        // Each receiver of the process explains one sender, of this process or of another one.
+        let foreign_queues = self.senders.len().saturating_sub(self.receivers.len());
         for (count, what, why) in [
+            (
+                foreign_queues as u64,
+                "Unix sockets with data that another process has not read yet",
+                "only that process can read it",
+            ),
             (
                 self.sockets_with_more,
                 "sockets with datagrams behind the first",
@@ -429,11 +461,12 @@ mod tests {
         for name in [
             "anon_inode:[io_uring]",
             "anon_inode:[io_uring]",
+            "/dev/fuse",
             "socket:[7]",
         ] {
             count_opaque(&OPAQUE_DESCRIPTORS, name, &mut counts);
         }
         count_opaque(&OPAQUE_MAPPINGS, "/[aio] (deleted)", &mut counts);
-        assert_eq!(counts.into_values().collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(counts.into_values().collect::<Vec<_>>(), [1, 1, 2]);
     }
 }

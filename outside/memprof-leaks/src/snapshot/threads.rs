@@ -60,7 +60,8 @@ pub struct Registers {
     /// All general registers. Also the vector registers, unless the thread waits in a system call that the C
     /// library made.
     pub words: Vec<u64>,
-    /// Words of the signals that are queued for the thread, and with the first thread also of those for the process.
+    /// Address of the thread's area for rseq(2), and words of the signals that are queued for it, with the first thread
+    /// also of those for the process.
     pub kernel_words: Vec<u64>,
 }
 
@@ -73,7 +74,7 @@ pub(super) struct SnapshotThread {
     restarted: Option<user_regs_struct>,
     state: XState,
     blocked: u64,
-    queued_signals: Vec<u64>,
+    kernel_words: Vec<u64>,
 }
 
 impl SnapshotThread {
@@ -181,7 +182,7 @@ fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> Snapshot
         else {
             continue;
         };
-        let queued_signals = read_queued_signals(&stopped, threads.is_empty());
+        let kernel_words = read_kernel_words(&stopped, threads.is_empty());
         let code = memory.read_array(registers.rip.wrapping_sub(CALL_LENGTH as u64));
         let restarted = code
             .ok()
@@ -192,20 +193,21 @@ fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> Snapshot
             restarted,
             state,
             blocked,
-            queued_signals,
+            kernel_words,
         };
         threads.push((thread, Some(stopped)));
     }
     SnapshotThreads { threads }
 }
 
-/// Reads the words of the signals that are queued for a stopped thread, and those for its process if `of_process`.
-/// Empty if the thread was killed.
-fn read_queued_signals(stopped: &StoppedThread, of_process: bool) -> Vec<u64> {
+/// Reads the words that the kernel has stored for a stopped thread: the address of its area for rseq(2), and those of
+/// its queued signals, with those for its process if `of_process`. Empty if the thread was killed.
+fn read_kernel_words(stopped: &StoppedThread, of_process: bool) -> Vec<u64> {
     let mut words = stopped.queued_signals(false).unwrap_or_default();
     if of_process {
         words.extend(stopped.queued_signals(true).unwrap_or_default());
     }
+    words.extend(stopped.rseq_area());
     words
 }
 
@@ -271,7 +273,7 @@ impl SnapshotThreads {
         self.threads
             .iter()
             .map(|(thread, _)| Registers {
-                kernel_words: thread.queued_signals.clone(),
+                kernel_words: thread.kernel_words.clone(),
                 ..Registers::new(thread.tid, &thread.registers, &thread.state, &library)
             })
             .collect()
@@ -310,7 +312,7 @@ impl Registers {
         let last = exiting.thread();
         let (registers, state) = (last.registers()?, last.xstate()?);
         let mut all = vec![Self {
-            kernel_words: read_queued_signals(last, true),
+            kernel_words: read_kernel_words(last, true),
             ..Self::new(exiting.last_thread(), &registers, &state, &library)
         }];
         let killed = exiting.killed_threads().iter();

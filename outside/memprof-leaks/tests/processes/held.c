@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 #include <sys/msg.h>
 #include <sys/prctl.h>
+#include <sys/rseq.h>
 #include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -129,6 +130,21 @@ static void *sleeps_with_signal_stack(void *unused) { set_signal_stack(); return
 static void in_signal_stacks_of_threads(void) {
     for (int i = 0; i < 3; i++) { is_ready = 0; pthread_t thread; pthread_create(&thread, 0, sleeps_with_signal_stack, 0); while (!is_ready) sched_yield(); }
 }
+/* Only the kernel has the address of the area, as glibc's was given back. */
+static void in_rseq_area(void) {
+    enum { UNREGISTER = 1, SIZE = 32, SIGNATURE = 0x53053053 };
+    char *own = (char *)__builtin_thread_pointer() + __rseq_offset, *area = make(HELD_SIZE);
+    area += -(uintptr_t)area & 31; memset(area, 0, SIZE); memset(area + 4, -1, 4);
+    if (syscall(SYS_rseq, own, SIZE, UNREGISTER, SIGNATURE) || syscall(SYS_rseq, area, SIZE, 0, SIGNATURE)) fail("rseq");
+}
+/* Another process has the only end at which the data can be read. */
+static void in_socket_of_child(void) {
+    int ends[2]; if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends)) fail("socketpair");
+    fill(table);
+    if (fork() == 0) { prctl(PR_SET_PDEATHSIG, SIGKILL); close(ends[0]); for (;;) pause(); }
+    close(ends[1]); if (send(ends[0], table, sizeof table, 0) < 0) fail("send");
+    memset(table, 0, sizeof table);
+}
 static void in_flight(void) {
     int ends[2], epoll = epoll_create1(0); if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends)) fail("socketpair");
     for (int i = 0; i < HELD; i++) { struct epoll_event event = {EPOLLIN, {.ptr = make(HELD_SIZE)}}; epoll_ctl(epoll, EPOLL_CTL_ADD, eventfd(0, 0), &event); }
@@ -200,6 +216,13 @@ static void by_low_bits(void) { for (int i = 0; i < HELD; i++) table[i] = (uintp
 static void by_high_bits(void) { for (int i = 0; i < HELD; i++) table[i] = (uintptr_t)make(HELD_SIZE) | (uintptr_t)(0xA00 + i) << 48; }
 static void by_nan_box(void) { for (int i = 0; i < HELD; i++) table[i] = (uintptr_t)make(HELD_SIZE) | (uintptr_t)0x1FFF5 << 47; }
 static void by_shift(void) { for (int i = 0; i < HELD; i++) table[i] = (uintptr_t)make(HELD_SIZE) << 16 | (i + 1); }
+static void by_swapped_bytes(void) { for (int i = 0; i < HELD; i++) table[i] = __builtin_bswap64((uintptr_t)make(HELD_SIZE)); }
+/* A byte in front of each pointer, without a gap. */
+static void by_packed_structs(void) {
+    static struct __attribute__((packed)) { char kind; void *object; } packed[HELD];
+    for (int i = 0; i < HELD; i++) { packed[i].kind = 0x7f; packed[i].object = make(HELD_SIZE); }
+    table[0] = (uintptr_t)packed;
+}
 static void by_mangled(void) {
     uintptr_t guard; __asm__("mov %%fs:0x30, %0" : "=r"(guard));
     for (int i = 0; i < HELD; i++) { uintptr_t value = (uintptr_t)make(HELD_SIZE) ^ guard; table[i] = value << 17 | value >> 47; }
@@ -221,10 +244,11 @@ static const struct { const char *name; void (*hold)(void); } modes[] = {
     MODE(in_untouched) MODE(in_unmapped_file) MODE(in_private_view) MODE(in_system_v_memory) MODE(in_dropped_page_tables) MODE(in_secret_memory)
     MODE(in_pipe) MODE(in_terminal) MODE(in_stream) MODE(in_datagram) MODE(in_datagrams) MODE(in_message_queue) MODE(in_posix_queue) MODE(in_eventfd)
     MODE(in_signals) MODE(in_signals_of_thread) MODE(in_signal_stack) MODE(in_signal_stacks_of_threads) MODE(in_flight)
+    MODE(in_rseq_area) MODE(in_socket_of_child)
     MODE(below_stack) MODE(between_stacks) MODE(below_unguarded_stack) MODE(below_signal_stack) MODE(in_variables_below_stack) MODE(in_sharing_process)
     MODE(in_code) MODE(in_code_read_only) MODE(in_code_at_a_block_end) MODE(in_shared_code)
     MODE(in_packed_events) MODE(in_packed_events_on_heap) MODE(by_end) MODE(by_low_bits)
-    MODE(by_high_bits) MODE(by_nan_box) MODE(by_shift) MODE(by_mangled) MODE(by_tagged_list) MODE(by_xor_list)
+    MODE(by_high_bits) MODE(by_nan_box) MODE(by_shift) MODE(by_swapped_bytes) MODE(by_packed_structs) MODE(by_mangled) MODE(by_tagged_list) MODE(by_xor_list)
 };
 
 int main(int count, char **arguments) {

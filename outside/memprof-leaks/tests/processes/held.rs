@@ -116,6 +116,7 @@ fn objects_held_by_disguised_pointers_are_not_leaked() {
         "by_high_bits",
         "by_nan_box",
         "by_shift",
+        "by_swapped_bytes",
         "by_mangled",
         "by_tagged_list",
     ] {
@@ -130,6 +131,12 @@ fn objects_held_by_disguised_pointers_are_not_leaked() {
             "{mode}: {warnings:?}"
         );
     }
+}
+
+#[test]
+fn objects_held_by_packed_structs_are_not_leaked() {
+    let proof = proof("by_packed_structs");
+    assert_eq!(leaked(&proof), LOST, "{proof:?}");
 }
 
 /// The first node has the second one's plain address.
@@ -180,6 +187,7 @@ fn objects_held_by_kernel_are_not_leaked() {
         "in_signals_of_thread",
         "in_signal_stack",
         "in_signal_stacks_of_threads",
+        "in_rseq_area",
     ] {
         check_proven(mode);
     }
@@ -192,6 +200,10 @@ fn unreadable_kernel_objects_are_noted() {
     check_noted("in_posix_queue", "400B of messages in POSIX queues");
     check_noted("in_secret_memory", "4.00KiB of shared memory");
     check_noted("in_flight", "1 descriptors that are being passed");
+    check_noted(
+        "in_socket_of_child",
+        "1 Unix sockets with data that another process has not read yet",
+    );
     check_noted("in_sharing_process", "1 processes that share its memory");
 }
 
