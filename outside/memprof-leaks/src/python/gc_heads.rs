@@ -1,5 +1,5 @@
-//! Heads of Python's collector (`PyGC_Head`), in front of each object that it knows: pointers to the next and the
-//! previous object in its list. They link each object to all others, but hold none.
+//! Heads of Python's collector (`PyGC_Head`), in front of each object that it knows: pointers to the next and the previous
+//! object in its list. They link each object to all others, but hold none.
 
 use super::python_type::TypeFlag;
 use super::types::{PythonTypes, reference_count};

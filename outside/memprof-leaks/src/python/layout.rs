@@ -78,7 +78,7 @@ const V3_12: Layout = Layout {
     ..V3_11
 };
 
-/// Sizes and offsets that differ between versions, in the part of `_Py_DebugOffsets` that is read.
+/// Differences between versions in the part of `_Py_DebugOffsets` that is read.
 #[derive(Clone, Copy, Debug)]
 struct DebugOffsetsTable {
     /// Words for `PyInterpreterState`, with its size.
