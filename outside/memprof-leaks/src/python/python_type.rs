@@ -201,7 +201,8 @@ pub(super) fn is_type_at(view: &SnapshotMemory, address: u64) -> bool {
     is_type() == Some(true)
 }
 
-/// The built-in type that the type at an address itself is, and the address of the one of which it is a subtype. `None` if it cannot be read.
+/// The built-in type that the type at an address itself is, and the address of the one of which it is a subtype. `None`
+/// if it cannot be read.
 pub(super) fn read_base(view: &SnapshotMemory, address: u64) -> Option<(BuiltinBases, u64)> {
     let head = TypeHead::read(view, address)?;
     let name = read_name(view, head.word(NAME_OFFSET))?;
