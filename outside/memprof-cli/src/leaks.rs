@@ -246,7 +246,7 @@ fn fetch_symbolized(
 }
 
 /// Folds a profile's bytes in use to the functions of the program.
-fn fold_by_origin(profile: &SymbolizedProfile, granularity: Granularity) -> Folded {
+fn fold_by_origin(profile: &SymbolizedProfile, granularity: Granularity) -> Folded<'static> {
     let sample_type = SampleType::InuseSpace;
     Folded::new(
         profile,
@@ -259,7 +259,7 @@ fn fold_by_origin(profile: &SymbolizedProfile, granularity: Granularity) -> Fold
 }
 
 /// Returns the bytes in use of each stack; its functions are joined by semicolons.
-fn stack_bytes(folded: &Folded) -> Stacks {
+fn stack_bytes(folded: &Folded<'_>) -> Stacks {
     let stack = |functions: &[memprof_report::StringId]| {
         functions
             .iter()
@@ -267,11 +267,11 @@ fn stack_bytes(folded: &Folded) -> Stacks {
             .collect::<Vec<_>>()
             .join(";")
     };
-    folded
-        .stacks
-        .iter()
-        .map(|each| (stack(each.functions), each.values.value()))
-        .collect()
+    let mut bytes = Stacks::default();
+    folded.stacks.for_each(|each| {
+        bytes.insert(stack(each.functions), each.values.value());
+    });
+    bytes
 }
 
 /// Returns the stacks that grew from each dump to the next, the largest growth first. `span` is the time from the first

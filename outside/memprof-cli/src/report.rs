@@ -109,15 +109,15 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
         .as_mut()
         .zip(base_name.as_deref())
         .map(|(bytes, name)| Input { name, bytes });
+    let progress = |done, of| {
+        show_progress(done, of);
+        if done == of {
+            // The names of a large program's functions were found in many small pieces of memory, free now.
+            own_heap::release_free_pages();
+        }
+    };
     args.form.deliver(|out| {
-        memprof_report::report(
-            input,
-            base,
-            sources.as_slice(),
-            &options,
-            &show_progress,
-            out,
-        )
+        memprof_report::report(input, base, sources.as_slice(), &options, &progress, out)
     })
 }
 

@@ -49,17 +49,19 @@ impl Cohorts {
     /// Splits the ages from 0 to that of the oldest sample into up to `columns` spans of equal length, and adds up the
     /// memory of each function in them. With `by_cum`, a stack counts for all of its visible functions, else only for
     /// the one nearest to the leaf.
-    pub(crate) fn new(folded: &Folded, ages: AgeBuckets, columns: u32, by_cum: bool) -> Self {
-        let alloc_times = folded.stacks.iter().flat_map(|stack| stack.alloc_times);
-        let oldest = alloc_times
-            .map(|(alloc_time, _)| ages.min_age(*alloc_time))
-            .max();
-        let buckets = oldest.unwrap_or(0) / ages.width + 1;
+    pub(crate) fn new(folded: &Folded<'_>, ages: AgeBuckets, columns: u32, by_cum: bool) -> Self {
+        let mut oldest = 0;
+        folded.stacks.for_each(|stack| {
+            let alloc_times = stack.alloc_times.iter();
+            let min_ages = alloc_times.map(|(alloc_time, _)| ages.min_age(*alloc_time));
+            oldest = min_ages.fold(oldest, u32::max);
+        });
+        let buckets = oldest / ages.width + 1;
         let cohort_seconds = ages.width.saturating_mul(buckets.div_ceil(columns));
         let mut held = vec![Vec::new(); folded.functions.len()];
         let mut total = Vec::new();
         let index = |alloc_time: AllocTime| (ages.min_age(alloc_time) / cohort_seconds) as usize;
-        for stack in folded.stacks.iter() {
+        folded.stacks.for_each(|stack| {
             let mut visible: Vec<_> = folded.visible_functions(stack).collect();
             visible.sort_unstable();
             visible.dedup();
@@ -72,7 +74,7 @@ impl Cohorts {
                 }
                 add_to_cohort(&mut total, index(*alloc_time), *amounts);
             }
-        }
+        });
         Self {
             cohort_seconds,
             held,

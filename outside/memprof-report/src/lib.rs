@@ -82,7 +82,7 @@ pub use confidence::Confidence;
 pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Result};
 pub use filter::{Filter, compile_pattern, drop_memprof_stacks};
-pub use fold::{Folded, FoldedStack, FoldedStacks, Granularity};
+pub use fold::{Folded, FoldedStack, FoldedStacks, Granularity, StackCursor};
 pub use heap::{export, write_tcmalloc};
 pub use input::parse;
 pub use label::Label;

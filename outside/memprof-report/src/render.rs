@@ -106,7 +106,7 @@ impl RenderInput<'_> {
     }
 
     /// Folds the profile and its base, with all functions of each stack.
-    fn fold_stacks(&self, options: &Options) -> Folded {
+    fn fold_stacks(&self, options: &Options) -> Folded<'_> {
         Folded::new(
             self.profile,
             self.base,
@@ -117,7 +117,7 @@ impl RenderInput<'_> {
     }
 
     /// Folds stacks for a table of the program's own functions, or of all with `flat`.
-    fn fold_for_table(&self, options: &Options) -> Folded {
+    fn fold_for_table(&self, options: &Options) -> Folded<'_> {
         let folded = self.fold_stacks(options);
         match options.origin_rules.flat {
             true => folded,
@@ -127,7 +127,7 @@ impl RenderInput<'_> {
 
     /// Folds each stack to its functions of the highest code origin, which are the program's own if it has any. With
     /// `flat`, keeps whole stacks.
-    fn fold_by_origin(&self, options: &Options) -> Folded {
+    fn fold_by_origin(&self, options: &Options) -> Folded<'_> {
         let folded = self.fold_stacks(options);
         match options.origin_rules.flat {
             true => folded,
@@ -214,7 +214,11 @@ impl RenderInput<'_> {
 
 /// Name of a function in a table: the whole one with `flat`, else a short one, with a suffix if it is not the program's
 /// own. Overlong names are cut.
-fn function_label<'f>(folded: &'f Folded, function: StringId, options: &Options) -> Cow<'f, str> {
+fn function_label<'f>(
+    folded: &'f Folded<'_>,
+    function: StringId,
+    options: &Options,
+) -> Cow<'f, str> {
     let name = folded.functions.get(function);
     if options.origin_rules.flat {
         return cut_name(name);

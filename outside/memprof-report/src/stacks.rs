@@ -32,11 +32,18 @@ pub struct Stacks {
     pub(crate) managed: ManagedNames,
 }
 
-/// Entry of the index. Stores the hash because computing it again would read all frames.
+/// Entry of the index. Stores half of the hash because computing it again would read all frames.
 #[derive(Clone, Copy, Debug)]
 struct StackEntry {
-    hash: u64,
+    hash: u32,
     id: StackId,
+}
+
+impl StackEntry {
+    /// Hash for the index: the stored half in all bits, of which the index uses the lowest and the highest.
+    fn index_hash(hash: u32) -> u64 {
+        u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
 }
 
 impl Stacks {
@@ -90,14 +97,21 @@ impl Stacks {
         let frames = &self.frames[self.pending_start()..];
         let hash = self.hash_frames(frames);
         let is_equal = |known: &StackEntry| known.hash == hash && self.frames(known.id) == frames;
-        if let Some(&StackEntry { id, .. }) = self.known.find(hash, is_equal) {
+        let known = self.known.find(StackEntry::index_hash(hash), is_equal);
+        if let Some(&StackEntry { id, .. }) = known {
             self.clear_pending();
             return id;
         }
         let id = self.append_pending();
-        self.known
-            .insert_unique(hash, StackEntry { hash, id }, |known| known.hash);
+        self.index_stack(StackEntry { hash, id });
         id
+    }
+
+    /// Enters a stack that is not in the index yet.
+    fn index_stack(&mut self, entry: StackEntry) {
+        let index_hash = |entry: &StackEntry| StackEntry::index_hash(entry.hash);
+        self.known
+            .insert_unique(index_hash(&entry), entry, index_hash);
     }
 
     /// Stores the pending stack as a new one, and returns its id.
@@ -188,16 +202,15 @@ impl Stacks {
     }
 
     /// Hash of the frames of a stack, in their order.
-    fn hash_frames(&self, frames: &[AddressId]) -> u64 {
-        self.seed.hash_ids(frames, |frame| frame.0)
+    fn hash_frames(&self, frames: &[AddressId]) -> u32 {
+        self.seed.hash_ids(frames, |frame| frame.0) as u32
     }
 
     /// Fills the hash table with all stacks so far. It is needed from the first stack that is out of order.
     fn index_stacks(&mut self) {
         for id in (0..self.ends.len() as u32).map(StackId) {
             let hash = self.hash_frames(self.frames(id));
-            self.known
-                .insert_unique(hash, StackEntry { hash, id }, |known| known.hash);
+            self.index_stack(StackEntry { hash, id });
         }
     }
 }

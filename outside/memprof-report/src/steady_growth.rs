@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::ages::no_ages_error;
 use crate::alloc_time::{AgeBuckets, AllocTime};
 use crate::error::{Error, Result};
-use crate::fold::Folded;
+use crate::fold::{Folded, FoldedStack};
 use crate::symbolized_profile::SymbolizedProfile;
 
 /// Number of age spans that are compared.
@@ -38,14 +38,16 @@ pub struct SteadyStack {
 ///
 /// # Errors
 /// The samples of the profile have no ages, or too few different ones.
-pub fn find_steady_growth(named: &SymbolizedProfile, folded: &Folded) -> Result<SteadyStacks> {
+pub fn find_steady_growth(named: &SymbolizedProfile, folded: &Folded<'_>) -> Result<SteadyStacks> {
     let ages = named.profile.ages.ok_or_else(no_ages_error)?;
-    let alloc_times = folded.stacks.iter().flat_map(|stack| stack.alloc_times);
-    let oldest = alloc_times
-        .map(|(alloc_time, _)| bucket_index(ages, *alloc_time))
-        .max();
+    let mut oldest = 0;
+    folded.stacks.for_each(|stack| {
+        let alloc_times = stack.alloc_times.iter();
+        let indexes = alloc_times.map(|(alloc_time, _)| bucket_index(ages, *alloc_time));
+        oldest = indexes.fold(oldest, usize::max);
+    });
     // The youngest bucket is not complete yet, and the oldest one contains what was allocated at the start.
-    let whole = oldest.unwrap_or(0).saturating_sub(1);
+    let whole = oldest.saturating_sub(1);
     if whole < SPAN_COUNT {
         let width = ages.width;
         return Err(Error::Usage(format!(
@@ -54,7 +56,7 @@ pub fn find_steady_growth(named: &SymbolizedProfile, folded: &Folded) -> Result<
             (SPAN_COUNT as u32 + 2).saturating_mul(width)
         )));
     }
-    let stacks = folded.stacks.iter().filter_map(|stack| {
+    let steady_stack = |stack: FoldedStack<'_>| {
         let mut bytes_by_span = [0; SPAN_COUNT];
         for (alloc_time, [bytes, _]) in stack.alloc_times {
             let bucket_index = bucket_index(ages, *alloc_time);
@@ -76,10 +78,14 @@ pub fn find_steady_growth(named: &SymbolizedProfile, folded: &Folded) -> Result<
             bytes,
             inuse: stack.alloc_times.iter().map(|(_, [bytes, _])| bytes).sum(),
         })
-    });
+    };
+    let mut stacks = Vec::new();
+    folded
+        .stacks
+        .for_each(|stack| stacks.extend(steady_stack(stack)));
     Ok(SteadyStacks {
         span: Duration::from_secs(u64::from(ages.width) * whole as u64),
-        stacks: stacks.collect(),
+        stacks,
     })
 }
 

@@ -20,7 +20,7 @@ pub struct Row {
 
 /// Returns one row per function, the largest first: by flat value, or by cumulative value with `by_cum`. A function
 /// whose values are 0, also in the base, has no row.
-pub fn function_rows(folded: &Folded, by_cum: bool) -> Vec<Row> {
+pub fn function_rows(folded: &Folded<'_>, by_cum: bool) -> Vec<Row> {
     let mut rows: Vec<Row> = (0..folded.functions.len() as u32)
         .map(|id| Row {
             function: StringId(id),
@@ -32,7 +32,8 @@ pub fn function_rows(folded: &Folded, by_cum: bool) -> Vec<Row> {
     // By function: the last stack that was counted for it.
     let mut last_stack = vec![usize::MAX; rows.len()];
     let mut visible = Vec::new();
-    for (index, stack) in folded.stacks.iter().enumerate() {
+    let mut index = 0;
+    folded.stacks.for_each(|stack| {
         visible.clear();
         visible.extend(folded.visible_functions(stack));
         for (position, function) in visible.iter().enumerate() {
@@ -51,7 +52,8 @@ pub fn function_rows(folded: &Folded, by_cum: bool) -> Vec<Row> {
         if let Some(leaf) = visible.last() {
             rows[leaf.0 as usize].flat += stack.values;
         }
-    }
+        index += 1;
+    });
     rows.retain(|row| !row.cum.is_zero());
     let magnitude = |pair: Comparison| std::cmp::Reverse(pair.value().unsigned_abs());
     let tie_break = |row: &Row| (row.distance, folded.functions.get(row.function));

@@ -2,7 +2,7 @@
 
 use crate::comparison::Comparison;
 use crate::error::Result;
-use crate::fold::Folded;
+use crate::fold::{Folded, StackCursor};
 use crate::limits::MemoryLeft;
 use crate::names::StringId;
 
@@ -21,7 +21,7 @@ pub(crate) struct Node {
     pub own: Comparison,
 }
 
-/// Memory of a node and of the output made from it, in bytes.
+/// Memory of a node and of its place among its parent's callees, in bytes.
 const BYTES_PER_NODE: u64 = 224;
 
 /// A node in preorder.
@@ -35,45 +35,95 @@ pub(crate) struct PreorderNode {
     pub(crate) own: Comparison,
 }
 
-/// Iterates over the nodes in preorder, callees by name, as the stacks of `folded` are sorted. Needs no memory for them.
-pub(crate) fn preorder(folded: &Folded) -> impl Iterator<Item = PreorderNode> {
-    let first = folded.stacks.iter().next();
-    let root = PreorderNode {
-        function: None,
-        depth: 0,
-        own: first
-            .filter(|stack| stack.functions.is_empty())
-            .map_or_else(Comparison::default, |stack| stack.values),
-    };
-    let mut previous: &[StringId] = &[];
-    let nodes = folded.stacks.iter().flat_map(move |stack| {
-        let same = stack.functions.iter().zip(previous);
-        let common = same.take_while(|(one, other)| one == other).count();
-        previous = stack.functions;
-        let last = stack.functions.len().wrapping_sub(1);
-        let functions = stack.functions.iter().enumerate().skip(common);
-        functions.map(move |(index, function)| PreorderNode {
-            function: Some(*function),
-            depth: index as u32 + 1,
-            own: match index == last {
-                true => stack.values,
+/// Nodes in preorder, callees by name, as the folded stacks are sorted. None of them is kept in memory.
+#[derive(Debug)]
+pub(crate) struct Preorder<'f> {
+    stacks: StackCursor<'f>,
+    /// Functions of the current stack, root first, and its values.
+    functions: Vec<StringId>,
+    values: Comparison,
+    /// Number of functions of the current stack that were returned, or that are nodes of the stack before.
+    returned: usize,
+    has_root: bool,
+}
+
+/// Iterates over the nodes of the call tree.
+pub(crate) fn preorder<'f>(folded: &'f Folded<'_>) -> Preorder<'f> {
+    Preorder {
+        stacks: folded.stacks.cursor(),
+        functions: Vec::new(),
+        values: Comparison::default(),
+        returned: 0,
+        has_root: false,
+    }
+}
+
+impl Preorder<'_> {
+    /// Moves on to the next stack; returns false after the last one.
+    fn enter_next_stack(&mut self) -> bool {
+        let Some(stack) = self.stacks.next_stack() else {
+            return false;
+        };
+        let same = stack.functions.iter().zip(&self.functions);
+        self.returned = same.take_while(|(one, other)| one == other).count();
+        self.functions.truncate(self.returned);
+        self.functions
+            .extend_from_slice(&stack.functions[self.returned..]);
+        self.values = stack.values;
+        true
+    }
+}
+
+impl Iterator for Preorder<'_> {
+    type Item = PreorderNode;
+
+    fn next(&mut self) -> Option<PreorderNode> {
+        if !self.has_root {
+            self.has_root = true;
+            // A stack without functions is the first one.
+            let has_own = self.enter_next_stack() && self.functions.is_empty();
+            return Some(PreorderNode {
+                function: None,
+                depth: 0,
+                own: if has_own {
+                    self.values
+                } else {
+                    Comparison::default()
+                },
+            });
+        }
+        while self.returned == self.functions.len() {
+            if !self.enter_next_stack() {
+                return None;
+            }
+        }
+        let function = self.functions[self.returned];
+        self.returned += 1;
+        Some(PreorderNode {
+            function: Some(function),
+            depth: self.returned as u32,
+            own: match self.returned == self.functions.len() {
+                true => self.values,
                 false => Comparison::default(),
             },
         })
-    });
-    std::iter::once(root).chain(nodes)
+    }
 }
 
-/// Fails if the nodes of the call tree, which are not built yet, would exceed the memory budget.
-pub(crate) fn require_memory(folded: &Folded, mut memory_left: MemoryLeft) -> Result<()> {
+/// Fails if the nodes of the call tree, each with that number of bytes, would exceed the memory budget.
+pub(crate) fn require_memory(
+    folded: &Folded<'_>,
+    bytes_per_node: u64,
+    mut memory_left: MemoryLeft,
+) -> Result<()> {
     preorder(folded)
         .skip(1)
-        .try_for_each(|_| memory_left.charge(BYTES_PER_NODE))
+        .try_for_each(|_| memory_left.charge(bytes_per_node))
 }
 
 /// Returns the nodes in [`preorder`], with their values with callees. Fails if the nodes exceed the memory budget.
-pub(crate) fn call_tree(folded: &Folded, memory_left: MemoryLeft) -> Result<Vec<Node>> {
-    require_memory(folded, memory_left)?;
+pub(crate) fn call_tree(folded: &Folded<'_>, memory_left: MemoryLeft) -> Result<Vec<Node>> {
+    require_memory(folded, BYTES_PER_NODE, memory_left)?;
     let mut nodes: Vec<Node> = Vec::new();
     // Index of the last node of each depth.
     let mut path: Vec<u32> = Vec::new();

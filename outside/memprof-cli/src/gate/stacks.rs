@@ -133,16 +133,18 @@ fn fold_stacks(profile: &SymbolizedProfile, total: BudgetedTotal) -> Vec<Stack> 
         &rules,
     )
     .into_origin_filtered();
-    let stacks = folded.stacks.iter().map(|stack| Stack {
-        functions: stack
-            .functions
-            .iter()
-            .map(|id| folded.functions.get(*id).to_owned())
-            .collect(),
-        bytes: u64::try_from(stack.values.new).unwrap_or(0),
-        variance: stack.values.confidence.variance,
+    let mut stacks = Vec::new();
+    folded.stacks.for_each(|stack| {
+        let functions = stack.functions.iter();
+        stacks.push(Stack {
+            functions: functions
+                .map(|id| folded.functions.get(*id).to_owned())
+                .collect(),
+            bytes: u64::try_from(stack.values.new).unwrap_or(0),
+            variance: stack.values.confidence.variance,
+        });
     });
-    stacks.collect()
+    stacks
 }
 
 #[cfg(test)]

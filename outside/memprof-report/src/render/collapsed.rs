@@ -11,16 +11,16 @@ const MAX_PART_BYTES: usize = 64 << 10;
 
 /// Writes one line per stack with a value: its functions, root first and joined by `;`, and the value. A `;` in a name
 /// becomes `:`.
-pub(super) fn write_collapsed(folded: &Folded, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write_collapsed(folded: &Folded<'_>, out: &mut dyn Write) -> Result<()> {
     let names: Vec<String> = (0..folded.functions.len() as u32)
         .map(|id| folded.functions.get(StringId(id)).replace(';', ":"))
         .collect();
     let mut line = Vec::new();
-    for stack in folded
-        .stacks
-        .iter()
-        .filter(|stack| stack.values.value() != 0)
-    {
+    let mut stacks = folded.stacks.cursor();
+    while let Some(stack) = stacks.next_stack() {
+        if stack.values.value() == 0 {
+            continue;
+        }
         line.clear();
         for (index, function) in stack.functions.iter().enumerate() {
             if index > 0 {

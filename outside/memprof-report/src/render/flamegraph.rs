@@ -11,7 +11,7 @@ use inferno::flamegraph::color::{Color, PaletteMap};
 use inferno::flamegraph::{Options as Flamegraph, from_lines};
 use sha2::{Digest, Sha256};
 
-use self::lines::{Lines, is_drawn};
+use self::lines::Lines;
 use super::RenderInput;
 use crate::code_origin::CodeOrigin;
 use crate::error::{Error, Result};
@@ -50,9 +50,6 @@ fn first_script(svg: &str) -> String {
         .replace("]]>", "")
 }
 
-/// Memory of a function in a drawn stack besides its name, in bytes.
-const BYTES_PER_FUNCTION: u64 = 8;
-
 const GREY: Color = Color {
     r: 210,
     g: 210,
@@ -68,7 +65,7 @@ fn shared_options() -> Flamegraph<'static> {
 
 /// Returns the colours for functions that are not the program's own: grey. inferno does not use them in a comparison,
 /// where colours show the change.
-fn grey_palette(folded: &Folded) -> PaletteMap {
+fn grey_palette(folded: &Folded<'_>) -> PaletteMap {
     let mut palette = PaletteMap::default();
     for (index, origin) in folded.origins.iter().enumerate() {
         if *origin != CodeOrigin::Program {
@@ -86,21 +83,12 @@ pub(super) fn write_flamegraph(
     out: &mut dyn Write,
 ) -> Result<()> {
     let folded = input.fold_stacks(options);
-    let mut memory_left = input.memory_left();
-    for function in folded
-        .stacks
-        .iter()
-        .filter(is_drawn)
-        .flat_map(|stack| stack.functions)
-    {
-        memory_left.charge(folded.functions.get(*function).len() as u64 + BYTES_PER_FUNCTION)?;
-    }
-    if folded.stacks.iter().all(|stack| stack.values.new <= 0) {
+    if folded.stacks.values().all(|values| values.new <= 0) {
         return Err(Error::Empty {
             reason: "no value is positive, so there is nothing to draw; --format text, tree and dot show negative ones".into(),
         });
     }
-    let lines = Lines::new(&folded, input.base.is_some());
+    let lines = Lines::new(&folded, input.base.is_some(), input.memory_left())?;
     let mut flamegraph = self::shared_options();
     flamegraph.title = match &input.base_name {
         Some(base) => format!("{}, compared with {base}", input.name),

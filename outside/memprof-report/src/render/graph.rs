@@ -18,11 +18,13 @@ const BYTES_PER_EDGE: u64 = 176;
 /// Returns the value of each edge (caller, callee), the largest change or value first; an edge that a stack has twice
 /// counts once. Fails if they exceed the memory budget.
 pub(super) fn call_edges(
-    folded: &Folded,
+    folded: &Folded<'_>,
     mut memory_left: MemoryLeft,
 ) -> Result<Vec<(Edge, Comparison)>> {
     let mut edges: HashMap<Edge, (Comparison, usize)> = HashMap::new();
-    for (index, stack) in folded.stacks.iter().enumerate() {
+    let mut stacks = folded.stacks.cursor();
+    let mut index = 0;
+    while let Some(stack) = stacks.next_stack() {
         for call in stack.functions.windows(2) {
             let (pair, last_stack) = match edges.entry((call[0], call[1])) {
                 Entry::Occupied(edge) => edge.into_mut(),
@@ -36,6 +38,7 @@ pub(super) fn call_edges(
                 *pair += stack.values;
             }
         }
+        index += 1;
     }
     let mut edges: Vec<(Edge, Comparison)> = edges
         .into_iter()

@@ -99,6 +99,9 @@ struct ViewerData<'a> {
     tree: ViewerTree<'a>,
 }
 
+/// Text of a node in all columns, in bytes. A server may hold it in memory.
+const OUTPUT_BYTES_PER_NODE: u64 = 40;
+
 /// Most values per key that the page offers.
 const MAX_VALUES: usize = 200;
 
@@ -129,7 +132,7 @@ struct ViewerTree<'f> {
 /// A value of each node, computed as it is written: a large tree has more nodes than the input has bytes.
 struct NodeColumn<'f, T> {
     /// `None` for a column without values.
-    folded: Option<&'f Folded>,
+    folded: Option<&'f Folded<'f>>,
     value: fn(PreorderNode) -> T,
 }
 
@@ -144,11 +147,11 @@ impl<T: Serialize> Serialize for NodeColumn<'_, T> {
 impl<'f> ViewerTree<'f> {
     /// Returns the columns of the nodes in `folded`. Those of the base are empty without a base, and those of the
     /// estimate if nothing was sampled.
-    fn new(folded: &'f Folded, has_base: bool) -> Self {
+    fn new(folded: &'f Folded<'f>, has_base: bool) -> Self {
         let is_estimated = folded
             .stacks
-            .iter()
-            .any(|stack| stack.values.confidence.samples > 0);
+            .values()
+            .any(|values| values.confidence.samples > 0);
         let (base, estimate) = (has_base.then_some(folded), is_estimated.then_some(folded));
         let folded = Some(folded);
         Self {
@@ -225,7 +228,7 @@ pub(super) fn write_view(
 ) -> Result<()> {
     let ages = viewer_ages(input, options);
     let folded = input.fold_stacks(options);
-    require_memory(&folded, input.memory_left())?;
+    require_memory(&folded, OUTPUT_BYTES_PER_NODE, input.memory_left())?;
     let view = ViewerData {
         schema_version: 1,
         title: &input.name,

@@ -103,8 +103,9 @@ fn negative_stacks(
         options.granularity,
         &options.origin_rules,
     );
-    let values = folded.stacks.iter().map(|stack| stack.values);
-    let negative: Vec<i64> = values
+    let negative: Vec<i64> = folded
+        .stacks
+        .values()
         .map(|pair| pair.new.min(0).saturating_sub(pair.base.min(0)))
         .filter(|value| *value != 0)
         .collect();

@@ -36,10 +36,13 @@ pub(super) fn write_peek(
         .filter(|row| is_in_focus(folded.functions.get(row.function)))
     {
         // Shares are parts of the sum of sizes, because a part of a difference may be larger than the whole.
-        let stacks = folded.stacks.iter();
-        let with_row = stacks.filter(|stack| stack.functions.contains(&row.function));
-        let sizes = with_row.map(|stack| stack.values.value().unsigned_abs());
-        let whole = i64::try_from(sizes.fold(0, u64::saturating_add)).unwrap_or(i64::MAX);
+        let mut whole = 0_u64;
+        folded.stacks.for_each(|stack| {
+            if stack.functions.contains(&row.function) {
+                whole = whole.saturating_add(stack.values.value().unsigned_abs());
+            }
+        });
+        let whole = i64::try_from(whole).unwrap_or(i64::MAX);
         let neighbours = |direction| -> Vec<String> {
             let matching = edges
                 .iter()

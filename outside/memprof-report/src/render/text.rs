@@ -69,7 +69,7 @@ fn write_shares(
 /// were counted, those for ages with `--ages` if the profile has them.
 fn write_values(
     rows: &[Row],
-    folded: &Folded,
+    folded: &Folded<'_>,
     input: &RenderInput<'_>,
     options: &Options,
     out: &mut dyn Write,
@@ -151,7 +151,7 @@ fn write_values(
 /// writes a line that says so.
 fn write_changes(
     rows: &[Row],
-    folded: &Folded,
+    folded: &Folded<'_>,
     options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {

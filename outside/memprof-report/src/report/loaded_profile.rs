@@ -34,6 +34,8 @@ impl LoadedProfile {
             true => options.sample_type,
             false => profile.select_type(options.type_name())?,
         };
+        // All stacks were read; symbols need the memory.
+        profile.stacks.drop_index();
         unsample(&mut profile)?;
         let mut names = match sources {
             Some(sources) => find_symbols(&mut profile, sources, progress, budget)?,

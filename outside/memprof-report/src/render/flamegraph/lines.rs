@@ -2,17 +2,22 @@
 //! them, and inferno keeps each in memory.
 
 use crate::comparison::Comparison;
-use crate::fold::{Folded, FoldedStack};
+use crate::error::Result;
+use crate::fold::Folded;
+use crate::limits::MemoryLeft;
 use crate::names::StringId;
 
 /// Least width that inferno draws, in percent: its default of `min_width`.
 const MIN_WIDTH_PERCENT: f64 = 0.01;
 
-/// Returns whether a flamegraph shows the stack: none of its values is negative, and one is positive.
-pub(super) fn is_drawn(stack: &FoldedStack<'_>) -> bool {
-    let Comparison { new, base, .. } = stack.values;
+/// Returns whether a flamegraph shows a stack with these values: none is negative, and one is positive.
+fn is_drawn(values: Comparison) -> bool {
+    let Comparison { new, base, .. } = values;
     new >= 0 && base >= 0 && new.max(base) > 0
 }
+
+/// Memory of a function in a line besides its name, in bytes: inferno's boxes.
+const BYTES_PER_FUNCTION: u64 = 8;
 
 /// Lines `a;b;c VALUE`, or `a;b;c BASE VALUE` in a comparison.
 #[derive(Debug, Default)]
@@ -26,58 +31,86 @@ impl Lines {
     /// function that is too narrow to be drawn, and stacks that are equal up to there share it. An empty frame follows
     /// that function, so that inferno sorts the line as it would sort the stacks.
     ///
-    /// If a function's name has a `;`, which is written as `:`, all lines stay whole.
-    pub(super) fn new(folded: &Folded, is_comparison: bool) -> Self {
-        let stacks = || folded.stacks.iter().filter(is_drawn);
+    /// If a function's name has a `;`, which is written as `:`, all lines stay whole. Fails if the lines exceed the
+    /// memory budget.
+    pub(super) fn new(
+        folded: &Folded<'_>,
+        is_comparison: bool,
+        memory_left: MemoryLeft,
+    ) -> Result<Self> {
         // Two functions with one name are one box.
         let has_equal_names = folded.functions.iter().any(|name| name.contains(';'));
         let depths = match has_equal_names {
             true => vec![u32::MAX; folded.stacks.len()],
-            false => drawn_depths(stacks),
+            false => drawn_depths(folded),
         };
-        Self::with_depths(folded, is_comparison, &depths)
+        Self::with_depths(folded, is_comparison, &depths, memory_left)
     }
 
-    /// Lines of the drawn stacks; in a comparison, each has the base's value, too. `depths` has for each stack the
+    /// Lines of the drawn stacks; in a comparison, each has the base's value, too. `depths` has for each of them the
     /// number of functions before the one at which its line ends; a stack with no more functions stays whole. Adjacent
     /// lines that are equal then are merged. In a comparison, a merged line never has the largest change, by which
     /// colours are scaled.
-    fn with_depths(folded: &Folded, is_comparison: bool, depths: &[u32]) -> Self {
-        let names: Vec<String> = (0..folded.functions.len() as u32)
-            .map(|id| folded.functions.get(StringId(id)).replace(';', ":"))
-            .collect();
-        let stacks = || folded.stacks.iter().filter(is_drawn);
+    fn with_depths(
+        folded: &Folded<'_>,
+        is_comparison: bool,
+        depths: &[u32],
+        memory_left: MemoryLeft,
+    ) -> Result<Self> {
+        let names = (0..folded.functions.len() as u32).map(StringId);
+        let mut writer = LineWriter {
+            lines: Self::default(),
+            names: names
+                .map(|id| folded.functions.get(id).replace(';', ":"))
+                .collect(),
+            is_comparison,
+            memory_left,
+        };
         // The colours of a comparison depend on the largest change of a line.
         let change = |values: Comparison| values.value().unsigned_abs();
-        let max_change = stacks().map(|stack| change(stack.values)).max();
+        let drawn = folded.stacks.values().filter(|values| is_drawn(*values));
+        let max_change = drawn.map(change).max();
         let is_mergeable = |values: Comparison| !is_comparison || Some(change(values)) < max_change;
-        let mut lines = Self::default();
-        let mut pending: Option<(&[StringId], Comparison)> = None;
-        for (stack, depth) in stacks().zip(depths) {
-            let (values, depth) = (stack.values, *depth as usize);
-            if depth >= stack.functions.len() {
-                pending = lines.flush(pending, &names, is_comparison);
-                lines.push(stack.functions, false, values, &names, is_comparison);
+        // The cut line that was merged so far.
+        let (mut pending, mut pending_values) = (Vec::new(), None);
+        let mut depths = depths.iter();
+        let mut stacks = folded.stacks.cursor();
+        while let Some(stack) = stacks.next_stack() {
+            let values = stack.values;
+            if !is_drawn(values) {
                 continue;
             }
-            let functions = &stack.functions[..=depth];
-            if let Some((before, sum)) = pending
-                && before == functions
+            let depth = depths.next().map_or(usize::MAX, |depth| *depth as usize);
+            let functions = stack.functions.get(..=depth).unwrap_or(stack.functions);
+            let is_cut = depth < stack.functions.len();
+            if is_cut
+                && let Some(sum) = pending_values
+                && pending == functions
                 && is_mergeable(sum)
                 && is_mergeable(values)
             {
                 let mut merged = sum;
                 merged += values;
                 if is_mergeable(merged) {
-                    pending = Some((functions, merged));
+                    pending_values = Some(merged);
                     continue;
                 }
             }
-            lines.flush(pending, &names, is_comparison);
-            pending = Some((functions, values));
+            if let Some(sum) = pending_values.take() {
+                writer.push(&pending, true, sum)?;
+            }
+            if is_cut {
+                pending.clear();
+                pending.extend_from_slice(functions);
+                pending_values = Some(values);
+            } else {
+                writer.push(functions, false, values)?;
+            }
         }
-        lines.flush(pending, &names, is_comparison);
-        lines
+        if let Some(sum) = pending_values {
+            writer.push(&pending, true, sum)?;
+        }
+        Ok(writer.lines)
     }
 
     /// Lines such as `main;load 8`, in a comparison with the base's value first: `main;load 5 8`.
@@ -87,61 +120,54 @@ impl Lines {
             .zip(&self.ends)
             .map(|(start, end)| &self.text[start..*end])
     }
+}
 
-    /// Appends the line of `pending`, the stacks that were merged so far, unless it is `None`. Returns `None` always:
-    /// no stacks are pending then.
-    fn flush<'f>(
-        &mut self,
-        pending: Option<(&'f [StringId], Comparison)>,
-        names: &[String],
-        is_comparison: bool,
-    ) -> Option<(&'f [StringId], Comparison)> {
-        let (functions, values) = pending?;
-        self.push(functions, true, values, names, is_comparison);
-        None
-    }
+/// Writes lines within the memory budget.
+struct LineWriter {
+    lines: Lines,
+    /// By function: its name as a line has it.
+    names: Vec<String>,
+    is_comparison: bool,
+    memory_left: MemoryLeft,
+}
 
-    /// Appends a line with the names of `functions`, which `names` has by id, and the value; in a comparison, the
-    /// base's value is before it. With `is_cut`, an empty frame ends the stack.
-    fn push(
-        &mut self,
-        functions: &[StringId],
-        is_cut: bool,
-        values: Comparison,
-        names: &[String],
-        is_comparison: bool,
-    ) {
+impl LineWriter {
+    /// Appends a line with the names of `functions`, root first, and the value; in a comparison, the base's value is
+    /// before it. With `is_cut`, an empty frame ends the stack. Fails if the lines exceed the memory budget.
+    fn push(&mut self, functions: &[StringId], is_cut: bool, values: Comparison) -> Result<()> {
+        let Lines { text, ends } = &mut self.lines;
         for (index, function) in functions.iter().enumerate() {
             if index > 0 {
-                self.text.push(';');
+                text.push(';');
             }
-            self.text.push_str(&names[function.0 as usize]);
+            let name = &self.names[function.0 as usize];
+            self.memory_left
+                .charge(name.len() as u64 + BYTES_PER_FUNCTION)?;
+            text.push_str(name);
         }
         if is_cut {
-            self.text.push(';');
+            text.push(';');
         }
-        if is_comparison {
-            self.text.push_str(&format!(" {}", values.base));
+        if self.is_comparison {
+            text.push_str(&format!(" {}", values.base));
         }
-        self.text.push_str(&format!(" {}", values.new));
-        self.ends.push(self.text.len());
+        text.push_str(&format!(" {}", values.new));
+        ends.push(text.len());
+        Ok(())
     }
 }
 
-/// Number of functions of each stack that are drawn, from the root; the next one is too narrow. The stacks must be
-/// sorted by their functions, so that those of one box are neighbours.
-fn drawn_depths<'f, S: Iterator<Item = FoldedStack<'f>>>(stacks: impl Fn() -> S) -> Vec<u32> {
-    let values = stacks().map(|stack| stack.values.new);
-    let total = values.fold(0, i64::saturating_add);
+/// Number of functions of each drawn stack that are drawn, from the root; the next one is too narrow. The stacks are
+/// sorted by their functions, so those of one box are neighbours.
+fn drawn_depths(folded: &Folded<'_>) -> Vec<u32> {
+    let drawn = folded.stacks.values().filter(|values| is_drawn(*values));
+    let total = drawn.map(|values| values.new).fold(0, i64::saturating_add);
     let min_width = MIN_WIDTH_PERCENT / (100.0 / total as f64);
     let mut depths = Vec::new();
     // First stack of each box on the path to the last stack, and its width so far.
     let mut path: Vec<(usize, i64)> = Vec::new();
-    let mut before: &[StringId] = &[];
-    for stack in stacks().map(Some).chain([None]) {
-        let functions = stack.map_or(&[][..], |stack| stack.functions);
-        let same = functions.iter().zip(before);
-        let common = same.take_while(|(one, other)| one == other).count();
+    let mut before: Vec<StringId> = Vec::new();
+    let leave_boxes = |path: &mut Vec<(usize, i64)>, common: usize, depths: &mut Vec<u32>| {
         while path.len() > common
             && let Some((first, width)) = path.pop()
         {
@@ -152,13 +178,23 @@ fn drawn_depths<'f, S: Iterator<Item = FoldedStack<'f>>>(stacks: impl Fn() -> S)
                 *outer = outer.saturating_add(width);
             }
         }
-        path.resize(functions.len(), (depths.len(), 0));
-        if let (Some((_, width)), Some(stack)) = (path.last_mut(), stack) {
+    };
+    folded.stacks.for_each(|stack| {
+        if !is_drawn(stack.values) {
+            return;
+        }
+        let same = stack.functions.iter().zip(&before);
+        let common = same.take_while(|(one, other)| one == other).count();
+        leave_boxes(&mut path, common, &mut depths);
+        path.resize(stack.functions.len(), (depths.len(), 0));
+        if let Some((_, width)) = path.last_mut() {
             *width = width.saturating_add(stack.values.new);
         }
-        depths.push(functions.len() as u32);
-        before = functions;
-    }
+        depths.push(stack.functions.len() as u32);
+        before.truncate(common);
+        before.extend_from_slice(&stack.functions[common..]);
+    });
+    leave_boxes(&mut path, 0, &mut depths);
     depths
 }
 
@@ -170,7 +206,7 @@ mod tests {
     use super::*;
 
     /// Stacks of functions whose names start with each other, of which most are too narrow.
-    fn folded(base: i64) -> Folded {
+    fn folded(base: i64) -> Folded<'static> {
         const NAMES: [&str; 6] = ["a", "a b", "a.cold", "a1", "b", "a::<b>"];
         let mut seed = 7_u64;
         let mut random = |limit: usize| {
@@ -198,8 +234,9 @@ mod tests {
                 String::from_utf8(svg).unwrap()
             };
             let all = vec![u32::MAX; folded.stacks.len()];
-            let all = Lines::with_depths(&folded, is_comparison, &all);
-            let few = Lines::new(&folded, is_comparison);
+            let all = Lines::with_depths(&folded, is_comparison, &all, MemoryLeft::default());
+            let all = all.unwrap();
+            let few = Lines::new(&folded, is_comparison, MemoryLeft::default()).unwrap();
             assert!(few.ends.len() < all.ends.len());
             // A box may lie elsewhere by less than the width of those that are left out.
             let boxes = |svg: &str| {

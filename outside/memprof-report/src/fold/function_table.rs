@@ -1,0 +1,161 @@
+//! Functions of a fold: their names, code origins, and what the fold asks of them.
+
+use std::collections::HashMap;
+
+use super::Granularity;
+use crate::allocator_frames::is_allocator_function;
+use crate::closures::{OuterFrame, is_closure, mentions_closure, qualified_closure};
+use crate::code_origin::CodeOrigin;
+use crate::managed::Place;
+use crate::names::{Frame, Names, StringId, Strings};
+use crate::stacks::AddressId;
+
+/// Functions by id, in the order in which they were entered.
+#[derive(Debug, Default)]
+pub(super) struct FunctionTable {
+    pub(super) functions: Strings,
+    pub(super) origins: Vec<CodeOrigin>,
+    /// By function: whether it is the allocator's.
+    is_allocator: Vec<bool>,
+    /// By function: whether it is a closure whose name lacks the path.
+    is_closure: Vec<bool>,
+    pub(super) places: HashMap<StringId, Place>,
+    /// Numbers of the lists of functions that addresses stand for.
+    lists: HashMap<Vec<StringId>, u32>,
+}
+
+impl FunctionTable {
+    /// Returns whether a function is the allocator's.
+    pub(super) fn is_allocator(&self, function: StringId) -> bool {
+        self.is_allocator[function.0 as usize]
+    }
+
+    /// Returns whether a function is a closure whose name lacks the path.
+    pub(super) fn is_closure(&self, function: StringId) -> bool {
+        self.is_closure[function.0 as usize]
+    }
+
+    /// Returns the number of a list of functions, the same for equal lists.
+    pub(super) fn intern_list(&mut self, functions: Vec<StringId>) -> u32 {
+        let next = self.lists.len() as u32;
+        *self.lists.entry(functions).or_insert(next)
+    }
+
+    /// Returns, by function, its place in the order of the names.
+    pub(super) fn ranks(&self) -> Vec<u32> {
+        let mut ranks = vec![0; self.functions.len()];
+        for (rank, id) in (0..).zip(ids_by_name(&self.functions)) {
+            ranks[id.0 as usize] = rank;
+        }
+        ranks
+    }
+
+    /// Returns the id of a frame's function, or of its function and line with [`Granularity::Lines`] if the file is
+    /// known. The id's code origin is the highest of those with which this was called.
+    pub(super) fn intern_function(
+        &mut self,
+        frame: &Frame,
+        function: &str,
+        names: &Names,
+        granularity: Granularity,
+        origin: CodeOrigin,
+    ) -> StringId {
+        let id = match (granularity, frame.file) {
+            (Granularity::Lines, Some(file)) => {
+                let name = format!("{function} {}:{}", names.strings.get(file), frame.line);
+                self.functions.intern(&name)
+            }
+            _ => self.functions.intern(function),
+        };
+        let index = id.0 as usize;
+        if index == self.is_allocator.len() {
+            self.is_allocator
+                .push(is_allocator_function(names.strings.get(frame.function)));
+            self.is_closure
+                .push(frame.linkage.is_none() && is_closure(function));
+            self.origins.push(CodeOrigin::default());
+        }
+        // A function that is in several files, or in the base too, is the program's own if one of them is.
+        self.origins[index] = self.origins[index].max(origin);
+        id
+    }
+
+    /// Returns the id of a function of an interpreted program and its line: each line has a row of its own.
+    pub(super) fn intern_managed(
+        &mut self,
+        frame: &Frame,
+        language: StringId,
+        names: &Names,
+        origin: CodeOrigin,
+    ) -> StringId {
+        let function = names.strings.get(frame.function);
+        let file = frame.file.map(|file| names.strings.get(file));
+        let id = self.functions.intern(&match (file, frame.line) {
+            (None, _) => function.to_owned(),
+            (Some(file), 0) => format!("{function} {file}"),
+            (Some(file), line) => format!("{function} {file}:{line}"),
+        });
+        let index = id.0 as usize;
+        if index == self.origins.len() {
+            self.is_allocator.push(false);
+            self.is_closure.push(false);
+            self.origins.push(origin);
+        }
+        self.origins[index] = self.origins[index].max(origin);
+        self.places.entry(id).or_insert_with(|| Place {
+            language: names.strings.get(language).to_owned(),
+            file: file.map(str::to_owned),
+            line: frame.line,
+        });
+        id
+    }
+
+    /// Returns, by the id of each string, whether a function's name may contain the type of a closure.
+    pub(super) fn mentions_closure(&self, names: &Names) -> Vec<bool> {
+        names.strings.iter().map(mentions_closure).collect()
+    }
+
+    /// Replaces closures without a path among the `functions` of a stack, leaf first, by names with the path, where one
+    /// is found. Returns whether any was replaced. `addresses` are the frames of the stack. `mentions_closure` says by
+    /// string id whether a name may contain the type of a closure.
+    pub(super) fn qualify_closures(
+        &mut self,
+        functions: &mut [StringId],
+        addresses: &[AddressId],
+        names: &Names,
+        mentions_closure: &[bool],
+    ) -> bool {
+        let frames: Vec<&Frame> = addresses.iter().flat_map(|id| names.frames(*id)).collect();
+        let mut is_changed = false;
+        for (index, function) in functions.iter_mut().enumerate() {
+            let at = function.0 as usize;
+            if !self.is_closure[at] {
+                continue;
+            }
+            let outer = frames[index + 1..].iter().map(|frame| OuterFrame {
+                name: names.strings.get(frame.function),
+                is_same_file: frame.file == frames[index].file,
+                mentions_closure: mentions_closure[frame.function.0 as usize],
+            });
+            let Some(name) = qualified_closure(self.functions.get(*function), outer) else {
+                continue;
+            };
+            is_changed = true;
+            *function = self.functions.intern(&name);
+            let (is_allocator, origin) = (self.is_allocator[at], self.origins[at]);
+            if function.0 as usize == self.origins.len() {
+                self.is_allocator.push(is_allocator);
+                self.is_closure.push(false);
+                self.origins.push(origin);
+            }
+        }
+        is_changed
+    }
+}
+
+/// Ids of all strings, sorted by the strings.
+pub(super) fn ids_by_name(strings: &Strings) -> Vec<StringId> {
+    let mut ids: Vec<StringId> = (0..strings.len() as u32).map(StringId).collect();
+    ids.sort_unstable_by_key(|id| strings.get(*id));
+    ids
+}

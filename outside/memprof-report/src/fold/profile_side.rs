@@ -1,0 +1,270 @@
+//! The stacks of one profile as functions. An address stands for a list of functions, so a stack needs no list of its
+//! own.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use super::folded_stacks::TimedAmounts;
+use super::function_table::FunctionTable;
+use super::{Granularity, Selection};
+use crate::code_origin::{CodeOrigins, OriginRules};
+use crate::comparison::Comparison;
+use crate::confidence::Confidence;
+use crate::names::StringId;
+use crate::overloads::FunctionNames;
+use crate::profile::{Sample, SampleType};
+use crate::stacks::{AddressId, StackId};
+use crate::symbolized_profile::SymbolizedProfile;
+
+/// A profile in a fold: the profile itself, or its base.
+#[derive(Debug)]
+pub(super) struct ProfileSide<'p> {
+    named: &'p SymbolizedProfile,
+    sample_type: SampleType,
+    is_base: bool,
+    /// By address: end of its functions in `functions`, which start where those of the address before end.
+    ends: Vec<u32>,
+    /// Functions of the addresses, root first.
+    functions: Vec<StringId>,
+    /// By address: number of its list of functions. Equal lists have one number, also in the other profile.
+    lists: Vec<u32>,
+    /// By address: number of its innermost functions that are the allocator's.
+    allocator_counts: Vec<u32>,
+    /// Functions, root first, of the stacks that differ from those of their addresses.
+    own_lists: HashMap<StackId, Box<[StringId]>>,
+}
+
+impl<'p> ProfileSide<'p> {
+    /// Enters the functions of all addresses of a profile into `table`, and names closures by the stacks of the samples
+    /// that have a value.
+    pub(super) fn new(
+        named: &'p SymbolizedProfile,
+        is_base: bool,
+        selection: Selection<'_>,
+        origin_rules: &OriginRules,
+        table: &mut FunctionTable,
+    ) -> Self {
+        let origins = CodeOrigins::new(named, origin_rules);
+        let names = &named.names;
+        let mut function_names = FunctionNames::new(names, selection.overloads, origin_rules.flat);
+        let mut side = Self {
+            named,
+            sample_type: selection.sample_type,
+            is_base,
+            ends: Vec::new(),
+            functions: Vec::new(),
+            lists: Vec::new(),
+            allocator_counts: Vec::new(),
+            own_lists: HashMap::new(),
+        };
+        for id in (0..named.profile.stacks.addresses().len() as u32).map(AddressId) {
+            let frames = names.frames(id).iter().zip(origins.origins(id));
+            let functions = frames.map(|(frame, origin)| match names.language(id) {
+                Some(language) => table.intern_managed(frame, language, names, origin),
+                None => {
+                    let function = function_names.name(frame);
+                    table.intern_function(frame, &function, names, selection.granularity, origin)
+                }
+            });
+            let functions: Vec<StringId> = functions.collect();
+            side.add_address(functions, table);
+        }
+        if selection.granularity == Granularity::Functions {
+            side.qualify_closures(table);
+        }
+        side
+    }
+
+    /// Adds the next address, with its functions, innermost first.
+    fn add_address(&mut self, mut functions: Vec<StringId>, table: &mut FunctionTable) {
+        let allocators = functions.iter().take_while(|id| table.is_allocator(**id));
+        self.allocator_counts.push(allocators.count() as u32);
+        functions.reverse();
+        self.functions.extend_from_slice(&functions);
+        self.ends.push(self.functions.len() as u32);
+        self.lists.push(table.intern_list(functions));
+    }
+
+    /// Gives each stack in which a closure without a path can be named a list of its own.
+    fn qualify_closures(&mut self, table: &mut FunctionTable) {
+        if !self.functions.iter().any(|id| table.is_closure(*id)) {
+            return;
+        }
+        let names = &self.named.names;
+        let mentions_closure = table.mentions_closure(names);
+        let has_closure: Vec<bool> = (0..self.ends.len() as u32)
+            .map(|id| {
+                self.functions_of(AddressId(id))
+                    .iter()
+                    .any(|id| table.is_closure(*id))
+            })
+            .collect();
+        let mut is_seen = vec![false; self.named.profile.stacks.len()];
+        for index in self.samples_with_value() {
+            let stack = self.samples()[index].stack;
+            if std::mem::replace(&mut is_seen[stack.0 as usize], true) {
+                continue;
+            }
+            let addresses = self.named.program_frames(stack);
+            if !addresses.iter().any(|id| has_closure[id.0 as usize]) {
+                continue;
+            }
+            let of_addresses = addresses
+                .iter()
+                .flat_map(|id| self.functions_of(*id).iter().rev());
+            let mut functions: Vec<StringId> = of_addresses.copied().collect();
+            if table.qualify_closures(&mut functions, addresses, names, &mentions_closure) {
+                let leading = functions
+                    .iter()
+                    .take_while(|id| table.is_allocator(**id))
+                    .count();
+                functions.drain(..leading.min(functions.len().saturating_sub(1)));
+                functions.reverse();
+                self.own_lists.insert(stack, functions.into());
+            }
+        }
+    }
+
+    /// Number of all samples.
+    pub(super) fn sample_count(&self) -> usize {
+        self.samples().len()
+    }
+
+    /// Indexes of the samples with a value other than 0.
+    pub(super) fn samples_with_value(&self) -> impl Iterator<Item = usize> + Clone + use<'p> {
+        let sample_type = self.sample_type;
+        let samples = self.named.profile.samples.iter().enumerate();
+        samples
+            .filter_map(move |(index, sample)| (sample.values[sample_type] != 0).then_some(index))
+    }
+
+    /// Value of a sample, on the side of the profile or of the base.
+    pub(super) fn value(&self, sample: usize) -> Comparison {
+        let sample = &self.samples()[sample];
+        let mut values = Comparison {
+            confidence: Confidence::new(&self.named.profile, sample, self.sample_type),
+            ..Comparison::default()
+        };
+        let value = if self.is_base {
+            &mut values.base
+        } else {
+            &mut values.new
+        };
+        *value = sample.values[self.sample_type];
+        values
+    }
+
+    /// Memory in use of a sample with its allocation time; `None` if it has no time.
+    pub(super) fn timed_amounts(&self, sample: usize) -> Option<TimedAmounts> {
+        let sample = &self.samples()[sample];
+        let [_, _, objects, bytes] = sample.values.0;
+        Some((sample.alloc_time?, [bytes, objects]))
+    }
+
+    /// Appends the functions of a sample's stack, root first. Leaves out allocator functions that were inlined at the
+    /// leaf, unless there are no others: then the outermost one stays.
+    pub(super) fn append_functions(&self, sample: usize, functions: &mut Vec<StringId>) {
+        let stack = self.samples()[sample].stack;
+        if let Some(own) = self.own_lists.get(&stack) {
+            functions.extend_from_slice(own);
+            return;
+        }
+        let addresses = self.named.program_frames(stack);
+        functions.extend(self.functions_root_first(addresses, self.trimmed_count(addresses)));
+    }
+
+    /// Compares the stack of a sample with that of another sample, which may be in the other profile, by the ranks of
+    /// the functions, root first.
+    pub(super) fn compare_stacks(
+        &self,
+        sample: usize,
+        other: &Self,
+        other_sample: usize,
+        ranks: &[u32],
+    ) -> Ordering {
+        let (one_stack, other_stack) = (
+            self.samples()[sample].stack,
+            other.samples()[other_sample].stack,
+        );
+        let has_own_list =
+            self.own_lists.contains_key(&one_stack) || other.own_lists.contains_key(&other_stack);
+        if !has_own_list {
+            let (all_one, all_two) = (
+                self.named.program_frames(one_stack),
+                other.named.program_frames(other_stack),
+            );
+            let (mut one, mut two) = (all_one, all_two);
+            while let ([inner_one @ .., outer_one], [inner_two @ .., outer_two]) = (one, two)
+                && self.lists[outer_one.0 as usize] == other.lists[outer_two.0 as usize]
+            {
+                (one, two) = (inner_one, inner_two);
+            }
+            if one.is_empty() && two.is_empty() {
+                return Ordering::Equal;
+            }
+            let (trimmed, other_trimmed) =
+                (self.trimmed_count(all_one), other.trimmed_count(all_two));
+            // Otherwise functions that are left out may be among those that were skipped.
+            if trimmed <= self.function_count(one) && other_trimmed <= other.function_count(two) {
+                let rank = |id: StringId| ranks[id.0 as usize];
+                let one = self.functions_root_first(one, trimmed).map(rank);
+                return one.cmp(other.functions_root_first(two, other_trimmed).map(rank));
+            }
+        }
+        let by_rank = |side: &Self, sample| {
+            let mut functions = Vec::new();
+            side.append_functions(sample, &mut functions);
+            functions.into_iter().map(|id| ranks[id.0 as usize])
+        };
+        by_rank(self, sample).cmp(by_rank(other, other_sample))
+    }
+
+    /// Samples of the profile.
+    fn samples(&self) -> &'p [Sample] {
+        &self.named.profile.samples
+    }
+
+    /// Functions of an address, root first.
+    fn functions_of(&self, address: AddressId) -> &[StringId] {
+        let index = address.0 as usize;
+        let start = match index {
+            0 => 0,
+            _ => self.ends[index - 1],
+        };
+        &self.functions[start as usize..self.ends[index] as usize]
+    }
+
+    /// Functions of addresses, which come leaf first, from the root on, without the last `trimmed`.
+    fn functions_root_first(
+        &self,
+        addresses: &[AddressId],
+        trimmed: usize,
+    ) -> impl Iterator<Item = StringId> {
+        let functions = addresses.iter().rev().flat_map(|id| self.functions_of(*id));
+        functions
+            .copied()
+            .take(self.function_count(addresses) - trimmed)
+    }
+
+    /// Number of functions of addresses.
+    fn function_count(&self, addresses: &[AddressId]) -> usize {
+        addresses
+            .iter()
+            .map(|id| self.functions_of(*id).len())
+            .sum()
+    }
+
+    /// Number of functions at the leaf that are left out: the allocator's, but not the outermost function. `addresses`
+    /// come leaf first.
+    fn trimmed_count(&self, addresses: &[AddressId]) -> usize {
+        let mut trimmed = 0;
+        for address in addresses {
+            let count = self.allocator_counts[address.0 as usize] as usize;
+            trimmed += count;
+            if count < self.functions_of(*address).len() {
+                return trimmed;
+            }
+        }
+        trimmed.saturating_sub(1)
+    }
+}

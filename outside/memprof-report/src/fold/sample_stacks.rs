@@ -1,0 +1,281 @@
+//! The samples of a profile and of its base in the order of their function names, so that those of one folded stack are
+//! neighbours. Four bytes each.
+
+use std::cmp::Ordering;
+
+use super::folded_stacks::TimedAmounts;
+use super::profile_side::ProfileSide;
+use crate::comparison::Comparison;
+use crate::names::StringId;
+
+/// Samples with a value other than 0, sorted.
+#[derive(Debug)]
+pub(super) struct SampleStacks<'p> {
+    profile: ProfileSide<'p>,
+    base: Option<ProfileSide<'p>>,
+    order: Vec<SampleEntry>,
+    stack_count: usize,
+}
+
+/// Number of a sample; those of the base follow those of the profile. The highest bit says that the sample has the
+/// stack of the one before it, which leaves room for 2^31 samples: [`Limits`](crate::Limits) has 50 million a profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct SampleEntry(u32);
+
+const SAME_STACK: u32 = 1 << 31;
+
+impl SampleEntry {
+    /// Number of the sample.
+    fn number(self) -> usize {
+        (self.0 & !SAME_STACK) as usize
+    }
+
+    /// Whether the sample has the stack of the one before it.
+    fn continues_stack(self) -> bool {
+        self.0 & SAME_STACK != 0
+    }
+}
+
+impl<'p> SampleStacks<'p> {
+    /// Sorts the samples with a value. `ranks` has the place of each function's name in their order.
+    pub(super) fn new(
+        profile: ProfileSide<'p>,
+        base: Option<ProfileSide<'p>>,
+        ranks: &[u32],
+    ) -> Self {
+        let mut stacks = Self {
+            profile,
+            base,
+            order: Vec::new(),
+            stack_count: 0,
+        };
+        let first_of_base = stacks.profile.sample_count();
+        let entry = |number: usize| SampleEntry(number as u32);
+        let of_profile = stacks.profile.samples_with_value().map(entry);
+        let of_base = stacks.base.iter().flat_map(ProfileSide::samples_with_value);
+        let of_base = of_base.map(|number| entry(first_of_base + number));
+        let count = of_profile.clone().count() + of_base.clone().count();
+        let mut order = Vec::with_capacity(count);
+        order.extend(of_profile.chain(of_base));
+        // Equal stacks in the order of their samples, so that sums of floating-point numbers do not depend on chance.
+        let by_stack = |one: &SampleEntry, other: &SampleEntry| {
+            stacks.compare(*one, *other, ranks).then(one.cmp(other))
+        };
+        order.sort_unstable_by(by_stack);
+        for index in (1..order.len()).rev() {
+            if stacks.compare(order[index - 1], order[index], ranks) == Ordering::Equal {
+                order[index].0 |= SAME_STACK;
+            }
+        }
+        let starts = order.iter().filter(|entry| !entry.continues_stack());
+        stacks.stack_count = starts.count();
+        stacks.order = order;
+        stacks
+    }
+
+    /// Number of different stacks.
+    pub(super) fn stack_count(&self) -> usize {
+        self.stack_count
+    }
+
+    /// Reads the stack that starts at the entry `next`, and moves `next` behind it. Appends its functions, root first,
+    /// and its allocation times, and returns its values. `None` at the end.
+    pub(super) fn read_stack(
+        &self,
+        next: &mut usize,
+        functions: &mut Vec<StringId>,
+        alloc_times: &mut Vec<TimedAmounts>,
+    ) -> Option<Comparison> {
+        let first = *self.order.get(*next)?;
+        let (side, index) = self.locate(first);
+        side.append_functions(index, functions);
+        let mut values = Comparison::default();
+        let mut add = |entry| {
+            let (side, index) = self.locate(entry);
+            values += side.value(index);
+            alloc_times.extend(side.timed_amounts(index));
+        };
+        add(first);
+        *next += 1;
+        while let Some(entry) = self
+            .order
+            .get(*next)
+            .filter(|entry| entry.continues_stack())
+        {
+            add(*entry);
+            *next += 1;
+        }
+        // Equal values mean the same samples, so chance has no part in their difference.
+        if self.base.is_some() && values.new == values.base {
+            values.confidence.variance = 0.0;
+        }
+        Some(values)
+    }
+
+    /// Returns the profile or the base with the sample's index in it.
+    fn locate(&self, entry: SampleEntry) -> (&ProfileSide<'p>, usize) {
+        let number = entry.number();
+        match (number.checked_sub(self.profile.sample_count()), &self.base) {
+            (Some(index), Some(base)) => (base, index),
+            _ => (&self.profile, number),
+        }
+    }
+
+    /// Compares the stacks of two samples by the ranks of their functions, root first.
+    fn compare(&self, one: SampleEntry, other: SampleEntry, ranks: &[u32]) -> Ordering {
+        let (one_side, one) = self.locate(one);
+        let (other_side, other) = self.locate(other);
+        one_side.compare_stacks(one, other_side, other, ranks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::{Folded, Granularity};
+    use crate::allocator_frames::{allocator_depths, is_allocator_function};
+    use crate::code_origin::OriginRules;
+    use crate::names::{Frame, Names};
+    use crate::profile::{Address, Profile, Sample, SampleType, SampleValues};
+    use crate::stacks::AddressId;
+    use crate::symbolized_profile::SymbolizedProfile;
+
+    /// Functions of which one name begins with another, the allocator's, and closures that the type in a caller's name
+    /// completes.
+    const FUNCTIONS: [&str; 9] = [
+        "a",
+        "a b",
+        "b",
+        "malloc",
+        "je_malloc",
+        "shop::{closure#0}",
+        "map<shop::load::{closure_env#0}>",
+        "map<shop::keep::{closure_env#0}>",
+        "c",
+    ];
+
+    /// Returns a profile of random stacks, whose addresses have up to three functions each.
+    fn random_profile(seed: u64, addresses: usize, samples: usize) -> SymbolizedProfile {
+        let mut state = seed;
+        let mut random = |limit: usize| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            (state >> 33) as usize % limit
+        };
+        let (mut profile, mut names) = (Profile::default(), Names::default());
+        for index in 0..addresses {
+            let id = profile
+                .stacks
+                .intern_address(Address(0x1000 + index as u64));
+            let frame = |function: &str, names: &mut Names| Frame {
+                function: names.strings.intern(function),
+                linkage: None,
+                file: None,
+                line: 0,
+                named: true,
+            };
+            let frames: Vec<_> = (0..1 + random(3))
+                .map(|_| frame(FUNCTIONS[random(FUNCTIONS.len())], &mut names))
+                .collect();
+            names.set_frames(id, &frames);
+        }
+        for _ in 0..samples {
+            for _ in 0..1 + random(5) {
+                profile
+                    .stacks
+                    .push_frame(AddressId(random(addresses) as u32));
+            }
+            let stack = profile.stacks.finish_stack();
+            let values = SampleValues([0, 0, 1, random(4) as i64]);
+            profile.samples.push(Sample::new(stack, values));
+        }
+        let depths = allocator_depths(&profile, &names);
+        SymbolizedProfile {
+            profile,
+            names,
+            depths,
+        }
+    }
+
+    /// Adds the values of the stacks by their names, without the completion of closures.
+    fn add_stacks(
+        named: &SymbolizedProfile,
+        side: usize,
+        sums: &mut BTreeMap<Vec<String>, [i64; 2]>,
+    ) {
+        let inuse_space = SampleType::InuseSpace;
+        let samples = named.profile.samples.iter();
+        for sample in samples.filter(|sample| sample.values[inuse_space] != 0) {
+            let addresses = named.program_frames(sample.stack).iter();
+            let frames = addresses.flat_map(|id| named.names.frames(*id));
+            let functions = frames.map(|frame| named.names.strings.get(frame.function).to_owned());
+            let mut functions: Vec<String> = functions.collect();
+            let leading = functions
+                .iter()
+                .take_while(|name| is_allocator_function(name));
+            let trimmed = leading.count().min(functions.len() - 1);
+            functions.drain(..trimmed);
+            functions.reverse();
+            sums.entry(functions).or_default()[side] += sample.values[inuse_space];
+        }
+    }
+
+    /// Returns the folded stacks by their names, in their order. With `with_closures`, as they are; otherwise with the
+    /// closures' short names.
+    fn fold(
+        profile: &SymbolizedProfile,
+        base: Option<&SymbolizedProfile>,
+        with_closures: bool,
+    ) -> Vec<(Vec<String>, [i64; 2])> {
+        let rules = OriginRules::default();
+        let by = Granularity::Functions;
+        let folded = Folded::new(profile, base, SampleType::InuseSpace, by, &rules);
+        let mut stacks = Vec::new();
+        folded.stacks.for_each(|stack| {
+            let names = stack.functions.iter().map(|id| folded.functions.get(*id));
+            let short = |name: &str| match name.contains("::{closure#0}") && !with_closures {
+                true => FUNCTIONS[5].to_owned(),
+                false => name.to_owned(),
+            };
+            let sums = [stack.values.new, stack.values.base];
+            stacks.push((names.map(short).collect(), sums));
+        });
+        assert_eq!(stacks.len(), folded.stacks.len());
+        stacks
+    }
+
+    #[test]
+    fn stacks_are_merged_and_sorted_by_their_names() {
+        for seed in 0..40 {
+            let profile = random_profile(seed, 1 + seed as usize, 300);
+            let base = random_profile(seed + 99, 2 + seed as usize, 200);
+            for base in [None, Some(&base)] {
+                let mut expected = BTreeMap::new();
+                add_stacks(&profile, 0, &mut expected);
+                base.inspect(|base| add_stacks(base, 1, &mut expected));
+                let mut sums: BTreeMap<_, [i64; 2]> = BTreeMap::new();
+                for (stack, [new, base]) in fold(&profile, base, false) {
+                    let sum = sums.entry(stack).or_default();
+                    *sum = [sum[0] + new, sum[1] + base];
+                }
+                assert!(sums == expected, "{seed}");
+                let stacks = fold(&profile, base, true);
+                assert!(stacks.is_sorted_by(|one, other| one.0 < other.0), "{seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn closure_is_completed_by_the_caller_in_its_stack() {
+        let profile = random_profile(7, 30, 2000);
+        let stacks = fold(&profile, None, true);
+        for name in [
+            "shop::load::{closure#0}",
+            "shop::keep::{closure#0}",
+            FUNCTIONS[5],
+        ] {
+            let has_name = |(stack, _): &(Vec<String>, _)| stack.iter().any(|each| each == name);
+            assert!(stacks.iter().any(has_name), "{name}");
+        }
+    }
+}
