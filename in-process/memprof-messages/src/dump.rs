@@ -41,6 +41,10 @@ pub struct Dump {
     /// Samples of memprof's sampler whose stacks lack their outermost frames, largest counts first.
     #[serde(default)]
     pub early_ends: Vec<EarlyEnds>,
+    /// Longest time in milliseconds for which threads that allocated may have waited for the allocator, which holds locks
+    /// of its profiler while it writes. Absent with memprof's sampler, which lets them go on.
+    #[serde(default)]
+    pub stall_ms: Option<u64>,
 }
 
 /// Samples whose stacks end early for one reason in one object, including samples freed since.

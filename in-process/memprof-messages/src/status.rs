@@ -119,6 +119,11 @@ pub struct AllocatorStatus {
     pub sampled: Option<SamplerStatus>,
     /// Mean bytes between samples, if it can be profiled.
     pub sample_interval: Option<u64>,
+    /// Longest time in milliseconds for which threads that allocated may have waited during the last dump. The next one
+    /// takes as long unless the number of stacks changes. Absent before the first dump, and with memprof's sampler, which
+    /// lets them go on.
+    #[serde(default)]
+    pub dump_stall_ms: Option<u64>,
     /// Messages that it supports.
     pub can: Vec<String>,
     /// Reason why it cannot be profiled.

@@ -113,7 +113,7 @@ fn status() -> Value {
             "patched": 7, "foreign": 1, "refused": 0, "unseen_objects": 2, "other_mallocs": 0,
         },
         "samples": 12, "live_samples": 4, "lost": 0, "unseen_frees": 0, "table_bytes": 4096,
-        "sample_interval": 524_288, "can": ["dump"], "reason": "r", "remedy": "m",
+        "sample_interval": 524_288, "dump_stall_ms": 756, "can": ["dump"], "reason": "r", "remedy": "m",
         "config_prof": true, "opt_prof": false, "prof_thread_active_init": true, "lg_sample": 19,
     });
     json!({
@@ -156,7 +156,7 @@ fn dump_report() -> Value {
         "sample_interval": 3, "estimated_inuse_bytes": 4, "allocator": "jemalloc 5.3.0",
         "metadata_bytes": 5, "unseen_frees": { "samples": 6, "bytes": 7 },
         "unseen_allocation_bytes": 8,
-        "early_ends": [{ "reason": "unknown-code", "object": "/o", "samples": 9 }],
+        "early_ends": [{ "reason": "unknown-code", "object": "/o", "samples": 9 }], "stall_ms": 10,
     });
     let mut report = dump.clone();
     merge(

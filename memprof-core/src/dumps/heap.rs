@@ -2,7 +2,7 @@
 //! of profiles, see `memprof-report`.
 
 use std::io::{self, BufRead};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use memprof_messages::{EarlyEnds, UnseenFrees};
 
@@ -23,6 +23,9 @@ pub(crate) struct ProfileSummary {
     pub has_mappings: bool,
     /// Counts of memprof's sampler. `None` if the allocator's sampler took the samples.
     pub own_sampler: Option<SamplerSummary>,
+    /// Longest time for which the allocator may have held locks that its samples need. `None` if memprof's sampler took
+    /// the samples: writing them locks nothing.
+    pub stall: Option<Duration>,
 }
 
 /// The samples of memprof's sampler.
@@ -175,6 +178,7 @@ mod tests {
             profile_len: PROFILE.len() as u64,
             has_mappings: true,
             own_sampler: None,
+            stall: None,
         };
         let check = |text: &str, has_mappings| {
             let expected = ProfileSummary {

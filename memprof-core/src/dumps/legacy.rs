@@ -132,6 +132,7 @@ mod tests {
                     profile_len: text.len() as u64,
                     has_mappings,
                     own_sampler: None,
+                    stall: None,
                 };
                 let whole = format!("{text}{tail}");
                 assert_eq!(

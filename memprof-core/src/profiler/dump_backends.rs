@@ -94,6 +94,7 @@ impl Profiler {
                     );
                     warnings.splice(0..0, dumps.iter().flat_map(unseen_call_warnings));
                     warnings.extend(dumps.iter().filter_map(early_end_warning));
+                    warnings.extend(round.backends.iter().filter_map(|each| stall_warning(each)));
                     let sets = labels::label_set_stats().filter(|_| !labels.is_empty());
                     warnings.extend(sets.and_then(label_set_warning));
                     warnings
@@ -315,6 +316,26 @@ fn early_end_warning(dump: &Dump) -> Option<String> {
     Some(format!(
         "the stacks of {samples} samples end early, so callers are missing; mostly{place}: {}{remedy}",
         most.reason
+    ))
+}
+
+/// Stall of a dump that the operator should know of: a server's clients notice it.
+const NOTABLE_STALL: Duration = Duration::from_millis(50);
+
+/// Warning that the last dump stalled the program's threads, with the way to sample without that if there is one. `None`
+/// for a short stall, and with memprof's sampler.
+fn stall_warning(backend: &Backend) -> Option<String> {
+    let stall = backend
+        .dump_stall()
+        .filter(|stall| *stall >= NOTABLE_STALL)?;
+    let remedy = match backend.supports_own_sampler() {
+        true => "; `activate sampler=memprof` samples without that",
+        false => "",
+    };
+    Some(format!(
+        "threads that allocated may have waited up to {} ms, because {} holds locks of its profiler during a dump{remedy}",
+        stall.as_millis(),
+        backend.identity()
     ))
 }
 

@@ -24,6 +24,7 @@ pub(crate) fn allocator_status(backend: &Backend) -> AllocatorStatus {
         owns_malloc: identity.owns_malloc,
         prof_active: backend.is_active(),
         sample_interval: backend.sample_interval(),
+        dump_stall_ms: backend.dump_stall().map(|stall| stall.as_millis() as u64),
         can: supported_messages(backend),
         reason: unavailable.as_ref().map(|error| error.to_string()),
         remedy: unavailable.map(|error| error.remedy),

@@ -91,6 +91,7 @@ pub(crate) fn take_and_store_dump(
         early_ends: own_sampler
             .map(|sampler| sampler.early_ends.clone())
             .unwrap_or_default(),
+        stall_ms: summary.stall.map(|stall| stall.as_millis() as u64),
     })
 }
 
@@ -374,6 +375,7 @@ mod tests {
         assert!(tail.starts_with(checksum::CHECKSUM_ANNOUNCEMENT), "{tail}");
         assert!(tail.contains("\n# checksum: crc32 "), "{tail}");
         assert_eq!((dump.stacks, dump.sample_interval), (1, 512));
+        assert!(dump.stall_ms.is_some());
         assert_eq!(dump.bytes, text.len() as u64);
         assert_eq!(store.list().unwrap()[0].id, dump.id);
     }

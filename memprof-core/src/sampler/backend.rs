@@ -1,5 +1,8 @@
 //! One allocator as messages see it, sampled by its own profiler or by memprof's sampler.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
 use memprof_messages::{ProfileKind, SamplerStatus};
 
 use super::SamplerSelection;
@@ -22,6 +25,8 @@ pub(crate) struct Backend {
     own_sampler: Option<OwnSampler>,
     /// Sample interval from the configuration.
     interval: Option<SampleInterval>,
+    /// Stall of the allocator's last profile, in nanoseconds; 0 before the first one.
+    last_stall_nanos: AtomicU64,
 }
 
 impl Backend {
@@ -32,6 +37,7 @@ impl Backend {
             own_sampler: OwnSampler::for_allocator(&allocator, interval),
             allocator,
             interval,
+            last_stall_nanos: AtomicU64::new(0),
         }
     }
 
@@ -237,7 +243,27 @@ impl Backend {
             (ProfileKind::Pinned, Some(own_sampler)) => {
                 own_sampler.write_pinned(&self.allocator, scratch)
             }
-            (_, _) => self.allocator.write_profile(kind, scratch),
+            (_, _) => {
+                let summary = self.allocator.write_profile(kind, scratch)?;
+                if let Some(stall) = summary.stall {
+                    let nanos = u64::try_from(stall.as_nanos()).unwrap_or(u64::MAX);
+                    self.last_stall_nanos.store(nanos, Ordering::Relaxed);
+                }
+                Ok(summary)
+            }
+        }
+    }
+
+    /// Longest time for which threads that allocated may have waited during the last profile; the next one takes as
+    /// long unless the number of stacks changes. `None` before the first profile, and while memprof's sampler is
+    /// selected, which lets them go on.
+    pub(crate) fn dump_stall(&self) -> Option<Duration> {
+        if self.selected_sampler().is_some() {
+            return None;
+        }
+        match self.last_stall_nanos.load(Ordering::Relaxed) {
+            0 => None,
+            nanos => Some(Duration::from_nanos(nanos)),
         }
     }
 }

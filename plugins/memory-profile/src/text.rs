@@ -110,6 +110,15 @@ fn profiling_text(status: &ProfilerStatus) -> String {
             );
         }
     }
+    let stalls = status
+        .allocators
+        .iter()
+        .filter_map(|each| each.dump_stall_ms);
+    if let Some(stall) = stalls.max().filter(|stall| *stall > 0) {
+        text += &format!(
+            ", a dump stalls threads that allocate for up to {stall} ms (as the last one)"
+        );
+    }
     append_unique(text, status.reason.iter().chain(&status.remedy))
 }
 

@@ -1,6 +1,7 @@
 //! Writes jemalloc's heap profile, and reports the true cause of a failure.
 
 use std::io::{self, BufReader};
+use std::time::Instant;
 
 use memprof_own::StdioGuard;
 
@@ -21,11 +22,16 @@ impl Jemalloc {
         let _guard = StdioGuard::acquire()
             .map_err(|errno| Error::io("open a descriptor for the dump", &errno.into()))?;
         let path = scratch.path()?;
+        let start = Instant::now();
         let dumped = self.mallctl.write_path(c"prof.dump", &path);
+        let stall = start.elapsed();
         dumped.map_err(|errno| {
             write_error(scratch).unwrap_or_else(|| Error::mallctl("prof.dump", errno))
         })?;
-        check_profile(scratch)
+        Ok(ProfileSummary {
+            stall: Some(stall),
+            ..check_profile(scratch)?
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, c_void};
 use std::io::{self, Write};
+use std::time::Instant;
 
 use super::cxx_string::{CxxString, OperatorDelete};
 use crate::allocators::symbols::{ObjectSymbols, as_function};
@@ -104,7 +105,9 @@ impl ProfileFunctions {
         // Checked first, because running out of memory would throw a C++ exception (`std::bad_alloc`), which would end
         // the process.
         require_allocatable(max_string_bytes(kind, heap, interval))?;
+        let start = Instant::now();
         let text = self.fetch_text(kind, allocator)?;
+        let stall = start.elapsed();
         let damaged = || Error::allocator(format!("{allocator} damaged the string of its profile"));
         let text = text.bytes().ok_or_else(damaged)?;
         if text.is_empty() {
@@ -113,7 +116,10 @@ impl ProfileFunctions {
             )));
         }
         let invalid = |error: io::Error| Error::allocator(format!("{allocator}: {error}"));
-        let summary = legacy::summarize(text, interval).map_err(invalid)?;
+        let summary = ProfileSummary {
+            stall: Some(stall),
+            ..legacy::summarize(text, interval).map_err(invalid)?
+        };
         let profile = &text[..summary.profile_len as usize];
         write_text(profile, summary, scratch).map_err(|error| Error::io("write the dump", &error))
     }
