@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 
 use memchr::memmem::find;
 use memprof_ptrace::mapped_file::{MountKey, Mounts};
-use memprof_ptrace::maps::{Mapping, mappings};
+use memprof_ptrace::maps::mappings;
 use object::elf::{FileHeader64, SHT_SYMTAB};
 use object::read::elf::{FileHeader, SectionHeader};
 use object::{Endianness, ReadCache, ReadRef};
@@ -135,17 +135,17 @@ impl ProgramKinds {
         if maps.is_empty() {
             return ProgramKind::default();
         }
-        let mut kind = mapped_kind(maps);
+        let files = MappedFiles::new(maps);
+        let mut kind = files.kind();
         if kind.language.is_none() || kind.allocators.is_empty() {
             let program = self.kind_of_program(pid);
             kind.language = kind.language.or(program.language);
             kind.allocators.extend(&program.allocators);
         }
-        if kind.language.is_none() && has_file(maps, "libstdc++.so") {
+        if kind.language.is_none() && files.contain("libstdc++.so") {
             kind.language = Some("C++");
         }
-        if kind.allocators.is_empty() && (has_file(maps, "libc.so.6") || has_file(maps, "libc-2."))
-        {
+        if kind.allocators.is_empty() && (files.contain("libc.so.6") || files.contain("libc-2.")) {
             kind.allocators.push("glibc");
         }
         kind.allocators.dedup();
@@ -182,15 +182,48 @@ fn open_program(pid: u32) -> Option<File> {
     }
 }
 
-/// Returns the kind that the names of mapped code show.
-fn mapped_kind(maps: &[u8]) -> ProgramKind {
-    let code: Vec<_> = mappings(maps).filter(Mapping::is_executable).collect();
-    let is_mapped = |start: &str| code.iter().any(|file| is_named(file.file_name(), start));
-    let language = LANGUAGE_FILES.iter().find(|(start, _)| is_mapped(start));
-    let allocators = ALLOCATOR_FILES.iter().filter(|(start, _)| is_mapped(start));
-    ProgramKind {
-        language: language.map(|(_, language)| *language),
-        allocators: allocators.map(|(_, name)| *name).collect(),
+/// Names of what a process maps.
+struct MappedFiles<'m> {
+    /// Of all mappings; equal neighbours once.
+    names: Vec<&'m [u8]>,
+    /// Of those that are mapped as code.
+    code: Vec<&'m [u8]>,
+}
+
+impl<'m> MappedFiles<'m> {
+    /// Reads the names from the text of a process's maps.
+    fn new(maps: &'m [u8]) -> Self {
+        let mut files = Self {
+            names: Vec::new(),
+            code: Vec::new(),
+        };
+        for mapping in mappings(maps) {
+            let name = mapping.file_name();
+            if files.names.last() != Some(&name) {
+                files.names.push(name);
+            }
+            if mapping.is_executable() {
+                files.code.push(name);
+            }
+        }
+        files
+    }
+
+    /// Returns the kind that the names of mapped code show.
+    fn kind(&self) -> ProgramKind {
+        let is_mapped = |start: &str| self.code.iter().any(|name| is_named(name, start));
+        let language = LANGUAGE_FILES.iter().find(|(start, _)| is_mapped(start));
+        let allocators = ALLOCATOR_FILES.iter().filter(|(start, _)| is_mapped(start));
+        ProgramKind {
+            language: language.map(|(_, language)| *language),
+            allocators: allocators.map(|(_, name)| *name).collect(),
+        }
+    }
+
+    /// Returns whether a file is mapped whose name begins with `start`.
+    fn contain(&self, start: &str) -> bool {
+        let start = start.as_bytes();
+        self.names.iter().any(|name| name.starts_with(start))
     }
 }
 
@@ -208,11 +241,6 @@ fn is_named(name: &[u8], start: &str) -> bool {
             || rest.starts_with(b"-fpm")
             || rest == b"js"
     })
-}
-
-/// Returns whether a file is mapped whose name begins with `start`.
-fn has_file(maps: &[u8], start: &str) -> bool {
-    mappings(maps).any(|mapping| mapping.file_name().starts_with(start.as_bytes()))
 }
 
 /// Returns the kind that a program's sections and symbols show; an empty one if they cannot be parsed.
@@ -328,7 +356,7 @@ mod tests {
     fn runtimes_and_allocators_are_named_by_their_files() {
         let check = |path: &str, language: Option<&str>, allocators: &[&str]| {
             let maps = format!("7f0000-7f2000 r-xp 00000000 fe:01 7 {path}\n");
-            let kind = mapped_kind(maps.as_bytes());
+            let kind = MappedFiles::new(maps.as_bytes()).kind();
             assert_eq!(
                 (kind.language, &*kind.allocators),
                 (language, allocators),

@@ -20,14 +20,14 @@ pub struct Mapping<'a> {
     pub path: &'a [u8],
 }
 
-impl Mapping<'_> {
+impl<'m> Mapping<'m> {
     /// Returns whether the mapping may be executed.
     pub fn is_executable(&self) -> bool {
         self.access[2] == b'x'
     }
 
     /// Returns the last component of the path, without the suffix of a removed file.
-    pub fn file_name(&self) -> &[u8] {
+    pub fn file_name(&self) -> &'m [u8] {
         let path = self.path.strip_suffix(b" (deleted)").unwrap_or(self.path);
         let start = path.iter().rposition(|byte| *byte == b'/');
         start.map_or(path, |slash| &path[slash + 1..])
@@ -42,27 +42,34 @@ pub fn mappings(maps: &[u8]) -> impl Iterator<Item = Mapping<'_>> {
 /// Parses a line; `None` if it is malformed. Example: `7f2a4c000000-7f2a4c021000 r--p 00000000 08:01 1234
 /// /usr/lib/libc.so.6`
 fn parse_line(line: &[u8]) -> Option<Mapping<'_>> {
-    let mut columns = line.splitn(6, |byte| *byte == b' ');
-    let mut next = || columns.next();
-    let (start, end) = str::from_utf8(next()?).ok()?.split_once('-')?;
-    let range = parse_hex(start)?..parse_hex(end)?;
-    let access = next()?.try_into().ok()?;
-    let offset = parse_hex(str::from_utf8(next()?).ok()?)?;
-    let device = next()?;
-    let inode = str::from_utf8(next()?).ok()?.parse().ok()?;
+    let mut rest = line;
+    let mut next = |separator: u8| {
+        let end = rest.iter().position(|byte| *byte == separator);
+        let column = &rest[..end.unwrap_or(rest.len())];
+        rest = end.map_or(&[], |end| &rest[end + 1..]);
+        column
+    };
+    let start = parse_number(next(b'-'), 16)?;
     Some(Mapping {
-        range,
-        access,
-        offset,
-        device,
-        inode,
-        path: next().unwrap_or_default().trim_ascii_start(),
+        range: start..parse_number(next(b' '), 16)?,
+        access: next(b' ').try_into().ok()?,
+        offset: parse_number(next(b' '), 16)?,
+        device: next(b' '),
+        inode: parse_number(next(b' '), 10)?,
+        path: rest.trim_ascii_start(),
     })
 }
 
-/// Parses hexadecimal digits without a prefix; `None` if malformed.
-fn parse_hex(digits: &str) -> Option<u64> {
-    u64::from_str_radix(digits, 16).ok()
+/// Parses digits without a prefix; `None` if there are none, or another byte, or if the number passes 64 bits.
+fn parse_number(digits: &[u8], radix: u32) -> Option<u64> {
+    let add_digit = |number: u64, digit: &u8| {
+        let digit = char::from(*digit).to_digit(radix)?;
+        number
+            .checked_mul(u64::from(radix))?
+            .checked_add(u64::from(digit))
+    };
+    let number = digits.iter().try_fold(0, add_digit)?;
+    (!digits.is_empty()).then_some(number)
 }
 
 #[cfg(test)]

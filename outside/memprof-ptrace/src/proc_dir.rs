@@ -16,6 +16,9 @@ use crate::refusal::Refusal;
 /// Most bytes of a command line that are read: a process may have arguments of megabytes.
 const MAX_COMMAND_BYTES: u64 = 4 << 10;
 
+/// Room for a file of /proc before its first read. The files have no size, for which `fs::read` begins with 32 bytes.
+const FIRST_READ: usize = 8 << 10;
+
 /// The path /proc/PID, or /proc/self.
 #[derive(Clone, Debug)]
 pub(crate) struct ProcDir {
@@ -74,7 +77,14 @@ impl ProcDir {
     /// `NoSuchProcess`: the process has ended, or there is no such file; `Unreadable`: it cannot be read for
     /// another reason.
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, Refusal> {
-        let read = || fs::read(self.path.join(name)).map_err(|error| self.read_error(name, &error));
+        let read = || {
+            let mut text = Vec::with_capacity(FIRST_READ);
+            let file = File::open(self.path.join(name));
+            // Unlike `File`, `Take` does not ask for the size.
+            let read = file.and_then(|file| file.take(u64::MAX).read_to_end(&mut text));
+            read.map_err(|error| self.read_error(name, &error))?;
+            Ok(text)
+        };
         let Some(known) = &self.known else {
             return read();
         };
