@@ -46,6 +46,15 @@ pub fn demangle(symbol: &str) -> Cow<'_, str> {
     demangle_plain(plain, &options).map_or(Cow::Borrowed(plain), Cow::Owned)
 }
 
+/// Like [`demangle`], for a symbol of a language in whose names dots separate packages from functions: there `main.cold`
+/// is no part of `main`.
+pub(crate) fn demangle_dotted(symbol: &str) -> Cow<'_, str> {
+    match Language::from_symbol(symbol) {
+        Some(_) => demangle(symbol),
+        None => Cow::Borrowed(without_version(symbol)),
+    }
+}
+
 /// Like [`demangle`], but with the parameters of C++ functions, which distinguish overloads: `shop::open(int)`.
 pub(crate) fn demangle_with_parameters(symbol: &str) -> Cow<'_, str> {
     let (plain, _) = split_symbol(symbol);

@@ -27,7 +27,9 @@ mod split;
 mod supplementary;
 mod supplementary_link;
 mod symbol_budget;
+mod symbol_matcher;
 mod units;
+mod unwinding_rules;
 
 use std::num::NonZeroUsize;
 use std::panic::resume_unwind;

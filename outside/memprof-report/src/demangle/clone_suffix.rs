@@ -1,8 +1,12 @@
 //! Suffixes of symbols by which compilers distinguish the clones and parts of one function.
 
-/// Words of suffixes that a number follows: GCC's passes, and LLVM's names of promoted and merged functions.
+/// Words of suffixes that a number follows: GCC's passes and OpenMP regions, and LLVM's names of promoted, merged and
+/// split functions.
 const NUMBERED: &[&str] = &[
+    "__part",
     "__uniq",
+    "_omp_cpyfn",
+    "_omp_fn",
     "clone",
     "constprop",
     "isra",
@@ -17,6 +21,7 @@ const NUMBERED: &[&str] = &[
 
 /// Words of suffixes with or without a number. Functions with `target_clones` have `.resolver` and instruction sets.
 const ALONE: &[&str] = &[
+    "argelim",
     "argprom",
     "avx",
     "avx2",
@@ -25,22 +30,54 @@ const ALONE: &[&str] = &[
     "default",
     "localalias",
     "lto_priv",
+    "omp_outlined",
     "resolver",
+    "retelim",
     "sse4_2",
 ];
 
 /// Splits a symbol into its function's name and the suffixes of its clone: `xmalloc` and `.constprop.0.cold`. The
-/// second part is empty if it has none.
+/// second part is empty if it has none. After a mangled name, any suffix counts, as that of a coroutine's part (`.actor`).
 pub(super) fn split_clone_suffix(symbol: &str) -> (&str, &str) {
-    let mut end = symbol.len();
+    let mut end = mangled_end(symbol).unwrap_or(symbol.len());
     while let Some(start) = last_suffix_start(&symbol[..end]) {
         end = start;
     }
     symbol.split_at(end)
 }
 
-/// Returns the start of the last clone suffix, such as `.cold` or `.part.0`. `None` if the text ends with none, or is
-/// nothing else.
+/// Returns the end of a mangled name that a suffix follows: in C++ and Rust's v0 names, a dot begins one; Rust's legacy
+/// names have dots before their hash. `None` if the name is not mangled, or has no suffix.
+fn mangled_end(symbol: &str) -> Option<usize> {
+    if let Some(end) = legacy_rust_end(symbol) {
+        return symbol[end..].starts_with('.').then_some(end);
+    }
+    let is_mangled = ["_Z", "__Z", "_R"]
+        .iter()
+        .any(|start| symbol.starts_with(start));
+    // Two dots are Rust's `::` in a name of its legacy scheme that has no hash.
+    let is_legacy = symbol.contains("..");
+    symbol
+        .find('.')
+        .filter(|end| is_mangled && !is_legacy && *end > 3)
+}
+
+/// Returns the end of a name of Rust's legacy scheme, after its hash: `17h`, 16 hexadecimal digits, `E`. `None` for
+/// other names.
+fn legacy_rust_end(symbol: &str) -> Option<usize> {
+    const HASH: usize = "17h".len() + 16;
+    let mut starts = symbol
+        .match_indices("17h")
+        .filter(|_| symbol.starts_with("_Z"));
+    starts.find_map(|(start, _)| {
+        let hash = symbol.get(start + 3..start + HASH)?;
+        let is_end = symbol[start + HASH..].starts_with('E');
+        let is_hash = is_end && hash.bytes().all(|c| c.is_ascii_hexdigit());
+        is_hash.then_some(start + HASH + 1)
+    })
+}
+
+/// Returns the start of the last suffix. `None` if the text ends with none, or is nothing else.
 fn last_suffix_start(symbol: &str) -> Option<usize> {
     let (before, last) = symbol.rsplit_once('.')?;
     let is_number = !last.is_empty() && last.bytes().all(|c| c.is_ascii_digit());
@@ -74,6 +111,21 @@ mod tests {
         check("f", ".__uniq.98765");
         check("dot", ".avx2.0");
         check("dot", ".arch_haswell");
+        check("hot_loop", ".__part.3");
+        check("main", "._omp_fn.0");
+        check("main", ".omp_outlined");
+        check("_ZN4shop4taskEv", ".actor");
+        check("_ZN4shop4taskEv", ".resume.cold");
+        check("_RNvCs1234_4shop4task", ".warm.12");
+        check("_ZN4core3fmt17h0123456789abcdefE", ".cold.2.llvm.99");
+        check(
+            "_ZN50_$LT$shop..Cart$u20$as$u20$core..fmt..Debug$GT$3fmt17h0123456789abcdefE",
+            "",
+        );
+        check(
+            "_ZN50_$LT$shop..Cart$u20$as$u20$core..fmt..Debug$GT$3fmt17h0123456789abcdefE",
+            ".llvm.7",
+        );
         check("main.leak.func1", "");
         check("runtime.main", "");
         check("main.part", "");

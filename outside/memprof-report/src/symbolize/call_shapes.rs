@@ -1,11 +1,9 @@
 //! Reads the shapes of calls near the leaf of stacks from a file's code.
 
-use addr2line::gimli::{
-    BaseAddresses, EhFrame, EhFrameHdr, EndianSlice, RunTimeEndian, UnwindSection,
-};
 use object::{Architecture, Object, ObjectSection, ReadRef};
 
 use super::address::LinkedAddress;
+use super::unwinding_rules::UnwindingRules;
 use crate::call_shape::CallShape;
 use crate::stacks::{AddressId, StackId, Stacks};
 
@@ -24,44 +22,29 @@ pub(super) fn addresses_near_leaves(stacks: &Stacks) -> Vec<bool> {
 }
 
 /// Returns the shapes of calls in a file. `calls` has the address of each call's last byte, `data` are the bytes of the
-/// file. Empty if the file has no x86-64 code, or no unwinding rules, which say where functions start and end.
+/// file. Empty if the file has no x86-64 code, or no unwinding `rules`, which say where functions start and end.
 pub(super) fn read_call_shapes<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     data: R,
+    rules: Option<&UnwindingRules<'d>>,
     calls: &[(LinkedAddress, AddressId)],
 ) -> Vec<(AddressId, CallShape)> {
-    match file.architecture() {
-        Architecture::X86_64 => read_shapes(file, data, calls).unwrap_or_default(),
-        _ => Vec::new(),
-    }
+    let shapes = match (file.architecture(), rules) {
+        (Architecture::X86_64, Some(rules)) => read_shapes(file, data, rules, calls),
+        _ => None,
+    };
+    shapes.unwrap_or_default()
 }
 
 /// Returns the shapes of calls in x86-64 code. Functions of more than [`CallShape::MAX_BYTES`] are not read, so the
-/// shapes of their calls are unknown. `None` if the file lacks a section, or the table of its unwinding rules is
-/// damaged.
+/// shapes of their calls are unknown. `None` if the file has no section of code.
 fn read_shapes<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     data: R,
+    rules: &UnwindingRules<'d>,
     calls: &[(LinkedAddress, AddressId)],
 ) -> Option<Vec<(AddressId, CallShape)>> {
-    let section = |name| file.section_by_name(name);
-    let (header, rules) = (section(".eh_frame_hdr")?, section(".eh_frame")?);
-    let text = section(".text")?;
-    let bases = BaseAddresses::default()
-        .set_eh_frame_hdr(header.address())
-        .set_eh_frame(rules.address())
-        .set_text(text.address());
-    let slice = |section: &object::Section<'d, '_, R>| {
-        Some(EndianSlice::new(
-            section.data().ok()?,
-            RunTimeEndian::Little,
-        ))
-    };
-    let (header, rules) = (slice(&header)?, slice(&rules)?);
-    let header = EhFrameHdr::from(header);
-    let header = header.parse(&bases, 8).ok()?;
-    let table = header.table()?;
-    let rules: EhFrame<_> = rules.into();
+    let text = file.section_by_name(".text")?;
     let code_of = |start: u64, length: u64| {
         // Where calls are few, only the code of their functions is read: all of it may be a hundred megabytes.
         if calls.len() as u64 * CallShape::MAX_BYTES > text.size() {
@@ -75,17 +58,15 @@ fn read_shapes<'d, R: ReadRef<'d>>(
             .filter(|_| is_inside)
     };
     let shape = |&(call, id): &(LinkedAddress, AddressId)| {
-        let rule = table
-            .fde_for_address(&rules, &bases, call, |section, bases, offset| {
-                section.cie_from_offset(bases, offset)
-            })
-            .ok()?;
-        let start = rule.initial_address();
-        let code = match rule.len() {
-            0..=CallShape::MAX_BYTES => code_of(start, rule.len())?,
+        let function = rules.function(call)?;
+        let code = match function.bytes {
+            0..=CallShape::MAX_BYTES => code_of(function.start, function.bytes)?,
             _ => &[],
         };
-        Some((id, CallShape::read(code, start, call.wrapping_add(1))))
+        Some((
+            id,
+            CallShape::read(code, function.start, call.wrapping_add(1)),
+        ))
     };
     Some(calls.iter().filter_map(shape).collect())
 }

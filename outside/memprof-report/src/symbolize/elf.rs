@@ -6,7 +6,7 @@ use std::panic::resume_unwind;
 use std::thread;
 use std::time::Instant;
 
-use object::{Object as _, SymbolKind};
+use object::Object as _;
 
 use super::address::LinkedAddress;
 use super::call_shapes;
@@ -19,7 +19,8 @@ use super::minidebug;
 use super::object_files::{CodeQuery, ObjectFile};
 use super::regular_file::READ_LIMIT;
 use super::search::Binary;
-use super::segment_tree::SegmentTree;
+use super::symbol_matcher::{FoundSymbol, SymbolMatcher};
+use super::unwinding_rules::UnwindingRules;
 use crate::call_shape::CallShape;
 use crate::profile::Mapping;
 use crate::stacks::AddressId;
@@ -57,10 +58,9 @@ pub(super) fn symbolize_file(
     let mut queries = to_linked_addresses(&image, object_file);
     queries.sort_unstable();
     let mut symbols = SymbolMatcher::new(&queries, deadline);
-    symbols.add_symbols(file.dynamic_symbols());
-    symbols.add_symbols(file.symbols());
+    symbols.add_file(&file);
     if let Some(debug) = &debug {
-        symbols.add_symbols(debug.symbols());
+        symbols.add_file(debug);
     }
     let inner = match symbols.is_complete() {
         true => Ok(None),
@@ -68,7 +68,7 @@ pub(super) fn symbolize_file(
     };
     if let Ok(Some(bytes)) = &inner {
         // `embedded_elf` has checked that they are an ELF file.
-        symbols.add_symbols(object::File::parse(bytes.as_slice())?.symbols());
+        symbols.add_file(&object::File::parse(bytes.as_slice())?);
     }
     let mut notes = Vec::new();
     if let Err(error) = &inner {
@@ -84,7 +84,10 @@ pub(super) fn symbolize_file(
                 .into(),
         );
     }
-    let queries: Vec<Query<'_>> = queries.iter().copied().zip(symbols.names()).collect();
+    let rules = UnwindingRules::find(&file);
+    let symbols = symbols.symbols().zip(&queries);
+    let symbols = symbols.map(|(symbol, query)| name_at(query.0, symbol?, rules.as_ref()));
+    let queries: Vec<Query<'_>> = queries.iter().copied().zip(symbols).collect();
 
     let addresses: Vec<LinkedAddress> = queries.iter().map(|((address, _), _)| *address).collect();
     let is_late = Instant::now() > deadline;
@@ -106,7 +109,9 @@ pub(super) fn symbolize_file(
     let near_leaf: HashSet<AddressId> = near_leaf.map(|query| query.id).collect();
     let calls = queries.iter().map(|(call, _)| *call);
     let calls: Vec<_> = calls.filter(|(_, id)| near_leaf.contains(id)).collect();
-    let (frames, missing) = find_frames_parallel(&queries, dwarf.as_ref(), deadline);
+    // Go's table of functions, which a stripped program has, too.
+    let is_go = file.section_by_name(".gopclntab").is_some();
+    let (frames, missing) = find_frames_parallel(&queries, dwarf.as_ref(), is_go, deadline);
     notes.extend(
         dwarf
             .iter()
@@ -115,9 +120,26 @@ pub(super) fn symbolize_file(
     notes.extend((missing.late > 0).then(|| late_note(LATE_PARTS, missing.late)));
     Ok((
         frames,
-        call_shapes::read_call_shapes(&file, &cache, &calls),
+        call_shapes::read_call_shapes(&file, &cache, rules.as_ref(), &calls),
         notes,
     ))
+}
+
+/// Returns the name of the symbol at an address. `None` if the symbol has no size, and by the file's unwinding rules
+/// another function starts after it.
+fn name_at<'s>(
+    address: LinkedAddress,
+    symbol: FoundSymbol<'s>,
+    rules: Option<&UnwindingRules<'_>>,
+) -> Option<&'s [u8]> {
+    let starts_later = |start: u64| {
+        let last = rules.and_then(|rules| rules.last_function(address));
+        last.is_some_and(|last| last.start > start)
+    };
+    match symbol.start_without_size {
+        Some(start) if starts_later(start) => None,
+        _ => Some(symbol.name),
+    }
 }
 
 /// Numbers of names that are missing.
@@ -134,6 +156,7 @@ struct MissingNames {
 fn find_frames_parallel(
     queries: &[Query<'_>],
     dwarf: Option<&Dwarf<'_>>,
+    has_dotted_names: bool,
     deadline: Instant,
 ) -> (Vec<CollectedFrames>, MissingNames) {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -141,7 +164,7 @@ fn find_frames_parallel(
     thread::scope(|scope| {
         let threads: Vec<_> = queries
             .chunks(size)
-            .map(|part| scope.spawn(move || find_frames(part, dwarf, deadline)))
+            .map(|part| scope.spawn(move || find_frames(part, dwarf, has_dotted_names, deadline)))
             .collect();
         let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join();
         let results = threads.into_iter().map(join);
@@ -157,20 +180,20 @@ fn find_frames_parallel(
 }
 
 /// An address with the symbol that contains it.
-type Query<'s> = ((LinkedAddress, AddressId), Option<&'s str>);
+type Query<'s> = ((LinkedAddress, AddressId), Option<&'s [u8]>);
 
 /// Returns the inlined functions at each address or, where debug information has none or there is no `dwarf`, the
 /// symbol alone. An address with neither gets no frame. After the deadline, symbols alone are used.
 fn find_frames(
     queries: &[Query<'_>],
     dwarf: Option<&Dwarf<'_>>,
+    has_dotted_names: bool,
     deadline: Instant,
 ) -> (CollectedFrames, MissingNames) {
     let context = dwarf.and_then(Dwarf::prepare_context);
-    let mut frames = Frames::default();
+    let mut frames = Frames::new(has_dotted_names);
     let mut missing = MissingNames::default();
     for &(query, symbol) in queries {
-        let symbol = symbol.map(str::as_bytes);
         let before = frames.len();
         match &context {
             Some(_) if Instant::now() > deadline => missing.late += 1,
@@ -224,76 +247,4 @@ fn outside_code_note(object_file: &ObjectFile<'_>) -> String {
     format!(
         "it names nothing, for none of the {count} addresses lies in its segments: it is another file than was mapped"
     )
-}
-
-/// Finds the best symbol for each address. The addresses are sorted, not the symbols: a symbol table of any size is
-/// read once, and neither copied nor sorted.
-struct SymbolMatcher<'q, 'd> {
-    queries: &'q [(LinkedAddress, AddressId)],
-    deadline: Instant,
-    best: SegmentTree<Candidate<'d>>,
-}
-
-/// Symbol, ordered by preference: the narrower range, the exported name, the name with fewer leading underscores.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate<'d> {
-    size: u64,
-    is_local: bool,
-    underscores: usize,
-    name: &'d str,
-}
-
-impl<'q, 'd> SymbolMatcher<'q, 'd> {
-    /// Prepares for `queries`, with ascending addresses. Symbols are offered until the `deadline`.
-    fn new(queries: &'q [(LinkedAddress, AddressId)], deadline: Instant) -> Self {
-        Self {
-            queries,
-            deadline,
-            best: SegmentTree::new(queries.len()),
-        }
-    }
-
-    /// Offers symbols to the addresses that they contain, until the deadline. Only functions that the file defines
-    /// count. A symbol without a size contains no address.
-    fn add_symbols<S: object::ObjectSymbol<'d>>(&mut self, symbols: impl Iterator<Item = S>) {
-        const SYMBOLS_PER_CHECK: usize = 1 << 16;
-        for (index, symbol) in symbols.enumerate() {
-            if index.is_multiple_of(SYMBOLS_PER_CHECK) && Instant::now() > self.deadline {
-                return;
-            }
-            let (start, size) = (symbol.address(), symbol.size());
-            if size == 0 || symbol.kind() != SymbolKind::Text || !symbol.is_definition() {
-                continue;
-            }
-            let first = self
-                .queries
-                .partition_point(|&(address, _)| address < start);
-            let contained =
-                self.queries[first..].partition_point(|&(address, _)| address - start < size);
-            if contained == 0 {
-                continue;
-            }
-            let Ok(name) = symbol.name() else {
-                continue;
-            };
-            let candidate = Candidate {
-                size,
-                is_local: symbol.is_local(),
-                underscores: name.bytes().take_while(|&byte| byte == b'_').count(),
-                name,
-            };
-            self.best.insert(first..first + contained, candidate);
-        }
-    }
-
-    /// Returns whether every address has a symbol.
-    fn is_complete(&self) -> bool {
-        self.best.best_candidates().all(|best| best.is_some())
-    }
-
-    /// Returns the name of each address, in the order of the queries. `None` if no symbol contains it.
-    fn names(&self) -> impl Iterator<Item = Option<&'d str>> {
-        let best = self.best.best_candidates();
-        best.map(|best| best.map(|candidate| candidate.name))
-    }
 }

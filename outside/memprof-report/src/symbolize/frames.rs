@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::ptr;
 
 use super::source_path::{RustCrate, qualified_name};
-use crate::demangle::demangle;
+use crate::demangle::{demangle, demangle_dotted};
 use crate::names::{Frame, Names, StringId, Strings};
 use crate::stacks::AddressId;
 
@@ -19,10 +19,16 @@ pub(super) struct Frames<'s> {
     files: HashMap<StrAddress<'s>, StringId>,
     /// Qualified names by function, file and unit.
     in_files: HashMap<(StrAddress<'s>, StrAddress<'s>, StrAddress<'s>), StringId>,
+    has_dotted_names: bool,
 }
 
 /// Displayed name of a function, and that of its symbol if it is another.
 type FunctionName = (StringId, Option<StringId>);
+
+/// Returns whether a source file is of a language in whose names dots separate packages: Go, Zig.
+fn has_dotted_names(path: &str) -> bool {
+    path.ends_with(".go") || path.ends_with(".zig")
+}
 
 /// Text compared by its address: a file stores most names once, and most are looked up repeatedly.
 #[derive(Clone, Copy)]
@@ -43,6 +49,15 @@ impl Hash for StrAddress<'_> {
 }
 
 impl<'s> Frames<'s> {
+    /// Creates an empty list. `has_dotted_names` says that names of the file may have a package and a dot before the
+    /// function's.
+    pub(super) fn new(has_dotted_names: bool) -> Self {
+        Self {
+            has_dotted_names,
+            ..Self::default()
+        }
+    }
+
     /// Adds the next frame of an address. `function` is the name in the file, which is demangled here. `file` is `None`
     /// and `line` 0 if they are unknown.
     pub(super) fn push(
@@ -52,7 +67,8 @@ impl<'s> Frames<'s> {
         file: Option<&'s str>,
         line: u32,
     ) {
-        let (function, linkage) = self.intern_function(function);
+        let has_dots = self.has_dotted_names || file.is_some_and(has_dotted_names);
+        let (function, linkage) = self.intern_function(function, has_dots);
         let frame = Frame {
             function,
             linkage,
@@ -122,18 +138,22 @@ impl<'s> Frames<'s> {
 
     /// Renames the function of the last frame; does nothing if there is none.
     pub(super) fn rename_last(&mut self, function: &'s [u8]) {
-        let (function, linkage) = self.intern_function(function);
+        let (function, linkage) = self.intern_function(function, false);
         if let Some((_, last)) = self.list.last_mut() {
             (last.function, last.linkage) = (function, linkage);
         }
     }
 
-    /// Returns a function's demangled name and its symbol's. They are cached by the address of that text.
-    fn intern_function(&mut self, symbol: &'s [u8]) -> FunctionName {
+    /// Returns a function's demangled name and its symbol's. They are cached by the address of that text. `has_dots` says
+    /// that in the function's language, dots separate packages.
+    fn intern_function(&mut self, symbol: &'s [u8], has_dots: bool) -> FunctionName {
         let known = self.functions.entry(StrAddress(symbol));
         *known.or_insert_with(|| {
             let symbol = String::from_utf8_lossy(symbol);
-            let name = demangle(&symbol);
+            let name = match has_dots {
+                true => demangle_dotted(&symbol),
+                false => demangle(&symbol),
+            };
             let linkage = (name != symbol).then(|| self.strings.intern(&symbol));
             (self.strings.intern(&name), linkage)
         })

@@ -20,4 +20,5 @@ mod processes;
 mod python;
 mod shop;
 mod support;
+mod symbols;
 mod tools;
