@@ -1,11 +1,13 @@
 //! Runs all steps from a dump to a report.
 
+mod empty_profile;
 mod input_profile;
 mod loaded_profile;
 mod merged_profile;
 
 use std::io::{BufRead, Write};
 
+use self::empty_profile::{ONLY_MEMPROF, is_all_zero, reason_to_refuse};
 use self::input_profile::read_input;
 use self::loaded_profile::check_units;
 pub use self::merged_profile::join_notes;
@@ -96,8 +98,10 @@ pub fn report(
     if base.is_none() && profile.profile.samples.is_empty() {
         return Err(empty_error(&profile.profile, None));
     }
-    if base.is_none() && is_all_zero(&profile.profile, options.sample_type) {
-        return Err(empty_error(&profile.profile, Some(NOTHING_LEFT)));
+    if base.is_none()
+        && let Some(reason) = reason_to_refuse(&profile.profile, options)
+    {
+        return Err(empty_error(&profile.profile, Some(reason)));
     }
     if let Some(base) = &base {
         let warning = other_program_warning(&profile.profile, &base.profile);
@@ -148,17 +152,6 @@ pub fn report(
         .into_iter()
         .map(str::to_owned)
         .collect())
-}
-
-/// Reason for an empty report of a profile in which every sample was freed.
-const NOTHING_LEFT: &str = "nothing of what was sampled is in use any more";
-/// Reason for an empty report of a profile in which only memprof's own memory was sampled.
-const ONLY_MEMPROF: &str = "nothing of the program's was sampled, only memprof's own memory";
-
-/// Returns whether the value of that type is 0 in each sample; true without samples.
-fn is_all_zero(profile: &Profile, sample_type: SampleType) -> bool {
-    let mut samples = profile.samples.iter();
-    samples.all(|sample| sample.values[sample_type] == 0)
 }
 
 /// Returns a warning if the two profiles are of different programs: their difference is no growth. `None` if they are

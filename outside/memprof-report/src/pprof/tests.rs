@@ -350,6 +350,22 @@ fn selected_type_is_shown_in_its_unit() {
     check(&many, Some("inuse_objects"), "inuse_objects: 6 objects");
 }
 
+/// Go's profile of a program that has freed all.
+#[test]
+fn what_was_allocated_remains_where_nothing_is_in_use() {
+    let types = [("alloc_space", "bytes"), ("inuse_space", "bytes")];
+    let freed = one(&types, &[4096, 0]).bytes();
+    let expected = "--sample-type alloc_space shows what was allocated";
+    let error = try_report(&freed, None, &flat(Format::Text)).unwrap_err();
+    assert!(error.to_string().ends_with(expected), "{error}");
+    let whole = try_report(&freed, None, &flat(Format::Pprof)).unwrap().0;
+    let named = Options {
+        sample_type_name: Some("alloc_space".to_owned()),
+        ..flat(Format::Collapsed)
+    };
+    assert_eq!(shown(&whole, &named), "f 4096\n");
+}
+
 #[test]
 fn missing_type_is_refused_with_those_that_exist() {
     let alloc = one(
@@ -367,6 +383,10 @@ fn missing_type_is_refused_with_those_that_exist() {
     let types = "but: alloc_objects, alloc_space (--sample-type NAME selects one)";
     check(None, &format!("x.pb: it has no inuse_space, {types}"));
     check(Some("cpu"), &format!("x.pb: it has no cpu, {types}"));
+    let nameless = one(&[("", "")], &[1]).bytes();
+    let expected =
+        "x.pb: it has no inuse_space, but: one without a name (--sample-type NAME selects one)";
+    check_error(&nameless, &flat(Format::Text), ErrorKind::Usage, expected);
     let none = one(&[], &[]).bytes();
     let error = super::parse(&none, &Limits::default()).unwrap_err();
     assert_eq!(

@@ -261,7 +261,11 @@ impl Profile {
             .any(|t| t.is_alloc() && t.name() == name);
         let names = || {
             let columns = self.columns().into_iter();
-            let names: Vec<_> = columns.map(|(_, found)| found.written).collect();
+            let names = columns.map(|(_, found)| match found.written.as_str() {
+                "" => "one without a name".to_owned(),
+                _ => found.written,
+            });
+            let names: Vec<_> = names.collect();
             names.join(", ")
         };
         Error::Usage(match &self.value_types {
