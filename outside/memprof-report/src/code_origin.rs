@@ -107,9 +107,9 @@ pub struct CodeOrigins {
 type FrameKey = (StringId, Option<StringId>, Option<StringId>, Option<usize>);
 
 impl CodeOrigins {
-    /// Determines the code origin of each function of a profile. If no named function is the program's own, those of
-    /// system libraries count as its own. Functions without names in the program's plugins and libraries may count as
-    /// its own, and functions with the shape of a malloc wrapper as plumbing.
+    /// Determines the code origin of each function of a profile. If no function is the program's own but `main`, those
+    /// of system libraries count as its own. Functions without names in the program's plugins and libraries may count
+    /// as its own, and functions with the shape of a malloc wrapper as plumbing.
     pub fn new(named: &SymbolizedProfile, origin_rules: &OriginRules) -> Self {
         let SymbolizedProfile { profile, names, .. } = named;
         let evidence = ProfileEvidence::new(named);
@@ -149,16 +149,32 @@ impl CodeOrigins {
             let verdicts = verdicts.collect();
             origins.by_address.push(verdicts);
         }
-        if !has_own_functions {
+        origins.count_stripped_modules_as_own(named, &files);
+        if !has_own_functions && !origins.has_unnamed_places(named) {
             origins.count_system_libraries_as_own();
         }
-        origins.count_stripped_modules_as_own(named, &files);
         wrappers::mark_wrappers(&mut origins, named);
+        origins.fold_helpers_in_libraries(named);
         origins
     }
 
-    /// Counts functions of the system's libraries as the program's own. For a program that has no named function of its
-    /// own: it is stripped, or is only a `main` in front of libraries.
+    /// Returns whether the program has a function of its own without a name: it is stripped.
+    fn has_unnamed_places(&self, named: &SymbolizedProfile) -> bool {
+        (0..self.by_address.len()).any(|index| {
+            let id = AddressId(index as u32);
+            let frames = named.names.frames(id).iter().zip(self.verdicts(id));
+            let mut unnamed = frames.filter(|(frame, _)| !frame.named);
+            unnamed.any(|(_, verdict)| {
+                matches!(
+                    verdict.reason,
+                    OriginReason::Program | OriginReason::UnnamedInModule
+                )
+            })
+        })
+    }
+
+    /// Counts functions of the system's libraries as the program's own. For a program of which no function but `main` is
+    /// its own: it is only a front of libraries.
     fn count_system_libraries_as_own(&mut self) {
         for verdict in &mut self.verdicts {
             if matches!(verdict.reason, OriginReason::SystemLibrary) {
@@ -205,6 +221,39 @@ impl CodeOrigins {
                     }
                 }
                 has_named_caller = names.frames(*id).iter().any(|frame| frame.named);
+            }
+        }
+    }
+
+    /// Folds functions without a symbol in libraries into the function with a symbol that called them there, so that
+    /// where a stack has only functions of libraries, the row has a name.
+    fn fold_helpers_in_libraries(&mut self, named: &SymbolizedProfile) {
+        let SymbolizedProfile { profile, names, .. } = named;
+        let is_helper =
+            |verdict: &Verdict| matches!(verdict.reason, OriginReason::UnnamedInLibrary);
+        if !self.verdicts.iter().any(is_helper) {
+            return;
+        }
+        for stack in 0..profile.stacks.len() {
+            let mut library = None;
+            let mut has_named_caller = false;
+            for id in profile.stacks.frames(StackId(stack as u32)).iter().rev() {
+                let mapping = profile.mapping_of_frame(*id);
+                if mapping != library {
+                    (library, has_named_caller) = (mapping, false);
+                }
+                for (frame, verdict) in names
+                    .frames(*id)
+                    .iter()
+                    .zip(&self.by_address[id.0 as usize])
+                {
+                    let verdict = &mut self.verdicts[*verdict as usize];
+                    has_named_caller |= frame.named && verdict.origin == CodeOrigin::Library;
+                    if has_named_caller && is_helper(verdict) {
+                        *verdict =
+                            Verdict::new(CodeOrigin::Plumbing, OriginReason::HelperInLibrary);
+                    }
+                }
             }
         }
     }

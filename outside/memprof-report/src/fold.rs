@@ -6,6 +6,7 @@ mod function_table;
 mod profile_side;
 mod sample_stacks;
 mod stack_lists;
+mod unnamed_places;
 
 use std::collections::HashMap;
 
@@ -14,6 +15,8 @@ use self::function_table::{FunctionTable, ids_by_name};
 use self::profile_side::ProfileSide;
 use self::sample_stacks::SampleStacks;
 use self::stack_lists::{StackIndex, StackLists};
+use self::unnamed_places::UnnamedPlaces;
+pub(crate) use self::unnamed_places::without_call;
 use crate::code_origin::{CodeOrigin, OriginRules};
 use crate::managed::Place;
 use crate::names::{StringId, Strings};
@@ -44,6 +47,7 @@ pub struct Folded<'p> {
     pub(crate) is_origin_filtered: bool,
     /// Places of the functions of interpreted programs.
     pub(crate) places: HashMap<StringId, Place>,
+    unnamed_places: UnnamedPlaces,
 }
 
 impl<'p> Folded<'p> {
@@ -73,6 +77,7 @@ impl<'p> Folded<'p> {
             stacks: FoldedStacks::from_samples(samples),
             is_origin_filtered: false,
             places: table.places,
+            unnamed_places: table.unnamed_places,
         }
     }
 
@@ -95,17 +100,14 @@ impl<'p> Folded<'p> {
     pub(crate) fn with_origin_filter(self) -> Self {
         Self {
             is_origin_filtered: true,
-            ..self
+            ..self.with_calls_of_places()
         }
     }
 
     /// Reduces each stack to the frames of its highest code origin: the program's own functions if there are any. A
     /// stack's value then counts for the last of these.
     pub fn into_origin_filtered(self) -> Folded<'static> {
-        let filtered = Self {
-            is_origin_filtered: true,
-            ..self
-        };
+        let filtered = self.with_origin_filter();
         let (mut lists, mut index) = (StackLists::default(), StackIndex::default());
         let mut visible = Vec::new();
         filtered.stacks.for_each(|stack| {
@@ -120,7 +122,37 @@ impl<'p> Folded<'p> {
             stacks: FoldedStacks::from_lists(lists),
             is_origin_filtered: true,
             places: filtered.places,
+            unnamed_places: filtered.unnamed_places,
         }
+    }
+
+    /// Adds the library's function that it calls to the name of each place without a symbol to which a stack is
+    /// attributed, because the filter by origin leaves that function out. Keeps a list for each stack if there are any.
+    fn with_calls_of_places(mut self) -> Self {
+        let mut cursor = self.stacks.cursor();
+        let mut has_calls = false;
+        while let Some(stack) = cursor.next_stack().filter(|_| !has_calls) {
+            let call = self
+                .unnamed_places
+                .find_call(stack.functions, &self.origins);
+            has_calls = call.is_some();
+        }
+        if !has_calls {
+            return self;
+        }
+        let (mut lists, mut index) = (StackLists::default(), StackIndex::default());
+        let mut renamed = Vec::new();
+        let (names, origins) = (&mut self.functions, &mut self.origins);
+        self.stacks.for_each(|stack| {
+            renamed.clear();
+            renamed.extend_from_slice(stack.functions);
+            self.unnamed_places
+                .rename_place(&mut renamed, names, origins);
+            lists.add(&mut index, &renamed, stack.values, stack.alloc_times);
+        });
+        lists.sort(&ids_by_name(names));
+        self.stacks = FoldedStacks::from_lists(lists);
+        self
     }
 }
 
@@ -157,6 +189,7 @@ impl Folded<'static> {
             stacks: FoldedStacks::from_lists(lists),
             is_origin_filtered: false,
             places: HashMap::new(),
+            unnamed_places: UnnamedPlaces::default(),
         }
     }
 }

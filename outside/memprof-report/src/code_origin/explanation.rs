@@ -7,6 +7,7 @@ use std::io::Write;
 use super::reason::{BlockUse, OriginReason, Verdict, WrapperShape};
 use super::{CodeOrigin, CodeOrigins, OriginRules};
 use crate::error::{Error, Result};
+use crate::fold::without_call;
 use crate::plural::pluralize;
 use crate::stacks::AddressId;
 use crate::symbolized_profile::SymbolizedProfile;
@@ -25,6 +26,7 @@ pub(crate) fn explain_origin(
 ) -> Result<()> {
     let SymbolizedProfile { profile, names, .. } = named;
     let origins = CodeOrigins::new(named, origin_rules);
+    let function = without_call(function);
     // By name, source file and mapped file.
     let mut found: BTreeMap<(&str, &str, &str), (Verdict, bool)> = BTreeMap::new();
     let main = profile.main_file().map(|mapping| mapping.path.as_str());
@@ -124,6 +126,9 @@ impl fmt::Display for OriginReason {
             }
             Self::Unloaded => f.write_str("it was unloaded before the dump was taken"),
             Self::UnnamedInLibrary => f.write_str("it is in a shared library, and has no symbol"),
+            Self::HelperInLibrary => f.write_str(
+                "it is in a shared library, and has no symbol, but one of its callers there has one",
+            ),
             Self::UnnamedInModule => f.write_str(
                 "it is in a module of the program, where neither it nor its caller has a symbol",
             ),

@@ -111,6 +111,7 @@ fn may_be_wrapper(verdict: &Verdict) -> bool {
         | OriginReason::LibrarySource(_)
         | OriginReason::LibrarySourceAndName(_)
         | OriginReason::Unloaded
+        | OriginReason::HelperInLibrary
         | OriginReason::Wrapper(_)
         | OriginReason::Name(_)
         | OriginReason::Unknown => false,

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::Granularity;
+use super::unnamed_places::UnnamedPlaces;
 use crate::allocator_frames::is_allocator_function;
 use crate::closures::{OuterFrame, is_closure, mentions_closure, qualified_closure};
 use crate::code_origin::CodeOrigin;
@@ -20,6 +21,7 @@ pub(super) struct FunctionTable {
     /// By function: whether it is a closure whose name lacks the path.
     is_closure: Vec<bool>,
     pub(super) places: HashMap<StringId, Place>,
+    pub(super) unnamed_places: UnnamedPlaces,
     /// Numbers of the lists of functions that addresses stand for.
     lists: HashMap<Vec<StringId>, u32>,
 }

@@ -57,13 +57,21 @@ impl<'p> ProfileSide<'p> {
             allocator_counts: Vec::new(),
             own_lists: HashMap::new(),
         };
+        let files = table.unnamed_places.add_files(&named.profile);
         for id in (0..named.profile.stacks.addresses().len() as u32).map(AddressId) {
+            let mapping = named.profile.mapping_of_frame(id);
+            let file = mapping.and_then(|mapping| files[mapping]);
             let frames = names.frames(id).iter().zip(origins.origins(id));
             let functions = frames.map(|(frame, origin)| match names.language(id) {
                 Some(language) => table.intern_managed(frame, language, names, origin),
                 None => {
                     let function = function_names.name(frame);
-                    table.intern_function(frame, &function, names, selection.granularity, origin)
+                    let granularity = selection.granularity;
+                    let function =
+                        table.intern_function(frame, &function, names, granularity, origin);
+                    let places = &mut table.unnamed_places;
+                    places.add_function(function, file, frame.named);
+                    function
                 }
             });
             let functions: Vec<StringId> = functions.collect();

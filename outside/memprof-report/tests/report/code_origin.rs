@@ -158,7 +158,7 @@ const STACKS: &[(&str, &str)] = &[
     // Modules of servers: stripped ones, such that export the function that was called, and a library of the system.
     (
         "main;ap_run_handler;ap_invoke_filter;*;*;+deflateInit2_;+malloc",
-        "cart.so+0x11ff",
+        "cart.so+0x11ff calling deflateInit2_",
     ),
     (
         "main;ap_run_handler;*cart_handler;*;+deflateInit2_;+malloc",
@@ -185,6 +185,21 @@ const STACKS: &[(&str, &str)] = &[
         "ngx_http_read_body",
     ),
     ("main;tuplestore_puttuple;;;malloc", "program+0x10ff"),
+    // Stripped programs: their own code has offsets, but what it calls has names, and libraries have helpers.
+    (
+        ";;+deflateInit_;+deflateInit2_;+;+malloc",
+        "program+0x13ff calling deflateInit_",
+    ),
+    (";;+g_strdup;+malloc", "program+0x11ff"),
+    (
+        ";+qsort;;+deflateInit_;+malloc",
+        "program+0x11ff calling deflateInit_",
+    ),
+    (
+        "+start_thread;+inflate_thread;+;+;+malloc",
+        "inflate_thread",
+    ),
+    ("main;+jv_parse;+jv_object;+;+malloc", "jv_object"),
     // Perl and R allocate for what they execute.
     (
         "_start;+perl_run;+Perl_pp_sprintf;+Perl_do_sprintf;+Perl_sv_grow;+Perl_safesysmalloc;+malloc",

@@ -132,6 +132,8 @@ pub(in crate::code_origin) const LANGUAGES: &[NameRule] = &[
         Reach::With(&["perl"]),
         &[
             "Perl_safesys*",
+            "Perl_save*pv",
+            "Perl_save*pvn",
             "Perl_sv_grow*",
             "Perl_newSV*",
             "Perl_more_sv",

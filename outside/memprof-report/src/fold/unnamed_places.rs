@@ -1,0 +1,225 @@
+//! Places of the program without a symbol: in a stripped program, the library's function that such a place calls says
+//! more than its offset.
+
+use std::collections::HashMap;
+
+use crate::code_origin::CodeOrigin;
+use crate::names::{StringId, Strings};
+use crate::profile::Profile;
+
+/// A program is only a front of a library that has this many times its code.
+const FRONT_RATIO: u64 = 8;
+
+/// Text between a place and the function that it calls.
+const CALLING: &str = " calling ";
+
+/// Number of a mapped file in [`UnnamedPlaces`].
+type FileId = u32;
+
+/// Mapped files of functions, by which places without a symbol and their calls of libraries are known.
+#[derive(Debug, Default)]
+pub(super) struct UnnamedPlaces {
+    file_ids: HashMap<String, FileId>,
+    /// By file: bytes of its code.
+    code_bytes: Vec<u64>,
+    /// By function: its file, and whether it has a symbol. `None` if it is in no file, or of an interpreted program.
+    functions: Vec<Option<(FileId, bool)>>,
+    has_unnamed: bool,
+}
+
+impl UnnamedPlaces {
+    /// Adds the mapped files of a profile. Returns the file of each of its mappings, `None` for other memory.
+    pub(super) fn add_files(&mut self, profile: &Profile) -> Vec<Option<FileId>> {
+        let first_new = self.code_bytes.len();
+        let mappings = profile.mappings.iter();
+        mappings
+            .map(|mapping| {
+                if !mapping.is_file() || mapping.is_unloaded() {
+                    return None;
+                }
+                let id = match self.file_ids.get(&mapping.path) {
+                    Some(id) => *id,
+                    None => {
+                        let id = self.code_bytes.len() as FileId;
+                        self.file_ids.insert(mapping.path.clone(), id);
+                        self.code_bytes.push(0);
+                        id
+                    }
+                };
+                // The base of a comparison maps the same files again.
+                if mapping.executable && id as usize >= first_new {
+                    self.code_bytes[id as usize] += mapping.end.0.saturating_sub(mapping.start.0);
+                }
+                Some(id)
+            })
+            .collect()
+    }
+
+    /// Notes that a function is in a file, with a symbol or without.
+    pub(super) fn add_function(&mut self, function: StringId, file: Option<FileId>, named: bool) {
+        let index = function.0 as usize;
+        if self.functions.len() <= index {
+            self.functions.resize(index + 1, None);
+        }
+        self.functions[index] = file.map(|file| (file, named));
+        self.has_unnamed |= file.is_some() && !named;
+    }
+
+    /// Returns the index of the program's own function to which a stack is attributed, if that has no symbol, and the
+    /// library's function that it calls: the first one with a symbol, or the first if none has one. `functions` are those
+    /// of the stack, root first; `origins` has the code origin of each function by its id.
+    ///
+    /// Where the program is only a front of the library, the function is the last one in that library's file: the first
+    /// one is the same for all that the library does.
+    fn find_call(
+        &self,
+        functions: &[StringId],
+        origins: &[CodeOrigin],
+    ) -> Option<(usize, StringId)> {
+        let origin_of = |id: &StringId| origins[id.0 as usize];
+        let is_own = |id: &StringId| origin_of(id) == CodeOrigin::Program;
+        let place = functions.iter().rposition(is_own)?;
+        let (program, named) = self.file_of(functions[place])?;
+        if named {
+            return None;
+        }
+        let called = functions[place + 1..].iter().filter_map(|id| {
+            let (file, named) = self.file_of(*id)?;
+            (origin_of(id) == CodeOrigin::Library).then_some((*id, file, named))
+        });
+        let (first, library, _) = called.clone().next()?;
+        let named = |(id, _, named): &(StringId, FileId, bool)| named.then_some(*id);
+        let of_library = called.clone().take_while(|(_, file, _)| *file == library);
+        let code_bytes = |file: FileId| self.code_bytes[file as usize];
+        let is_front = code_bytes(program).saturating_mul(FRONT_RATIO) <= code_bytes(library);
+        let function = match is_front {
+            true => {
+                let last_named = of_library.clone().filter_map(|call| named(&call)).last();
+                last_named.or(of_library.last().map(|(id, ..)| id))?
+            }
+            false => called
+                .filter_map(|call| named(&call))
+                .next()
+                .unwrap_or(first),
+        };
+        Some((place, function))
+    }
+
+    /// File of a function, and whether it has a symbol.
+    fn file_of(&self, function: StringId) -> Option<(FileId, bool)> {
+        *self.functions.get(function.0 as usize)?
+    }
+
+    /// Renames, in a stack, the place to which it is attributed: `git+0x1c3f calling deflateInit_`. New names are added
+    /// to `names`, and their code origin to `origins`. `functions` are those of the stack, root first.
+    pub(super) fn rename_place(
+        &self,
+        functions: &mut [StringId],
+        names: &mut Strings,
+        origins: &mut Vec<CodeOrigin>,
+    ) {
+        let Some((index, called)) = self.find_call(functions, origins) else {
+            return;
+        };
+        let place = &mut functions[index];
+        let name = format!("{}{CALLING}{}", names.get(*place), names.get(called));
+        *place = names.intern(&name);
+        if place.0 as usize == origins.len() {
+            origins.push(CodeOrigin::Program);
+        }
+    }
+
+    /// Returns whether any function has no symbol.
+    pub(super) fn has_unnamed(&self) -> bool {
+        self.has_unnamed
+    }
+}
+
+/// Returns the place in the name of a row that has the function that it calls, too: `git+0x1c3f`. Other names are
+/// returned whole.
+pub(crate) fn without_call(row: &str) -> &str {
+    match row.split_once(CALLING) {
+        Some((place, _)) if place.contains("+0x") => place,
+        _ => row,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::{Address, Mapping};
+
+    /// Name of the row of a stack, root first, in a program with this much code. Each function is the program's (`p`),
+    /// or one of two libraries, of 1,000 bytes of code each (`z`, `q`); `+` in its name says that it has no symbol.
+    fn row(program_bytes: u64, stack: &[&str]) -> String {
+        let mapping = |path: &str, bytes: u64| Mapping {
+            end: Address(bytes),
+            executable: true,
+            path: path.to_owned(),
+            ..Mapping::default()
+        };
+        let profile = Profile {
+            mappings: vec![
+                mapping("p", program_bytes),
+                mapping("z", 1000),
+                mapping("q", 1000),
+            ],
+            ..Profile::default()
+        };
+        let mut places = UnnamedPlaces::default();
+        let files = places.add_files(&profile);
+        let (mut names, mut origins) = (Strings::default(), Vec::new());
+        let mut functions: Vec<StringId> = stack
+            .iter()
+            .map(|name| {
+                let id = names.intern(name);
+                let file = ["p", "z", "q"]
+                    .iter()
+                    .position(|file| name.starts_with(file));
+                places.add_function(id, files[file.expect("a file")], !name.contains('+'));
+                origins.push(match file {
+                    Some(0) => CodeOrigin::Program,
+                    _ => CodeOrigin::Library,
+                });
+                id
+            })
+            .collect();
+        places.rename_place(&mut functions, &mut names, &mut origins);
+        let row = functions
+            .iter()
+            .rfind(|id| origins[id.0 as usize] == CodeOrigin::Program);
+        row.map_or("", |id| names.get(*id)).to_owned()
+    }
+
+    #[test]
+    fn place_without_a_symbol_is_shown_with_the_function_that_it_calls() {
+        let check = |bytes, stack: &[&str], expected| assert_eq!(row(bytes, stack), expected);
+        check(1000, &["p+0x1", "p+0x2"], "p+0x2");
+        check(1000, &["p+0x1", "p+0x2", "z_init"], "p+0x2 calling z_init");
+        check(1000, &["p+0x1", "z+0x9", "z_init"], "p+0x1 calling z_init");
+        check(1000, &["p+0x1", "z+0x9", "z+0xa"], "p+0x1 calling z+0x9");
+        check(1000, &["p+0x1", "z_init", "p_main"], "p_main");
+        check(1000, &["p_main", "z_init"], "p_main");
+        check(1000, &["p+0x1", "z_init", "z_new"], "p+0x1 calling z_init");
+        // The program is little more than a front of the library.
+        check(100, &["p+0x1", "z_init", "z_new"], "p+0x1 calling z_new");
+        check(
+            100,
+            &["p+0x1", "z_init", "z_new", "q_new"],
+            "p+0x1 calling z_new",
+        );
+        check(
+            100,
+            &["p+0x1", "z+0x9", "z+0xa", "q_new"],
+            "p+0x1 calling z+0xa",
+        );
+        check(100, &["z_init", "z_new"], "");
+    }
+
+    #[test]
+    fn place_is_taken_from_the_name_of_a_row() {
+        assert_eq!(without_call("p+0x2 calling z_init"), "p+0x2");
+        assert_eq!(without_call("p+0x2"), "p+0x2");
+        assert_eq!(without_call("operator calling x"), "operator calling x");
+    }
+}
