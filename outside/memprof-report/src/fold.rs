@@ -16,7 +16,6 @@ use self::profile_side::ProfileSide;
 use self::sample_stacks::SampleStacks;
 use self::stack_lists::{StackIndex, StackLists};
 use self::unnamed_places::UnnamedPlaces;
-pub(crate) use self::unnamed_places::without_call;
 use crate::code_origin::{CodeOrigin, OriginRules};
 use crate::managed::Place;
 use crate::names::{StringId, Strings};

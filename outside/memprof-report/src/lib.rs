@@ -44,6 +44,7 @@ mod unseen_calls;
 
 mod allocator_frames;
 mod call_shape;
+mod calling_place;
 mod demangle;
 mod early_ends;
 mod symbolize;

@@ -6,8 +6,8 @@ use std::io::Write;
 
 use super::reason::{BlockUse, OriginReason, Verdict, WrapperShape};
 use super::{CodeOrigin, CodeOrigins, OriginRules};
+use crate::calling_place::without_call;
 use crate::error::{Error, Result};
-use crate::fold::without_call;
 use crate::plural::pluralize;
 use crate::stacks::AddressId;
 use crate::symbolized_profile::SymbolizedProfile;

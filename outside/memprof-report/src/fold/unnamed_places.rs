@@ -3,15 +3,13 @@
 
 use std::collections::HashMap;
 
+use crate::calling_place::with_call;
 use crate::code_origin::CodeOrigin;
 use crate::names::{StringId, Strings};
 use crate::profile::Profile;
 
 /// A program is only a front of a library that has this many times its code.
 const FRONT_RATIO: u64 = 8;
-
-/// Text between a place and the function that it calls.
-const CALLING: &str = " calling ";
 
 /// Number of a mapped file in [`UnnamedPlaces`].
 type FileId = u32;
@@ -24,7 +22,6 @@ pub(super) struct UnnamedPlaces {
     code_bytes: Vec<u64>,
     /// By function: its file, and whether it has a symbol. `None` if it is in no file, or of an interpreted program.
     functions: Vec<Option<(FileId, bool)>>,
-    has_unnamed: bool,
 }
 
 impl UnnamedPlaces {
@@ -62,16 +59,15 @@ impl UnnamedPlaces {
             self.functions.resize(index + 1, None);
         }
         self.functions[index] = file.map(|file| (file, named));
-        self.has_unnamed |= file.is_some() && !named;
     }
 
     /// Returns the index of the program's own function to which a stack is attributed, if that has no symbol, and the
     /// library's function that it calls: the first one with a symbol, or the first if none has one. `functions` are those
     /// of the stack, root first; `origins` has the code origin of each function by its id.
     ///
-    /// Where the program is only a front of the library, the function is the last one in that library's file: the first
-    /// one is the same for all that the library does.
-    fn find_call(
+    /// If the program is only a front of the library, the function is the last one in that library's file: the first one
+    /// is the same for all that the library does.
+    pub(super) fn find_call(
         &self,
         functions: &[StringId],
         origins: &[CodeOrigin],
@@ -122,25 +118,11 @@ impl UnnamedPlaces {
             return;
         };
         let place = &mut functions[index];
-        let name = format!("{}{CALLING}{}", names.get(*place), names.get(called));
+        let name = with_call(names.get(*place), names.get(called));
         *place = names.intern(&name);
         if place.0 as usize == origins.len() {
             origins.push(CodeOrigin::Program);
         }
-    }
-
-    /// Returns whether any function has no symbol.
-    pub(super) fn has_unnamed(&self) -> bool {
-        self.has_unnamed
-    }
-}
-
-/// Returns the place in the name of a row that has the function that it calls, too: `git+0x1c3f`. Other names are
-/// returned whole.
-pub(crate) fn without_call(row: &str) -> &str {
-    match row.split_once(CALLING) {
-        Some((place, _)) if place.contains("+0x") => place,
-        _ => row,
     }
 }
 
@@ -214,12 +196,5 @@ mod tests {
             "p+0x1 calling z+0xa",
         );
         check(100, &["z_init", "z_new"], "");
-    }
-
-    #[test]
-    fn place_is_taken_from_the_name_of_a_row() {
-        assert_eq!(without_call("p+0x2 calling z_init"), "p+0x2");
-        assert_eq!(without_call("p+0x2"), "p+0x2");
-        assert_eq!(without_call("operator calling x"), "operator calling x");
     }
 }

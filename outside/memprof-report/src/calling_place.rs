@@ -1,0 +1,29 @@
+//! Names of rows that are a place without a symbol, with the library's function that it calls.
+
+/// Text between a place and the function that it calls.
+const CALLING: &str = " calling ";
+
+/// Returns the name of the row of a place that calls a function: `git+0x1c3f calling deflateInit_`.
+pub(crate) fn with_call(place: &str, function: &str) -> String {
+    format!("{place}{CALLING}{function}")
+}
+
+/// Returns the place in the name of such a row: `git+0x1c3f`. Other names are returned whole.
+pub(crate) fn without_call(row: &str) -> &str {
+    match row.split_once(CALLING) {
+        Some((place, _)) if place.contains("+0x") => place,
+        _ => row,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_call;
+
+    #[test]
+    fn place_is_taken_from_the_name_of_a_row() {
+        assert_eq!(without_call("p+0x2 calling z_init"), "p+0x2");
+        assert_eq!(without_call("p+0x2"), "p+0x2");
+        assert_eq!(without_call("operator calling x"), "operator calling x");
+    }
+}
