@@ -135,6 +135,18 @@ impl Drop for CountdownPause {
 /// numbers.
 pub(crate) fn set_interval(interval: u64) {
     INTERVAL.store(interval, Relaxed);
+    restart();
+}
+
+/// Restarts the countdowns in a forked child with random numbers of its own: children that do the same must not sample
+/// the same objects.
+pub(crate) fn reset_in_child() {
+    vary_seeds();
+    restart();
+}
+
+/// Restarts all countdowns with new random numbers.
+fn restart() {
     for thread in &THREADS {
         thread.random.store(0, Relaxed);
         thread.remaining.store(0, Relaxed);

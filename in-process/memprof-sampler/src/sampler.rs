@@ -169,14 +169,14 @@ pub fn clear() -> Result<(), SamplerError> {
     }
 }
 
-/// Resets the sampler in a forked child. Threads of the parent that were inside a hook do not exist in the child, so
-/// their claimed cells and workspaces are released.
+/// Resets the sampler in a forked child: releases claimed cells and workspaces, and draws random numbers of its own.
 pub fn reset_in_child() {
     SAMPLING_PROCESS.adopt_process();
     tally::reset_in_child();
     patching_guard::release_in_child();
     TABLES.live.clear_claimed();
     Workspace::enter_child();
+    countdown::reset_in_child();
     GATE.open();
 }
 

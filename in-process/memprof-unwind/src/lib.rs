@@ -35,7 +35,6 @@ mod stack_memory;
 mod thread;
 mod thread_stack;
 mod thread_walk;
-mod undescribed_caller;
 mod walk;
 mod workspace;
 

@@ -25,43 +25,29 @@ pub(crate) fn is_after_call(address: usize) -> bool {
     ends_in_call(unsafe { &*(start as *const [u8; MAX_CALL]) })
 }
 
-/// Returns the function that the call before `address` names, or that the memory slot which it names holds. A jump
-/// through such a slot, like an entry of a procedure linkage table, counts as the function in the slot. `None` if the
-/// call names a register. `address` must follow a call.
+/// Returns the function that the call before `address` names. `None` if the call is indirect. `address` must follow a
+/// call.
 pub(crate) fn called_function(address: usize) -> Option<usize> {
-    const LENGTH: usize = 6;
+    const LENGTH: usize = 5;
     let start = address.checked_sub(LENGTH)?;
     // SAFETY: `is_after_call` read seven bytes before `address`.
-    let (function, is_direct) = match unsafe { *(start as *const [u8; LENGTH]) } {
-        [0xFF, 0x15, distance @ ..] => (read_slot(relative_address(address, distance))?, false),
-        [_, 0xE8, distance @ ..] => (relative_address(address, distance), true),
-        _ => return None,
+    let [0xE8, distance @ ..] = (unsafe { *(start as *const [u8; LENGTH]) }) else {
+        return None;
     };
-    let through = is_direct.then(|| function_behind_jump(function)).flatten();
-    Some(through.unwrap_or(function))
+    let distance = i32::from_le_bytes(distance) as isize;
+    Some(address.wrapping_add_signed(distance))
 }
 
-/// Address at a distance from the end of an instruction.
-fn relative_address(end: usize, distance: [u8; 4]) -> usize {
-    end.wrapping_add_signed(i32::from_le_bytes(distance) as isize)
-}
-
-/// Reads the address in a memory slot. `None` if the slot cannot be read.
-fn read_slot(slot: usize) -> Option<usize> {
-    let is_word = slot >> ADDRESS_BITS == 0 && slot.is_multiple_of(size_of::<usize>());
-    // SAFETY: `is_readable`: the kernel has just read the page, which contains the whole aligned word. Code on this
-    // thread's stack refers to it, so it stays mapped.
-    (is_word && is_readable(slot)).then(|| unsafe { (slot as *const usize).read_volatile() })
-}
-
-/// Returns the function to which another one only jumps through a memory slot. `None` for other functions.
-fn function_behind_jump(function: usize) -> Option<usize> {
-    const LENGTH: usize = 11;
+/// Whether a function begins with a jump through a slot, like an entry of a procedure linkage table. False if its code
+/// cannot be read.
+pub(crate) fn is_jump_through_slot(function: usize) -> bool {
+    const LENGTH: usize = 8;
     const ENDBR64: &[u8] = &[0xF3, 0x0F, 0x1E, 0xFA];
     const BND: &[u8] = &[0xF2];
+    const JMP_THROUGH_SLOT: &[u8] = &[0xFF, 0x25];
     let last = function.wrapping_add(LENGTH - 1);
     if function >> ADDRESS_BITS != 0 || !is_readable(function) || !is_readable(last) {
-        return None;
+        return false;
     }
     // SAFETY: `is_readable`: the kernel has just read both pages. The code stays mapped, because a call on this
     // thread's stack names it.
@@ -69,12 +55,7 @@ fn function_behind_jump(function: usize) -> Option<usize> {
     for prefix in [ENDBR64, BND] {
         code = code.strip_prefix(prefix).unwrap_or(code);
     }
-    // jmp through a slot
-    let [0xFF, 0x25, d0, d1, d2, d3, rest @ ..] = code else {
-        return None;
-    };
-    let end = function + LENGTH - rest.len();
-    read_slot(relative_address(end, [*d0, *d1, *d2, *d3]))
+    code.starts_with(JMP_THROUGH_SLOT)
 }
 
 /// Whether the bytes end in a call instruction (Intel SDM, volume 2, CALL): `E8` with 32 bits, or `FF /2` with a
@@ -112,8 +93,6 @@ fn call_operand_len(operand: &[u8]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    extern crate std;
-
     use super::*;
 
     #[test]
@@ -157,38 +136,19 @@ mod tests {
     }
 
     #[test]
-    fn called_function_is_that_of_the_call_or_of_its_slot() {
-        /// call +22; call rax; endbr64; bnd jmp [rip + 5]; call [rip - 4]; push rbp
-        #[repr(C, align(8))]
-        struct Code {
-            bytes: [u8; 40],
-            slot: usize,
-        }
-        const FUNCTION: usize = 0x1234;
-        let mut bytes = [0x90; 40];
-        let calls: [(usize, &[u8]); 5] = [
-            (0, &[0xE8, 11, 0, 0, 0]),
-            (5, &[0x41, 0xFF, 0xD0]),
-            (16, &[0xF3, 0x0F, 0x1E, 0xFA, 0xF2, 0xFF, 0x25, 13, 0, 0, 0]),
-            (28, &[0xFF, 0x15, 6, 0, 0, 0]),
-            (34, &[0xE8, 1, 0, 0, 0]),
+    fn called_function_is_that_of_a_direct_call() {
+        // call +16; call rax; endbr64; bnd jmp *[rip]; jmp *[rip]; push rbp
+        static CODE: [u8; 32] = [
+            0xE8, 16, 0, 0, 0, 0x41, 0x41, 0x41, 0xFF, 0xD0, 0xF3, 0x0F, 0x1E, 0xFA, 0xF2, 0xFF,
+            0x25, 0, 0, 0, 0, 0xFF, 0x25, 0, 0, 0, 0, 0x55, 0, 0, 0, 0,
         ];
-        for (offset, code) in calls {
-            bytes[offset..offset + code.len()].copy_from_slice(code);
-        }
-        let code = std::boxed::Box::new(Code {
-            bytes,
-            slot: FUNCTION,
-        });
-        let start = (&raw const *code) as usize;
-        assert_eq!(code.slot, FUNCTION);
-        // A direct call of the jump through the slot, a call of a register, one through the slot, one of other code.
-        assert_eq!(called_function(start + 5), Some(FUNCTION));
-        assert_eq!(called_function(start + 8), None);
-        assert_eq!(called_function(start + 34), Some(FUNCTION));
-        assert_eq!(called_function(start + 39), Some(start + 40));
-        assert_eq!(function_behind_jump(start), None);
-        assert_eq!(function_behind_jump(0), None);
+        let start = CODE.as_ptr() as usize;
+        assert_eq!(called_function(start + 5), Some(start + 21));
+        assert_eq!(called_function(start + 10), None);
+        assert!(is_jump_through_slot(start + 10));
+        assert!(is_jump_through_slot(start + 21));
+        assert!(!is_jump_through_slot(start));
+        assert!(!is_jump_through_slot(0));
     }
 
     #[test]

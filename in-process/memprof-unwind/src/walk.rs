@@ -50,14 +50,11 @@ pub trait RuleSource {
     /// once per frame, innermost first.
     fn rule_at(&mut self, address: usize, sp: usize) -> PackedRule;
 
-    /// Returns the registers of the caller of `callee`, a frame with the rule [`Rule::Undescribed`]. `None` if they
-    /// cannot be found: its function may use the frame pointer for anything, or leave its caller's value in it.
-    fn undescribed_caller(
-        &mut self,
-        _callee: Registers,
-        _memory: &mut impl StackReader,
-    ) -> Option<Registers> {
-        None
+    /// Whether a function without call frame information may return to `address`: it follows a call, and the called
+    /// function has no call frame information either. A walk checks this before it follows the frame pointer in
+    /// [`Rule::Undescribed`] code, which may use that register for anything, or leave its caller's value in it.
+    fn may_return_to(&mut self, _address: usize) -> bool {
+        false
     }
 
     /// Returns the registers of the caller of `callee`, a frame with the rule [`Rule::Complex`]. `depth` is the frame's
@@ -161,10 +158,8 @@ fn uncommon_caller(
     let caller = match rule {
         Rule::Frame { cfa, bp } => frame_caller(callee, cfa, bp, memory),
         Rule::Signal => registers_before_signal(callee, memory),
-        Rule::FramePointer if has_frame_pointer(callee) => frame_pointer_caller(callee, memory),
-        Rule::Undescribed => {
-            let caller = rules.undescribed_caller(callee, memory);
-            Some(caller.ok_or(WalkEnd::Undescribed)?)
+        Rule::FramePointer | Rule::Undescribed if has_frame_pointer(callee) => {
+            frame_pointer_caller(callee, memory)
         }
         Rule::Complex => {
             let caller = rules.caller_by_complex_rule(callee, into_call, depth, memory);
@@ -172,9 +167,13 @@ fn uncommon_caller(
         }
         Rule::Outermost => return Err(WalkEnd::Outermost),
         Rule::Unknown | Rule::FramePointer => return Err(WalkEnd::UnknownCode),
+        Rule::Undescribed => return Err(WalkEnd::Undescribed),
         Rule::Unsupported => return Err(WalkEnd::Unsupported),
     };
     let caller = caller.ok_or(WalkEnd::Unreadable)?;
+    if rule == Rule::Undescribed && !rules.may_return_to(caller.pc) {
+        return Err(WalkEnd::Undescribed);
+    }
     Ok((caller, rule == Rule::Signal))
 }
 
@@ -252,13 +251,8 @@ mod tests {
             if address < 0x1000 { self.0 } else { frame }.into()
         }
 
-        fn undescribed_caller(
-            &mut self,
-            callee: Registers,
-            memory: &mut impl StackReader,
-        ) -> Option<Registers> {
-            let caller = has_frame_pointer(callee).then(|| frame_pointer_caller(callee, memory));
-            caller.flatten().filter(|caller| caller.pc >= 0x1000)
+        fn may_return_to(&mut self, address: usize) -> bool {
+            address >= 0x1000
         }
     }
 

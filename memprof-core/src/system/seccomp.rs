@@ -61,6 +61,11 @@ const PROBE_TIMEOUT: Timespec = Timespec {
     tv_sec: 10,
     tv_nsec: 0,
 };
+/// Further time for a child that was frozen with its parent.
+const THAW_TIMEOUT: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
 
 /// Index of the call after which the child disables core dumps and the SIGSYS handler.
 const SILENCE_AFTER: usize = 1;
@@ -155,13 +160,15 @@ fn probe_in_child() -> io::Result<Option<&'static str>> {
     let shared = ProbePage::map()?;
     let (child, exit) = fork_probe_child(shared.progress())?;
     let mut polled = [PollFd::new(&exit, PollFlags::IN)];
-    let has_ended = loop {
-        match poll(&mut polled, Some(&PROBE_TIMEOUT)) {
-            Ok(ready) => break ready > 0,
+    let mut wait = |timeout: &Timespec| loop {
+        match poll(&mut polled, Some(timeout)) {
+            Ok(ready) => break Ok(ready > 0),
             Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
+            Err(errno) => break Err(errno),
         }
     };
+    // Both processes may have been frozen for all of the first wait.
+    let has_ended = wait(&PROBE_TIMEOUT)? || wait(&THAW_TIMEOUT)?;
     let started = shared.progress().load(Ordering::Acquire);
     // The filter leaves a call to a supervisor that does not answer (`SECCOMP_RET_USER_NOTIF`). The child stays: the
     // filter may end the process for kill(2).

@@ -184,9 +184,9 @@ fn open_program(pid: u32) -> Option<File> {
 
 /// Names of what a process maps.
 struct MappedFiles<'m> {
-    /// Of all mappings; equal neighbours once.
+    /// Names of all mappings; equal neighbours once.
     names: Vec<&'m [u8]>,
-    /// Of those that are mapped as code.
+    /// Names of the files that are mapped as code.
     code: Vec<&'m [u8]>,
 }
 

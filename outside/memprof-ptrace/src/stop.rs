@@ -201,18 +201,6 @@ impl StoppedThread {
         Ok(words)
     }
 
-    /// Reads the address of the thread's area for restartable sequences (rseq(2)); 0 if it has none.
-    ///
-    /// # Errors
-    /// The thread was killed, or Linux is older than 5.13.
-    pub fn rseq_area(&self) -> io::Result<u64> {
-        // SAFETY: the structure consists of numbers.
-        let mut area: libc::ptrace_rseq_configuration = unsafe { mem::zeroed() };
-        let (size, address) = (size_of_val(&area), &raw mut area as usize);
-        request(libc::PTRACE_GET_RSEQ_CONFIGURATION, self.tid, size, address)?;
-        Ok(area.rseq_abi_pointer)
-    }
-
     /// Sets the registers with which the thread continues when it is detached.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! Folded stacks: root first, by function, each stack once. All formats except pprof and jeprof are rendered from
 //! them.
 
+mod folded_stack;
 mod folded_stacks;
 mod function_table;
 mod profile_side;
@@ -10,7 +11,8 @@ mod unnamed_places;
 
 use std::collections::HashMap;
 
-pub use self::folded_stacks::{FoldedStack, FoldedStacks, StackCursor};
+pub use self::folded_stack::FoldedStack;
+pub use self::folded_stacks::{FoldedStacks, StackCursor};
 use self::function_table::{FunctionTable, ids_by_name};
 use self::profile_side::ProfileSide;
 use self::sample_stacks::SampleStacks;

@@ -35,6 +35,11 @@ impl Strings {
         id
     }
 
+    /// Whether a string, with its unprintable characters replaced, is in the table.
+    pub(crate) fn contains(&self, string: &str) -> bool {
+        self.ids.contains_key(string) || self.ids.contains_key(&*replace_unprintable(string))
+    }
+
     /// Returns the string with that id. Panics if the id is from another table and not in this one.
     pub fn get(&self, id: StringId) -> &str {
         &self.list[id.0 as usize]

@@ -9,11 +9,11 @@ mod versions;
 use std::ops::Range;
 
 use object::elf::{
-    DT_FINI, DT_FINI_ARRAY, DT_FINI_ARRAYSZ, DT_INIT, DT_INIT_ARRAY, DT_INIT_ARRAYSZ, DT_JMPREL,
-    DT_NEEDED, DT_NULL, DT_PLTRELSZ, DT_RELA, DT_RELACOUNT, DT_RELASZ, DT_RELR, DT_RELRSZ,
-    DT_STRSZ, DT_STRTAB, DT_SYMTAB, Dyn64, DynamicTag, FileHeader64, PF_W, PF_X, PT_DYNAMIC,
-    PT_LOAD, ProgramHeader64, R_X86_64_IRELATIVE, R_X86_64_NONE, R_X86_64_RELATIVE, Rela64,
-    SHT_DYNSYM, STT_SECTION, Sym64,
+    DF_TEXTREL, DT_FINI, DT_FINI_ARRAY, DT_FINI_ARRAYSZ, DT_FLAGS, DT_INIT, DT_INIT_ARRAY,
+    DT_INIT_ARRAYSZ, DT_JMPREL, DT_NEEDED, DT_NULL, DT_PLTRELSZ, DT_RELA, DT_RELACOUNT, DT_RELASZ,
+    DT_RELR, DT_RELRSZ, DT_STRSZ, DT_STRTAB, DT_SYMTAB, DT_TEXTREL, Dyn64, DynamicTag,
+    FileHeader64, PF_R, PF_W, PF_X, PT_DYNAMIC, PT_LOAD, ProgramHeader64, R_X86_64_IRELATIVE,
+    R_X86_64_NONE, R_X86_64_RELATIVE, Rela64, SHT_DYNSYM, STT_SECTION, Sym64,
 };
 use object::endian::{LittleEndian, U64};
 use object::pod::Pod;
@@ -24,6 +24,8 @@ pub(crate) use link_info::{LinkInfo, is_for_another_machine};
 
 /// Byte order of x86-64.
 const LE: LittleEndian = LittleEndian;
+/// Most relocations of type NONE, which linkers leave where they drop one: fewer than a sector of 512 bytes holds.
+const MAX_EMPTY_ENTRIES: usize = 20;
 
 type Result<T> = std::result::Result<T, String>;
 type Segment = ProgramHeader64<LittleEndian>;
@@ -112,6 +114,12 @@ impl Dynamic<'_> {
     /// Returns the first value of a tag. `None` if the tag is absent.
     fn value(&self, tag: DynamicTag) -> Option<u64> {
         self.values(tag).next()
+    }
+
+    /// Returns whether relocations may change segments that are not writable.
+    fn has_text_relocations(&self) -> bool {
+        let flags = self.value(DT_FLAGS).unwrap_or(0);
+        flags & DF_TEXTREL.0 != 0 || self.value(DT_TEXTREL).is_some()
     }
 }
 
@@ -241,6 +249,12 @@ impl<'a> Library<'a> {
     ) -> Result<()> {
         const TABLE: &str = "table of relocations";
         let relative = dynamic.value(DT_RELACOUNT).unwrap_or(0) as usize;
+        // With text relocations, the loader makes segments writable that are not.
+        let target_flags = match dynamic.has_text_relocations() {
+            true => PF_R.0 | PF_W.0 | PF_X.0,
+            false => PF_W.0,
+        };
+        let mut empty_entries = 0;
         let tables = [(DT_RELA, DT_RELASZ, relative), (DT_JMPREL, DT_PLTRELSZ, 0)];
         for (tag, size, relative) in tables {
             let Some(address) = dynamic.value(tag) else {
@@ -258,11 +272,19 @@ impl<'a> Library<'a> {
                     || kind == R_X86_64_RELATIVE
                         && self.is_in_segment_with(addend, PF_X.0)
                         && called_ranges.iter().any(|range| range.contains(&target));
-                // A block of zeros has type NONE. The loader relies on RELATIVE in the first DT_RELACOUNT entries.
+                // The loader skips an entry of type NONE, but a block of them is a part of the file that was not written.
+                if kind == R_X86_64_NONE && index >= relative {
+                    empty_entries += 1;
+                    if empty_entries > MAX_EMPTY_ENTRIES {
+                        return damaged_error(TABLE);
+                    }
+                    continue;
+                }
+                // The loader relies on RELATIVE in the first DT_RELACOUNT entries.
                 let is_valid = kind != R_X86_64_NONE
                     && (index >= relative || kind == R_X86_64_RELATIVE)
                     && (entry.r_sym(LE, false) as usize) < symbols
-                    && self.is_in_segment_with(target, PF_W.0)
+                    && self.is_in_segment_with(target, target_flags)
                     && (!is_called || self.has_code(addend));
                 if !is_valid {
                     return damaged_error(TABLE);

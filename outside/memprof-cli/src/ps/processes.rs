@@ -1,8 +1,7 @@
 //! Processes of this machine: what they are, how fast they grow, and what memprof can do with each.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::io::Read;
+use std::fs;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -147,11 +146,7 @@ pub(super) fn process_rows(
 
 /// Returns the resident memory of a process in bytes; `None` if it has ended.
 fn resident_bytes(pid: u32) -> Option<u64> {
-    // Seven numbers of up to 20 digits (proc(5)).
-    let mut statm = [0; 160];
-    let mut file = File::open(format!("/proc/{pid}/statm")).ok()?;
-    let length = file.read(&mut statm).ok()?;
-    let statm = str::from_utf8(&statm[..length]).ok()?;
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
     let pages: u64 = statm.split_ascii_whitespace().nth(1)?.parse().ok()?;
     Some(pages * rustix::param::page_size() as u64)
 }

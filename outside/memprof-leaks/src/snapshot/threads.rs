@@ -11,7 +11,7 @@ use memprof_ptrace::exit_stop::ExitingProgram;
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
 use memprof_ptrace::remote_call::SavedContext;
-use memprof_ptrace::seccomp::require_snapshot_calls;
+use memprof_ptrace::seccomp::{require_snapshot_calls, rseq_area};
 use memprof_ptrace::stop::{StopError, StoppedThread};
 use memprof_ptrace::stop_all::{self, StopAllError};
 use memprof_ptrace::syscall_restart::{self, CALL_LENGTH, would_see_eintr};
@@ -117,8 +117,9 @@ pub(super) fn stop_all(pid: u32, limit: Duration) -> Result<SnapshotThreads, Err
     }
 }
 
-/// Stops the threads that wait for children of any kind, or run and may do so next, up to [`MAX_REAPERS`]; or else one
-/// thread, the first that can be stopped. The result is empty if none can. Fails if the process has ended.
+/// Stops the threads that wait for children of any kind, or run and may do so next, up to [`MAX_REAPERS`], and one other
+/// thread, the first that can be stopped: those may be unable to make calls. The result is empty if none can be stopped.
+/// Fails if the process has ended.
 pub(super) fn stop_reapers(pid: u32) -> Result<SnapshotThreads, Error> {
     let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
     let stop = |tid| Some((tid, StoppedThread::interrupt(tid).ok()?));
@@ -129,9 +130,10 @@ pub(super) fn stop_reapers(pid: u32) -> Result<SnapshotThreads, Error> {
     let reapers = listed.iter().filter(waits);
     let reapers = reapers.chain(listed.iter().filter(runs)).take(MAX_REAPERS);
     let mut stopped: Vec<_> = reapers.filter_map(|thread| stop(thread.tid)).collect();
-    if stopped.is_empty() {
-        stopped.extend(list_tids(pid)?.into_iter().find_map(stop));
-    }
+    let is_stopped = |tid: u32| stopped.iter().any(|(stopped, _)| *stopped == tid);
+    let mut others = list_tids(pid)?.into_iter().filter(|tid| !is_stopped(*tid));
+    let other = others.find_map(stop);
+    stopped.extend(other);
     Ok(read_threads(&memory, stopped))
 }
 
@@ -182,7 +184,7 @@ fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> Snapshot
         else {
             continue;
         };
-        let kernel_words = read_kernel_words(&stopped, threads.is_empty());
+        let kernel_words = read_kernel_words(&stopped, tid, threads.is_empty());
         let code = memory.read_array(registers.rip.wrapping_sub(CALL_LENGTH as u64));
         let restarted = code
             .ok()
@@ -202,12 +204,12 @@ fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> Snapshot
 
 /// Reads the words that the kernel has stored for a stopped thread: the address of its area for rseq(2), and those of
 /// its queued signals, with those for its process if `of_process`. Empty if the thread was killed.
-fn read_kernel_words(stopped: &StoppedThread, of_process: bool) -> Vec<u64> {
+fn read_kernel_words(stopped: &StoppedThread, tid: u32, of_process: bool) -> Vec<u64> {
     let mut words = stopped.queued_signals(false).unwrap_or_default();
     if of_process {
         words.extend(stopped.queued_signals(true).unwrap_or_default());
     }
-    words.extend(stopped.rseq_area());
+    words.extend(rseq_area(tid).ok().flatten());
     words
 }
 
@@ -312,7 +314,7 @@ impl Registers {
         let last = exiting.thread();
         let (registers, state) = (last.registers()?, last.xstate()?);
         let mut all = vec![Self {
-            kernel_words: read_kernel_words(last, true),
+            kernel_words: read_kernel_words(last, exiting.last_thread(), true),
             ..Self::new(exiting.last_thread(), &registers, &state, &library)
         }];
         let killed = exiting.killed_threads().iter();

@@ -1,25 +1,11 @@
 //! Folded stacks in the order of their function names, read one after the other: each is made when it is read, so that
 //! none needs memory.
 
+use super::folded_stack::{FoldedStack, TimedAmounts};
 use super::sample_stacks::SampleStacks;
 use super::stack_lists::StackLists;
-use crate::alloc_time::AllocTime;
 use crate::comparison::Comparison;
 use crate::names::StringId;
-
-/// Bytes and objects in use of an allocation time.
-pub(crate) type TimedAmounts = (AllocTime, [i64; 2]);
-
-/// One folded stack.
-#[derive(Clone, Copy, Debug)]
-pub struct FoldedStack<'f> {
-    /// Functions, root first.
-    pub functions: &'f [StringId],
-    /// Values in the profile and in its base.
-    pub values: Comparison,
-    /// Bytes and objects in use in the profile, by allocation time; unordered, empty if the profile has no ages.
-    pub(crate) alloc_times: &'f [TimedAmounts],
-}
 
 /// Folded stacks in the order of their function names.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use super::folded_stacks::TimedAmounts;
+use super::folded_stack::TimedAmounts;
 use super::function_table::FunctionTable;
 use super::{Granularity, Selection};
 use crate::code_origin::{CodeOrigins, OriginRules};

@@ -3,7 +3,7 @@
 
 use std::cmp::Ordering;
 
-use super::folded_stacks::TimedAmounts;
+use super::folded_stack::TimedAmounts;
 use super::profile_side::ProfileSide;
 use crate::comparison::Comparison;
 use crate::names::StringId;

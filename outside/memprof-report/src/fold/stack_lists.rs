@@ -2,7 +2,7 @@
 
 use hashbrown::HashTable;
 
-use super::folded_stacks::{FoldedStack, TimedAmounts};
+use super::folded_stack::{FoldedStack, TimedAmounts};
 use crate::comparison::Comparison;
 use crate::names::StringId;
 use crate::stacks::StackHasher;

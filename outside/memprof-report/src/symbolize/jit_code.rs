@@ -30,15 +30,12 @@ pub(super) fn name_addresses(
     let mut left_out = 0;
     let mut set = |found: Vec<(AddressId, String)>| {
         for (id, name) in found {
-            let known = names.strings.len();
-            let function = names.strings.intern(&name);
-            let is_new = names.strings.len() > known;
-            if is_new && !budget.charge_jit_name(&name) {
+            if !names.strings.contains(&name) && !budget.charge_jit_name(&name) {
                 left_out += 1;
                 continue;
             }
             let frame = Frame {
-                function,
+                function: names.strings.intern(&name),
                 linkage: None,
                 file: None,
                 line: 0,
