@@ -9,6 +9,8 @@ use crate::raw::MEMPROF_INVALID_ARGUMENT;
 pub struct Arguments {
     words: Vec<(String, String)>,
     known: Vec<&'static str>,
+    /// Usage of the message, such as `name=NAME [for=TIME]`. Empty if it is not known.
+    usage: &'static str,
 }
 
 impl Arguments {
@@ -33,7 +35,13 @@ impl Arguments {
         Ok(Self {
             words,
             known: Vec::new(),
+            usage: "",
         })
+    }
+
+    /// Sets the usage of the message, from which [`require`](Self::require) knows which other arguments are valid.
+    pub(crate) fn with_usage(self, usage: &'static str) -> Self {
+        Self { usage, ..self }
     }
 
     /// Joins the words of a command line to one text, which [`parse`](Self::parse) splits into the same words. Adds
@@ -60,11 +68,21 @@ impl Arguments {
     /// Removes the mandatory argument `key` and returns its value.
     ///
     /// # Errors
-    /// `InvalidArgument`: the key is absent.
+    /// `InvalidArgument`: the key is absent. If an argument is in its place that the message's usage does not have, such
+    /// as a misspelled one, the failure is that of [`finish`](Self::finish) and names it.
     pub fn require(&mut self, key: &'static str) -> Result<String, Failure> {
-        self.take(key).ok_or_else(|| {
-            invalid_argument(format!("argument {key:?} is missing"))
-                .remedy(format!("send {key}=VALUE"))
+        if let Some(value) = self.take(key) {
+            return Ok(value);
+        }
+        let valid = usage_keys(self.usage);
+        // A usage without the mandatory key is incomplete.
+        let unknown = self.words.iter().find(|(word, _)| {
+            valid.contains(&key) && !valid.contains(&&**word) && !self.known.contains(&&**word)
+        });
+        Err(match unknown {
+            Some((word, _)) => unknown_argument(word, &valid),
+            None => invalid_argument(format!("argument {key:?} is missing"))
+                .remedy(format!("send {key}=VALUE")),
         })
     }
 
@@ -77,12 +95,25 @@ impl Arguments {
         let Some((key, _)) = self.words.first() else {
             return Ok(());
         };
-        let remedy = match self.known.as_slice() {
-            [] => "this message takes no arguments".to_owned(),
-            known => format!("valid arguments: {}", known.join(", ")),
-        };
-        Err(invalid_argument(format!("unknown argument {key:?}")).remedy(remedy))
+        Err(unknown_argument(key, &self.known))
     }
+}
+
+/// Failure of a message that has an argument besides the `valid` ones.
+fn unknown_argument(key: &str, valid: &[&str]) -> Failure {
+    let remedy = match valid {
+        [] => "this message takes no arguments".to_owned(),
+        valid => format!("valid arguments: {}", valid.join(", ")),
+    };
+    invalid_argument(format!("unknown argument {key:?}")).remedy(remedy)
+}
+
+/// Keys of the arguments in a message's usage: `name` and `for` of `name=NAME [for=TIME]`.
+fn usage_keys(usage: &str) -> Vec<&str> {
+    let words = usage.split(|c: char| c.is_whitespace() || "[]|(){}<>,".contains(c));
+    words
+        .filter_map(|word| Some(word.split_once('=')?.0).filter(|key| !key.is_empty()))
+        .collect()
 }
 
 /// Failure of kind `InvalidArgument`, without a remedy.
@@ -184,6 +215,27 @@ mod tests {
                 assert_eq!(args.take("next").as_deref(), Some("1"), "{joined:?}");
             }
         }
+    }
+
+    #[test]
+    fn missing_argument_names_the_misspelled_one() {
+        let check = |usage: &'static str, text: &str, expected: &str| {
+            let mut args = Arguments::parse(text).unwrap().with_usage(usage);
+            args.take("flags");
+            let refused = args.require("word").unwrap_err();
+            assert_eq!(refused.to_string(), expected, "{usage} {text}");
+        };
+        let missing = "argument \"word\" is missing; send word=VALUE";
+        let usage = "word=WORD [for=TIME] [mode=a|b]";
+        check(usage, "", missing);
+        check(usage, "for=1s mode=a", missing);
+        check(usage, "flags=1", missing);
+        let unknown = "unknown argument \"wrod\"; valid arguments: word, for, mode";
+        check(usage, "wrod=x", unknown);
+        check(usage, "for=1s wrod=x", unknown);
+        // Such a usage does not tell which arguments are valid.
+        check("", "wrod=x", missing);
+        check("[for=TIME] WORDS", "wrod=x", missing);
     }
 
     #[test]

@@ -143,13 +143,14 @@ unsafe extern "C" fn handle_message<P: Plugin>(
     let args = unsafe { args.as_str() };
     let handled = catch_panic(|| {
         let shown = name.unwrap_or("what is not UTF-8");
-        let name = name
+        let message = name
             .ok()
-            .filter(|name| P::MESSAGES.iter().any(|known| known.name() == *name));
-        let name = name.ok_or_else(|| unknown_message_failure::<P>(shown))?;
+            .and_then(|name| P::MESSAGES.iter().find(|known| known.name() == name));
+        let message = message.ok_or_else(|| unknown_message_failure::<P>(shown))?;
         let args =
             args.map_err(|error| Failure::new(MEMPROF_INVALID_ARGUMENT, format!("args: {error}")))?;
-        plugin.handle_message(name, Arguments::parse(args)?, &mut reply)
+        let args = Arguments::parse(args)?.with_usage(message.usage());
+        plugin.handle_message(message.name(), args, &mut reply)
     });
     match handled {
         Ok(()) => MEMPROF_OK,

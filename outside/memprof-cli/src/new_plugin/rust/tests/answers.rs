@@ -19,6 +19,7 @@ fn plugin_answers_in_a_host() {
     };
     check("greet", r#"name="Ada Lovelace""#, 0, "hi, Ada Lovelace");
     check("greet", "name=", -2, "the name is empty; send name=NAME");
+    check("greet", "nmae=Ada", -2, "unknown argument \"nmae\"; valid arguments: name");
     check("greet", "", -2, "argument \"name\" is missing; send name=VALUE");
     check("count", "", 0, "1 greeted");
     check("leave", "", -1, "greeter has no message \"leave\"; valid messages: greet, count");
