@@ -5,6 +5,7 @@ mod plugin_table;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::config_source::ConfigSource;
 pub(crate) use plugin_table::with_table_prefix;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -61,6 +62,9 @@ pub struct PluginConfig {
     /// another form, as an inline table.
     #[serde(skip)]
     text_in_file: Option<String>,
+    /// File from which the table was read.
+    #[serde(skip)]
+    source: ConfigSource,
 }
 
 /// Deserializes `[[plugin]]`, with an error that explains the brackets.
@@ -108,7 +112,18 @@ impl Config {
         };
         let text =
             std::fs::read_to_string(path).map_err(|error| config_error(error.to_string()))?;
-        Self::parse(&text).map_err(config_error)
+        let config = Self::parse(&text).map_err(config_error)?;
+        Ok(config.with_path(path))
+    }
+
+    /// Sets the path of the file whose text was parsed, which errors of the plugins then name. [`read`](Self::read)
+    /// does so; it is for [`parse`](Self::parse) and [`parse_beside`](Self::parse_beside).
+    #[must_use]
+    pub fn with_path(mut self, path: &Path) -> Self {
+        for plugin in &mut self.plugin {
+            plugin.source = ConfigSource::File(path.to_owned());
+        }
+        self
     }
 
     /// Parses the text of a config file that also configures the program. `own` names the tables and keys at the top of
@@ -157,6 +172,11 @@ impl PluginConfig {
     pub fn config_text(&self) -> String {
         let text_in_file = self.text_in_file.clone();
         text_in_file.unwrap_or_else(|| self.config.to_string())
+    }
+
+    /// Returns the source of the config, for errors.
+    pub(crate) fn source(&self) -> &ConfigSource {
+        &self.source
     }
 
     /// Returns the name of the plugin until its id is known: the file's name without its extension.

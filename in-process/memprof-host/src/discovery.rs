@@ -25,7 +25,7 @@ const TOTAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reason and remedy for a process that has the plugin but no control socket.
 pub const NO_CONTROL_SOCKET: &str = "it has the plugin, but no control socket: set `control=on` in the \
-                          plugin's configuration, or attach again if memprof detached from it";
+                          plugin's configuration (in Redis `control on`), or attach again if memprof detached from it";
 
 /// Reason and remedy for a process whose plugin is being started for longer than a command waits.
 const STILL_STARTING: &str = "its plugin is still being started; try again";

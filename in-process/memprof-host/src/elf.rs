@@ -6,8 +6,8 @@ mod tables;
 
 use object::Endianness;
 use object::elf::{
-    DF_1_NODELETE, DF_SYMBOLIC, DT_FLAGS, DT_FLAGS_1, DynamicTag, ET_DYN, FileHeader64, PT_LOAD,
-    SHT_DYNSYM, SHT_NOBITS, STB_GLOBAL,
+    DF_1_NODELETE, DF_SYMBOLIC, DT_FLAGS, DT_FLAGS_1, DynamicTag, ELFMAG, ET_DYN, FileHeader64,
+    PT_LOAD, SHT_DYNSYM, SHT_NOBITS, STB_GLOBAL,
 };
 use object::read::SymbolIndex;
 use object::read::elf::{Dyn as _, FileHeader, ProgramHeader, SectionHeader, Sym as _};
@@ -21,13 +21,20 @@ pub(crate) const NOT_A_PLUGIN: &str = "it is not a shared library for this machi
 /// Checks that the bytes are a whole shared library for this architecture, whose tables the loader can use. The error
 /// describes the first fault.
 pub(crate) fn check_loadable(bytes: &[u8]) -> Result<(), String> {
-    let invalid_elf = |error: object::Error| format!("it is not a whole ELF file: {error}");
+    if bytes.is_empty() {
+        return Err("it is empty".to_owned());
+    }
+    let magic = &ELFMAG[..bytes.len().min(ELFMAG.len())];
     if bytes.starts_with(b"!<arch>") {
         return Err(format!("{NOT_A_PLUGIN}, but a static one"));
+    }
+    if !bytes.starts_with(magic) {
+        return Err(NOT_A_PLUGIN.to_owned());
     }
     if is_for_another_machine(bytes) {
         return Err(format!("{NOT_A_PLUGIN}, but one for another architecture"));
     }
+    let invalid_elf = |error: object::Error| format!("it is not a whole ELF file: {error}");
     let header = FileHeader64::<Endianness>::parse(bytes).map_err(invalid_elf)?;
     let endian = header.endian().map_err(invalid_elf)?;
     if endian != Endianness::default() {
@@ -208,7 +215,10 @@ mod tests {
             let error = check_loadable(bytes).unwrap_err();
             assert!(error.contains(expected), "{error}");
         };
-        check(b"#!/bin/sh\n", "not a whole ELF file");
+        check(b"#!/bin/sh\n", "not a shared library");
+        check(b"\x7fEL\n", "not a shared library");
+        check(b"\x7fE", "not a whole ELF file");
+        check(b"", "it is empty");
         check(&patched(18, 183), "another architecture");
         check(&patched(16, 1), "not a shared library");
         check(&patched(4, 1), "another architecture");

@@ -83,10 +83,7 @@ fn add_plugin(router: &mut Router, config: &PluginConfig, program: HostProgram) 
     };
     let plugin = load_with_check(config, program, |known| {
         info = known.clone();
-        check_unique_id(router, &known.id).map_err(|failure| Failure {
-            message: format!("{}: {}", config.path.display(), failure.message),
-            ..failure
-        })
+        check_unique_id(router, &known.id, &config.path)
     });
     info.path = config.path.display().to_string();
     match &plugin {
@@ -96,16 +93,15 @@ fn add_plugin(router: &mut Router, config: &PluginConfig, program: HostProgram) 
     router.add(info, plugin);
 }
 
-/// Fails if the router has a running plugin with this id.
-fn check_unique_id(router: &Router, id: &str) -> Result<(), Failure> {
-    if router.has_plugin(id) {
-        let message = format!("a plugin with the id {id} is loaded already");
-        return Err(Failure::new(
-            memprof_plugin_abi::raw::MEMPROF_INTERNAL,
-            message,
-        ));
-    }
-    Ok(())
+/// Fails if the router has a running plugin with this id. The error names both files; `path` is the one to be loaded.
+fn check_unique_id(router: &Router, id: &str, path: &Path) -> Result<(), Failure> {
+    let Some(loaded) = router.path_of_plugin(id) else {
+        return Ok(());
+    };
+    let path = path.display();
+    let message = format!("{path}: a plugin with the id {id} is loaded already, from {loaded}");
+    let remedy = "leave out one of the two, or give one of them another id";
+    Err(Failure::new(memprof_plugin_abi::raw::MEMPROF_INTERNAL, message).remedy(remedy))
 }
 
 /// Parses `[control] socket`: `on`, `off` or an absolute path. Fails for other values. `None`: no socket; `Some(None)`:

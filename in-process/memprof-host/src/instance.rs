@@ -11,10 +11,11 @@ use std::mem;
 
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
-    MEMPROF_ABI_VERSION, MEMPROF_INTERNAL, MEMPROF_OK, memprof_host_t, memprof_plugin_entry_t,
-    memprof_plugin_t, memprof_reply_t, memprof_status_t, memprof_str_t,
+    MEMPROF_ABI_VERSION, MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_OK, memprof_host_t,
+    memprof_plugin_entry_t, memprof_plugin_t, memprof_reply_t, memprof_status_t, memprof_str_t,
 };
 
+use crate::config_source::ConfigSource;
 use crate::program::HostProgram;
 use crate::protocol::{HELP, PluginInfo};
 use crate::reply::Reply;
@@ -96,6 +97,20 @@ impl Instance {
         config: &str,
     ) -> Result<Self, Failure> {
         // SAFETY: the caller promises null or an entry of a library that stays loaded.
+        unsafe { Self::create_from(entry, program, config, &ConfigSource::Unknown) }
+    }
+
+    /// Like [`Instance::create`], with the source of `config`, which an error about the config names.
+    ///
+    /// # Safety
+    /// As for [`Instance::create`].
+    pub(crate) unsafe fn create_from(
+        entry: *const memprof_plugin_entry_t,
+        program: HostProgram,
+        config: &str,
+        source: &ConfigSource,
+    ) -> Result<Self, Failure> {
+        // SAFETY: the caller promises null or an entry of a library that stays loaded.
         let info = unsafe { check_entry(entry) }?;
         let claim = InstanceClaim::claim(entry, &info.id)?;
         // SAFETY: `check_entry` found a whole entry; the caller promises that its library stays loaded.
@@ -127,10 +142,17 @@ impl Instance {
         if status != MEMPROF_OK {
             let reason = error.map_or_else(
                 || format!("it gave no reason (status {status})"),
-                |error| error.text,
+                |error| error.reason,
             );
-            let message = format!("plugin {} could not be created: {reason}", info.id);
-            return Err(Failure::new(status, message));
+            let start = format!("plugin {} could not be created: ", info.id);
+            // The config is the only argument of `create` that a person can correct.
+            return Err(match status {
+                MEMPROF_INVALID_ARGUMENT => {
+                    Failure::new(status, start + &source.locate(config, &reason))
+                        .remedy(source.remedy())
+                }
+                _ => Failure::new(status, start + &reason),
+            });
         }
         if let Some(error) = error {
             context.write_error(&error);

@@ -23,6 +23,7 @@ mod body;
 pub mod client;
 #[cfg(feature = "loader")]
 mod config;
+mod config_source;
 #[cfg(feature = "control")]
 mod control;
 #[cfg(feature = "loader")]

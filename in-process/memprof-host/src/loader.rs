@@ -51,7 +51,8 @@ pub(crate) fn load_with_check(
     // SAFETY: the entry is of a library that `load_library` leaked.
     check_info(&unsafe { check_entry(entry) }?)?;
     // SAFETY: the entry is of a library that `load_library` leaked.
-    let created = unsafe { Instance::create(entry, program, &config.config_text()) };
+    let created =
+        unsafe { Instance::create_from(entry, program, &config.config_text(), config.source()) };
     created.map_err(|mut failure| {
         failure.message = with_table_prefix(&failure.message);
         failure
@@ -141,7 +142,8 @@ fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure>
     let io_failure =
         |reason: String| Failure::new(MEMPROF_IO, format!("{}: {reason}", path.display()));
     let own_uid = rustix::process::geteuid().as_raw();
-    let path = check_trusted(path, own_uid).map_err(|reason| Failure::new(MEMPROF_IO, reason))?;
+    let path = check_trusted(path, own_uid)
+        .map_err(|reason| Failure::new(MEMPROF_IO, reason).remedy(path_remedy(path)))?;
     let file = File::open(&path).map_err(|error| io_failure(error.to_string()))?;
     let metadata = file.metadata();
     let identity = file_identity(&metadata.map_err(|error| io_failure(error.to_string()))?);
@@ -160,9 +162,10 @@ fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure>
             .map(|byte| format!("{byte:02x}"))
             .collect();
         if !expected.eq_ignore_ascii_case(&digest) {
-            return Err(io_failure(format!(
-                "its sha256 is {digest}, the config asks for {expected}"
-            )));
+            let reason = format!("its sha256 is {digest}, the config asks for {expected}");
+            return Err(io_failure(reason).remedy(
+                "install the file that the config asks for, or correct sha256 if this file is meant",
+            ));
         }
     }
     check_dependencies(&path, &bytes, own_uid)
@@ -174,6 +177,17 @@ fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure>
         _file: file,
         identity,
     })
+}
+
+/// Returns the remedy for the path of a plugin that is not trusted; empty if the reason has one.
+fn path_remedy(path: &Path) -> &'static str {
+    if !path.is_absolute() {
+        return "write its whole path, from / on";
+    }
+    match path.try_exists() {
+        Ok(false) => "correct the path, or install the plugin there",
+        Ok(true) | Err(_) => "",
+    }
 }
 
 /// Returns the text of dlerror(3), which libloading keeps as the cause, without the path with which it mostly begins.
@@ -301,4 +315,48 @@ fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
         })?;
     }
     Ok(LoadedLibrary { entry, warnings })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::check;
+
+    #[test]
+    fn refusals_name_the_remedy() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str, bytes: &[u8]| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            path
+        };
+        let check = |path: &Path, sha256: Option<&str>, reason: &str, remedy: &str| {
+            let failure = check(path, sha256).unwrap_err();
+            assert!(failure.message.contains(reason), "{failure}");
+            assert_eq!(failure.remedy, remedy, "{failure}");
+        };
+        let absolute = "write its whole path, from / on";
+        check(Path::new("p.so"), None, "p.so is not absolute", absolute);
+        let missing = directory.path().join("gone.so");
+        let install = "correct the path, or install the plugin there";
+        check(&missing, None, "No such file", install);
+        let library = "name the plugin's shared library";
+        let other = "it is not a shared library for this machine";
+        check(&file("a.so", &[0x9d; 4096]), None, other, library);
+        check(&file("words.c", b"int x;\n"), None, other, library);
+        check(&file("b.so", b"!<arch>\n"), None, other, library);
+        let again = "copy the plugin again; replace a loaded one by rename, never in place";
+        check(&file("c.so", b""), None, "it is empty", again);
+        check(
+            &file("d.so", b"\x7fEL"),
+            None,
+            "it is not a whole ELF file",
+            again,
+        );
+        let own = std::env::current_exe().unwrap();
+        let sha256 =
+            "install the file that the config asks for, or correct sha256 if this file is meant";
+        check(&own, Some("00"), "the config asks for 00", sha256);
+    }
 }

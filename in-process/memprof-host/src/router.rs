@@ -42,9 +42,19 @@ impl Router {
 
     /// Returns whether a plugin with this name was created.
     pub fn has_plugin(&self, name: &str) -> bool {
-        self.entries
-            .iter()
-            .any(|entry| entry.info.id == name && entry.plugin.is_ok())
+        self.created_entry(name).is_some()
+    }
+
+    /// Returns the path of the created plugin with this name. `None` if there is none.
+    #[cfg(all(feature = "loader", feature = "control"))]
+    pub(crate) fn path_of_plugin(&self, name: &str) -> Option<&str> {
+        self.created_entry(name).map(|entry| &*entry.info.path)
+    }
+
+    /// Returns the entry of the created plugin with this name.
+    fn created_entry(&self, name: &str) -> Option<&RouterEntry> {
+        let mut entries = self.entries.iter();
+        entries.find(|entry| entry.info.id == name && entry.plugin.is_ok())
     }
 
     /// Iterates over all descriptions, each with the plugin or its failure.
@@ -97,7 +107,12 @@ impl Router {
         let known = if names.is_empty() {
             "no plugins".to_owned()
         } else {
-            names.join("; ")
+            // A reason may have commas.
+            names.join(if self.entries.iter().any(|entry| entry.plugin.is_err()) {
+                "; "
+            } else {
+                ", "
+            })
         };
         UnknownPlugin {
             name: name.to_owned(),

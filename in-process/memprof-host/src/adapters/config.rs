@@ -6,6 +6,9 @@ use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
 use toml::{Table, Value};
 
+use crate::config_source::ConfigSource;
+use crate::log_line::one_line;
+
 /// Parsed config of a plugin and its adapter.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Settings {
@@ -13,6 +16,8 @@ pub(super) struct Settings {
     pub(super) plugin: Table,
     /// Text of the config file, if the table is unchanged from it.
     file: Option<String>,
+    /// Source of the table, for errors.
+    pub(super) source: ConfigSource,
     /// Control socket. `None` if the adapter decides.
     pub(super) control: Option<Control>,
     /// Messages that are allowed for all users of an adapter that cannot distinguish users.
@@ -96,10 +101,15 @@ pub(super) fn parse_with_file<'a>(
     merge_tables(&mut plugin, own_pairs);
     let control = plugin.remove(CONTROL).map(parse_control).transpose()?;
     let allow = plugin.remove(ALLOW).map(parse_allow).transpose()?;
+    let path = file.map(|(path, _)| PathBuf::from(path));
     let text = file.map(|(_, text)| text.to_owned());
     Ok(Settings {
         plugin,
         file: text.filter(|_| is_file),
+        source: match path {
+            Some(path) if is_file => ConfigSource::File(path),
+            path => ConfigSource::Words(path),
+        },
         control,
         allow: allow.unwrap_or_default(),
     })
@@ -169,8 +179,11 @@ fn read_file(path: &Path) -> Result<String, Failure> {
 
 /// Parses the text of a config file as TOML. `path` is for the error, which names the file.
 fn parse_file(text: &str, path: &Path) -> Result<Table, Failure> {
-    text.parse()
-        .map_err(|error: toml::de::Error| file_error(path, &error.to_string()))
+    text.parse().map_err(|error: toml::de::Error| {
+        let source = ConfigSource::File(path.to_owned());
+        let reason = source.locate(text, &one_line(&error.to_string()));
+        invalid_config_error(reason).remedy(source.remedy())
+    })
 }
 
 /// Creates the error of a config file that cannot be used.

@@ -250,9 +250,10 @@ impl AdapterInstance {
         let create = || match library_copies::join_other_copy(entry) {
             Some(joined) => Ok(joined),
             None => {
-                let config = settings.clone()?.config_text();
+                let settings = settings.as_ref().map_err(Clone::clone)?;
+                let config = settings.config_text();
                 // SAFETY: the entry is of the library that contains this code, which is never unloaded (`-z nodelete`).
-                unsafe { Instance::create(entry, program, &config) }
+                unsafe { Instance::create_from(entry, program, &config, &settings.source) }
             }
         };
         let plugin = panic::catch_unwind(AssertUnwindSafe(create)).unwrap_or_else(|payload| {

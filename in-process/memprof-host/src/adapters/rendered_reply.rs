@@ -5,9 +5,7 @@ use std::borrow::Cow;
 
 use memprof_plugin_abi::raw::{MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_OK};
 use memprof_plugin_abi::{Failure, JSON, TEXT};
-use serde_json::Value;
-#[cfg(feature = "adapter-postgres")]
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::instance::AdapterInstance;
 #[cfg(feature = "adapter-postgres")]
@@ -30,8 +28,8 @@ pub(super) struct RenderedReply {
 
 impl RenderedReply {
     /// Renders a reply. `format` is the format argument of the message, `None` if it had none. JSON is rendered as its
-    /// `text`, unless the argument is `format=json`. Other bodies than JSON and text stay bytes; a body that cannot be
-    /// read becomes the text of the error.
+    /// `text`, unless the argument is `format=json`: then a text becomes the `text` of an object. Other bodies than JSON
+    /// and text stay bytes; a body that cannot be read becomes the text of the error.
     fn from_reply(reply: Reply, format: Option<&'static str>) -> Self {
         let is_success = reply.status_code == MEMPROF_OK;
         let is_object = reply.content_type == JSON;
@@ -39,7 +37,11 @@ impl RenderedReply {
         Self {
             is_success,
             body: if wants_text {
-                ReplyContent::Text(reply.into_text())
+                let text = reply.into_text();
+                ReplyContent::Text(match format {
+                    Some(JSON_FORMAT) => text_object(is_success, text),
+                    _ => text,
+                })
             } else {
                 match reply.body.into_bytes() {
                     Ok(bytes) => ReplyContent::Bytes(bytes),
@@ -58,6 +60,16 @@ impl RenderedReply {
         };
         if self.is_success { Ok(text) } else { Err(text) }
     }
+}
+
+/// Returns a reply that is a text as a JSON object with the fields that all replies have. A text that is JSON stays: a
+/// plugin may have an argument `format` of its own.
+fn text_object(is_success: bool, text: String) -> String {
+    if serde_json::from_str::<Map<String, Value>>(&text).is_ok() {
+        return text;
+    }
+    let status = if is_success { "ok" } else { "error" };
+    json!({ "status": status, "text": text }).to_string()
 }
 
 /// Content of a [`RenderedReply`].
@@ -194,5 +206,22 @@ impl AdapterInstance {
         // SAFETY: the entry is of this library, which is never unloaded.
         let info = unsafe { check_entry(self.entry) };
         info.map_or_else(|_| Vec::new(), |info| info.usage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::text_object;
+
+    #[test]
+    fn text_becomes_an_object_unless_it_is_one() {
+        let check = |is_success, text: &str, expected: &str| {
+            assert_eq!(text_object(is_success, text.to_owned()), expected);
+        };
+        check(true, "a\nb", r#"{"status":"ok","text":"a\nb"}"#);
+        check(true, "7", r#"{"status":"ok","text":"7"}"#);
+        check(true, "", r#"{"status":"ok","text":""}"#);
+        check(false, "no", r#"{"status":"error","text":"no"}"#);
+        check(true, r#"{"a": 1}"#, r#"{"a": 1}"#);
     }
 }

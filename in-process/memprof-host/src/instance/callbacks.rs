@@ -14,6 +14,7 @@ use memprof_plugin_abi::raw::{
 };
 
 use super::reply_collector::REPLY_FD;
+use crate::log_line::one_line;
 use crate::program::HostProgram;
 
 /// Context of the host's callbacks, passed as `ctx`.
@@ -84,7 +85,9 @@ pub(super) struct ErrorLine {
     /// Part of the plugin that logs it.
     part: String,
     /// Text without control characters.
-    pub(super) text: String,
+    text: String,
+    /// The same in one line, without the excerpts of a TOML parser: the reason if `create` fails.
+    pub(super) reason: String,
 }
 
 impl fmt::Debug for HostContext {
@@ -143,6 +146,7 @@ pub(super) unsafe extern "C" fn log_line(
         let line = is_held.then(|| ErrorLine {
             part: target.to_string(),
             text: text.to_string(),
+            reason: one_line(&message),
         });
         // The lines stay in their order.
         if let Some(before) = context.hold_line(line) {
@@ -214,8 +218,8 @@ mod tests {
         assert_eq!(enabled, [1, 0]);
         log(1, "first\nERROR host: forged");
         log(3, "second");
-        log(1, "third");
-        assert_eq!(context.end_creation().unwrap().text, "third");
+        log(1, "third\n  |\n3 | x\nat line 3");
+        assert_eq!(context.end_creation().unwrap().reason, "third; at line 3");
         log(1, "fourth");
         let lines = [
             "ERROR words words::part: first\\nERROR host: forged",

@@ -1,0 +1,156 @@
+//! Source of a plugin's config: the file or the words in which a person corrects an error that the plugin found.
+
+use std::path::PathBuf;
+
+/// Source of the text that a plugin gets as its config.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ConfigSource {
+    /// The caller passed a text without its source.
+    #[default]
+    Unknown,
+    /// A file, in which the lines have the same numbers as in the text.
+    #[cfg(any(feature = "adapters", feature = "loader"))]
+    File(PathBuf),
+    /// Words of the form `key=value`, and the file whose keys they override. The text was made of both, so its lines
+    /// are in no file.
+    #[cfg(feature = "adapters")]
+    Words(Option<PathBuf>),
+}
+
+/// Start of an error of Rust's TOML parser, in front of the line number.
+const PARSE_ERROR: &str = "TOML parse error at ";
+
+impl ConfigSource {
+    /// Adds to `reason`, the plugin's error about the config `text` in one line, the file or the key that it concerns.
+    pub(crate) fn locate(&self, text: &str, reason: &str) -> String {
+        let Some((start, error)) = reason.split_once(PARSE_ERROR) else {
+            return match self.file_in_errors() {
+                Some(file) if !reason.contains(&file) => format!("config file {file}: {reason}"),
+                _ => reason.to_owned(),
+            };
+        };
+        // The condensed error is `line 6, column 1; unknown field …`.
+        let (position, error) = error.split_once("; ").unwrap_or((error, "it is not TOML"));
+        let place = match self {
+            Self::Unknown => format!("config, {position}"),
+            #[cfg(any(feature = "adapters", feature = "loader"))]
+            Self::File(file) => format!("config file {}, {position}", file.display()),
+            #[cfg(feature = "adapters")]
+            Self::Words(_) => {
+                match line_number(position).and_then(|line| key_in_line(text, line)) {
+                    Some(key) => format!("config key {key}"),
+                    None => "config".to_owned(),
+                }
+            }
+        };
+        #[cfg(not(feature = "adapters"))]
+        let _unused = text;
+        format!("{start}{place}: {error}")
+    }
+
+    /// Returns the remedy for an invalid config.
+    pub(crate) fn remedy(&self) -> String {
+        match self {
+            Self::Unknown => "correct the plugin's config, and load the plugin again".to_owned(),
+            #[cfg(any(feature = "adapters", feature = "loader"))]
+            Self::File(file) => format!("correct {}, and load the plugin again", file.display()),
+            #[cfg(feature = "adapters")]
+            Self::Words(None) => "correct the words with which the plugin is loaded".to_owned(),
+            #[cfg(feature = "adapters")]
+            Self::Words(Some(file)) => format!(
+                "correct the words with which the plugin is loaded, or {}",
+                file.display()
+            ),
+        }
+    }
+
+    /// Returns the path of the file, if all of the config is in one.
+    fn file_in_errors(&self) -> Option<String> {
+        match self {
+            #[cfg(any(feature = "adapters", feature = "loader"))]
+            Self::File(file) => Some(file.display().to_string()),
+            _ => None,
+        }
+    }
+}
+
+/// Parses the number in `line 6, column 1`.
+#[cfg(feature = "adapters")]
+fn line_number(position: &str) -> Option<usize> {
+    let (number, _) = position.strip_prefix("line ")?.split_once(',')?;
+    number.parse().ok()
+}
+
+/// Returns the key that line `number` (from 1) of a TOML text sets, as a word has it: `keep.count` for `count = 3` below
+/// `[keep]`. `None` if the line sets no key.
+#[cfg(feature = "adapters")]
+fn key_in_line(text: &str, number: usize) -> Option<String> {
+    let header = |line: &str| {
+        let name = line.trim().strip_prefix('[')?.strip_suffix(']')?;
+        Some(name.trim_matches(['[', ']']).to_owned())
+    };
+    let line = text.lines().nth(number.checked_sub(1)?)?;
+    if let Some(table) = header(line) {
+        return Some(table);
+    }
+    let (key, _) = line.split_once(" = ")?;
+    match text.lines().take(number).filter_map(header).last() {
+        Some(table) => Some(format!("{table}.{key}")),
+        None => Some(key.to_owned()),
+    }
+}
+
+#[cfg(all(test, feature = "adapters"))]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "dump_dir = \"/d\"\n\n[keep]\ncnt = 3\n\n[[watch]]\nat_exit = true\n";
+
+    #[test]
+    fn errors_name_the_file_or_the_key() {
+        let file = || PathBuf::from("/etc/h.toml");
+        let check = |source: ConfigSource, reason: &str, expected: &str| {
+            assert_eq!(source.locate(TEXT, reason), expected, "{source:?}");
+        };
+        let unknown = "TOML parse error at line 4, column 1; unknown field `cnt`";
+        check(
+            ConfigSource::File(file()),
+            unknown,
+            "config file /etc/h.toml, line 4, column 1: unknown field `cnt`",
+        );
+        check(
+            ConfigSource::Words(None),
+            unknown,
+            "config key keep.cnt: unknown field `cnt`",
+        );
+        check(
+            ConfigSource::Unknown,
+            unknown,
+            "config, line 4, column 1: unknown field `cnt`",
+        );
+        let words = |reason, expected| check(ConfigSource::Words(Some(file())), reason, expected);
+        words(
+            "words: TOML parse error at line 1, column 12; no",
+            "words: config key dump_dir: no",
+        );
+        words(
+            "TOML parse error at line 6, column 1; no",
+            "config key watch: no",
+        );
+        words(
+            "TOML parse error at line 7, column 1; no",
+            "config key watch.at_exit: no",
+        );
+        words("TOML parse error at line 2, column 1; no", "config: no");
+        words("TOML parse error at line 99, column 1; no", "config: no");
+        words("TOML parse error at nowhere; no", "config: no");
+        words("x is not an absolute path", "x is not an absolute path");
+        check(
+            ConfigSource::File(file()),
+            "x is not an absolute path",
+            "config file /etc/h.toml: x is not an absolute path",
+        );
+        let named = "config file /etc/h.toml, line 1: no";
+        check(ConfigSource::File(file()), named, named);
+    }
+}
