@@ -86,7 +86,7 @@ pub(super) struct ErrorLine {
     part: String,
     /// Text without control characters.
     text: String,
-    /// The same in one line, without the excerpts of a TOML parser: the reason if `create` fails.
+    /// Text in one line, without the excerpts of a TOML parser: the reason if `create` fails.
     pub(super) reason: String,
 }
 
