@@ -1,5 +1,6 @@
 //! Source of a plugin's config: the file or the words in which a person corrects an error that the plugin found.
 
+#[cfg(any(feature = "adapters", feature = "loader"))]
 use std::path::PathBuf;
 
 /// Source of the text that a plugin gets as its config.
