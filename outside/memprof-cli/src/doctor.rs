@@ -27,7 +27,7 @@ struct OutsideDiagnosis {
     status: &'static str,
     text: String,
     pid: u32,
-    /// Whether the plugin is active in it.
+    /// Whether the plugin is mapped in it.
     has_plugin: bool,
     #[serde(flatten)]
     report: DoctorReport,
@@ -37,6 +37,11 @@ struct OutsideDiagnosis {
     /// Command to type next.
     next: String,
 }
+
+/// State of a process in which the plugin is mapped, but has no control socket at which it answers. It may be active by
+/// the program's own messages, as in Redis, which cannot be seen from outside.
+const PLUGIN_WITHOUT_SOCKET: &str = "the plugin is in it, but without a control socket: since an earlier attachment, or it \
+    answers, and may sample, by the program's own command alone";
 
 /// Runs `memprof doctor`: requests the diagnosis of a host, or examines a process without the plugin from outside.
 pub(crate) fn run(args: &MessageArgs) -> Outcome {
@@ -86,7 +91,7 @@ fn diagnose_outside(pid: u32, json: bool) -> Outcome {
         "{}: {}; {}{allocators}; {can}\n{}\nnext: {next}",
         describe_process(pid),
         match has_plugin {
-            true => "the plugin is in it, but inactive",
+            true => PLUGIN_WITHOUT_SOCKET,
             false => "without the plugin",
         },
         kind.language

@@ -7,8 +7,9 @@ use memprof_messages::Profiling;
 use crate::analysis_summary::describe_process;
 use crate::exit::{NO_DATA, UNREACHABLE, USAGE, with_exit_code};
 use crate::message::{self, TakenDump};
+use crate::output::one_line;
 use crate::process_arg;
-use crate::process_names::pids_with_name;
+use crate::process_names::{host_name, pids_with_name};
 use crate::scratch::ScratchFile;
 use crate::slow_step::SlowStep;
 use crate::subject::{Subject, find_subject};
@@ -31,7 +32,7 @@ pub(crate) fn is_file_or_stdin(path: &Path) -> bool {
 ///
 /// # Errors
 /// Several processes have the name, or the process has no plugin or samples nothing.
-pub(crate) fn take_profile(target: &Path) -> anyhow::Result<Option<LiveProfile>> {
+pub(crate) fn take_profile_if_process(target: &Path) -> anyhow::Result<Option<LiveProfile>> {
     let Some(target) = target.to_str() else {
         return Ok(None);
     };
@@ -43,6 +44,14 @@ pub(crate) fn take_profile(target: &Path) -> anyhow::Result<Option<LiveProfile>>
         Err(_) => return Ok(None),
         Ok(_) => {}
     }
+    take_profile(target).map(Some)
+}
+
+/// Takes the profile of the running process that `target` names.
+///
+/// # Errors
+/// No process or several have the name, or the process has no plugin or samples nothing.
+pub(crate) fn take_profile(target: &str) -> anyhow::Result<LiveProfile> {
     let mut client = match find_subject(None, Some(target))? {
         Subject::Host(client) => client,
         Subject::Process(pid) => {
@@ -55,7 +64,8 @@ pub(crate) fn take_profile(target: &Path) -> anyhow::Result<Option<LiveProfile>>
         }
     };
     let pid = target::host_pid(&mut client)?;
-    let name = describe_process(pid);
+    let name = client.host()?.name;
+    let name = format!("{pid} ({})", one_line(&host_name(pid, name)));
     if client.status()?.profiling != Profiling::Active {
         let message = format!(
             "{name} samples nothing: `memprof activate {pid}` begins, `memprof record {pid}` samples for 30 s"
@@ -71,5 +81,5 @@ pub(crate) fn take_profile(target: &Path) -> anyhow::Result<Option<LiveProfile>>
             reply.into_success()?;
         }
     }
-    Ok(Some(LiveProfile { file, name, pid }))
+    Ok(LiveProfile { file, name, pid })
 }

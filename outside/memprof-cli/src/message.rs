@@ -7,7 +7,8 @@ use std::path::Path;
 use anyhow::Context;
 use memprof_host::client::Client;
 use memprof_messages::PLUGIN;
-use memprof_plugin_abi::{Arguments, ErrorKind, JSON};
+use memprof_plugin_abi::{Arguments, ErrorKind, JSON, Status};
+use serde_json::{Value, json};
 
 use crate::exit::{Outcome, USAGE, code_of_status, with_exit_code};
 use crate::export::export;
@@ -115,7 +116,13 @@ fn connect_msg(args: &MsgArgs) -> anyhow::Result<(MsgWords<'_>, Client)> {
         None => MsgWords::readings(&args.words),
     };
     match readings {
-        [Some(only), None] => Ok((only, only.connect(&args.to)?)),
+        [Some(only), None] => {
+            let mut connected = only.connect(&args.to);
+            if let Some(missing) = missing_message(args, &mut connected) {
+                return Err(missing);
+            }
+            Ok((only, connected?))
+        }
         [Some(likely), Some(other)] => {
             let mut connected = likely.connect(&args.to);
             if !has_plugin(&mut connected, likely.plugin) {
@@ -131,6 +138,30 @@ fn connect_msg(args: &MsgArgs) -> anyhow::Result<(MsgWords<'_>, Client)> {
             "expected a plugin and a message: memprof msg [TARGET] PLUGIN MESSAGE [KEY=VALUE]...",
         )),
     }
+}
+
+/// Returns the error of the words `TARGET PLUGIN`, which lack the message. `connected` is the host if they are read as
+/// `PLUGIN MESSAGE`. `None` if that has the plugin, or the words are no target with a plugin of it.
+fn missing_message(
+    args: &MsgArgs,
+    connected: &mut anyhow::Result<Client>,
+) -> Option<anyhow::Error> {
+    let [first, second] = &*args.words else {
+        return None;
+    };
+    if args.to.target.is_some() || is_key_value(first) || has_plugin(connected, first) {
+        return None;
+    }
+    let mut named = target::connect_to_plugin(&args.to, Some(first), second);
+    has_plugin(&mut named, second)
+        .then(|| with_exit_code(USAGE, missing_message_text(first, second)))
+}
+
+/// Text of the error of `memprof msg TARGET PLUGIN`.
+fn missing_message_text(target: &str, plugin: &str) -> String {
+    format!(
+        "expected a message after the plugin {plugin}: `memprof msg {target} {plugin} help` lists its messages"
+    )
 }
 
 /// Returns whether the host was reached, and has the plugin.
@@ -274,13 +305,20 @@ pub(crate) fn print_reply(reply: &ParsedReply, json: bool) -> Outcome {
     match &reply.body {
         Body::Bytes(bytes) => output::copy_to_output(&mut bytes.as_slice(), Path::new("-"))?,
         Body::Object(object) if json => output::print(&object.to_string()),
-        Body::Text(text) if json || reply.status == 0 => output::print(text),
+        Body::Text(text) if json => output::print(&text_object(reply.status, text).to_string()),
+        Body::Text(text) if reply.status == 0 => output::print(text),
         // The findings of `doctor` are data, whatever the status is.
         Body::Object(object) if object.get("findings").is_some() => output::print(&reply.text()),
         _ if reply.status != 0 => output::print_stderr(&format!("memprof: {}", reply.text())),
         _ => output::print(&reply.text()),
     }
     Ok(code_of_status(reply.status).into())
+}
+
+/// Returns a reply that is a text as a JSON object with the fields that all replies have.
+fn text_object(status: Status, text: &str) -> Value {
+    let status = if status == 0 { "ok" } else { "error" };
+    json!({ "status": status, "text": text })
 }
 
 /// Joins arguments of a message to one line, quoted as the plugin parses them.
@@ -290,7 +328,16 @@ pub(crate) fn join_args(args: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{MsgWords, dump_file_name};
+    use super::{MsgWords, dump_file_name, text_object};
+
+    #[test]
+    fn text_becomes_an_object() {
+        let check = |status, text: &str, expected: &str| {
+            assert_eq!(text_object(status, text).to_string(), expected);
+        };
+        check(0, "a \"b\"\n", r#"{"status":"ok","text":"a \"b\"\n"}"#);
+        check(-2, "", r#"{"status":"error","text":""}"#);
+    }
 
     #[test]
     fn first_word_of_msg_may_be_the_target() {

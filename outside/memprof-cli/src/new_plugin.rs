@@ -1,5 +1,6 @@
 //! `memprof plugin new NAME --lang rust|c`: a folder with a plugin that builds, is checked and answers at once.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -144,8 +145,7 @@ pub(crate) fn run(args: &NewPluginArgs) -> Outcome {
             fill_templates(C, &args.name, |text| text.replace("INCLUDE", &include))
         }
     };
-    std::fs::create_dir(&folder)
-        .with_context(|| format!("failed to make the folder {}", folder.display()))?;
+    std::fs::create_dir(&folder).map_err(|error| folder_error(&folder, error))?;
     for (path, text) in files {
         let path = folder.join(path);
         let parent = path.parent().unwrap_or(&folder);
@@ -159,6 +159,19 @@ pub(crate) fn run(args: &NewPluginArgs) -> Outcome {
     };
     output::print(&format!("cd {} && {test}", folder.display()));
     Ok(0.into())
+}
+
+/// Creates the error of a folder that cannot be made.
+fn folder_error(folder: &Path, error: io::Error) -> anyhow::Error {
+    let is_taken = error.kind() == io::ErrorKind::AlreadyExists;
+    let context = format!("failed to make the folder {}", folder.display());
+    match is_taken {
+        true => with_exit_code(
+            USAGE,
+            format!("{context}: it exists; name another one with --path DIR, or remove it"),
+        ),
+        false => anyhow::Error::new(error).context(context),
+    }
 }
 
 /// Fills the templates with the name, and returns path and text of each. `end` changes the text of the first file,

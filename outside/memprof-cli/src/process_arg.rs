@@ -45,10 +45,14 @@ pub(crate) fn parse_tree_root(text: &str) -> Result<u32, String> {
 }
 
 /// Parses a duration: `30s`, `5m`, `1h 30m`; a number alone counts seconds.
-pub(crate) fn parse_duration(text: &str) -> Result<Duration, humantime::DurationError> {
+///
+/// # Errors
+/// The text is no duration; the message shows the form.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     match text.parse() {
         Ok(seconds) => Ok(Duration::from_secs(seconds)),
-        Err(_) => humantime::parse_duration(text),
+        Err(_) => humantime::parse_duration(text)
+            .map_err(|_| "expected a duration, such as 30s, 5m or 1h".to_owned()),
     }
 }
 
@@ -96,11 +100,17 @@ mod tests {
 
     #[test]
     fn duration_without_unit_counts_seconds() {
-        let check = |text, expected| assert_eq!(parse_duration(text).ok(), expected);
-        check("30", Some(Duration::from_secs(30)));
-        check("5m", Some(Duration::from_secs(300)));
+        let check = |text, expected: Option<u64>| {
+            let expected = expected.map(Duration::from_secs);
+            let form = "expected a duration, such as 30s, 5m or 1h".to_owned();
+            assert_eq!(parse_duration(text), expected.ok_or(form), "{text}");
+        };
+        check("30", Some(30));
+        check("5m", Some(300));
         check("-1", None);
         check("soon", None);
+        check("5 fortnights", None);
+        check("", None);
     }
 
     #[test]

@@ -172,9 +172,24 @@ fn query_plugins(client: &mut Client) -> anyhow::Result<PluginSummary> {
     })
 }
 
-/// Formats the table of hosts, a row for each.
+/// Returns one row for each process. Of a process with several control sockets, as a program with several modules has,
+/// that is the row of `memory_profile`, else the first.
+fn process_rows(hosts: &[PsHostRow]) -> Vec<&PsHostRow> {
+    let has_profile = |host: &PsHostRow| host.answer.plugins.iter().any(|id| id == PLUGIN);
+    let mut rows: Vec<&PsHostRow> = Vec::new();
+    for host in hosts {
+        match rows.iter_mut().find(|row| row.pid == host.pid) {
+            Some(row) if has_profile(host) && !has_profile(row) => *row = host,
+            Some(_) => {}
+            None => rows.push(host),
+        }
+    }
+    rows
+}
+
+/// Formats the table of hosts, a row for each process.
 fn format_table(hosts: &[PsHostRow]) -> String {
-    let rows = hosts.iter().map(|host| {
+    let rows = process_rows(hosts).into_iter().map(|host| {
         let answer = &host.answer;
         let texts = [
             &host.name,
@@ -193,4 +208,38 @@ fn format_table(hosts: &[PsHostRow]) -> String {
     });
     let heads = ["    PID", "NAME", "ALLOCATOR", "PROFILING", "COMMAND"];
     output::table(heads, &rows.collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_with_several_sockets_has_one_row() {
+        let row = |(pid, socket, plugin): &(u32, &str, &str)| PsHostRow {
+            pid: *pid,
+            name: "redis-server".to_owned(),
+            command: String::new(),
+            socket: socket.into(),
+            answer: PluginSummary {
+                plugins: vec![(*plugin).to_owned()],
+                ..PluginSummary::default()
+            },
+        };
+        let check = |hosts: &[(u32, &str, &str)], expected: &[&str]| {
+            let hosts: Vec<_> = hosts.iter().map(row).collect();
+            let rows = process_rows(&hosts).into_iter();
+            let sockets: Vec<_> = rows.map(|row| row.socket.display().to_string()).collect();
+            assert_eq!(sockets, expected);
+        };
+        check(&[], &[]);
+        let (words, lines) = ((7, "/w", "words"), (7, "/l", "lines"));
+        check(&[words, (7, "/p", PLUGIN), lines], &["/p"]);
+        check(&[(7, "/p", PLUGIN), words], &["/p"]);
+        check(&[words, lines], &["/w"]);
+        check(
+            &[words, (8, "/p", PLUGIN), (9, "/l", "lines")],
+            &["/w", "/p", "/l"],
+        );
+    }
 }

@@ -1,14 +1,18 @@
 //! `memprof report`: renders a heap profile in a format for people or tools.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use memprof_report::{
     Error, Format, Input, Limits, Options, OriginRules, SampleType, Sources, StackFrames,
     compile_pattern,
 };
 
-use crate::live_profile::{is_file_or_stdin, take_profile};
+use crate::completion;
+use crate::exit::{self, FAILED, error_chain, with_exit_code};
+use crate::live_profile::{is_file_or_stdin, take_profile, take_profile_if_process};
 use crate::own_heap;
+use crate::process_arg::parse_process;
+use crate::process_names::pids_with_name;
 use crate::report_form::{FormArgs, open_input, show_progress};
 use crate::report_view::{ViewArgs, modification_time};
 
@@ -17,8 +21,12 @@ use crate::report_view::{ViewArgs, modification_time};
 pub(crate) struct ReportArgs {
     /// A heap dump of jemalloc or tcmalloc, or a pprof profile; may be gzipped; `-` is standard input. Or a process that
     /// samples: a pid or a name
-    #[arg(value_name = "FILE|TARGET")]
-    file: PathBuf,
+    #[arg(value_name = "FILE|TARGET", required_unless_present = "target")]
+    file: Option<PathBuf>,
+
+    /// A process that samples, as TARGET, even if a file has its name
+    #[arg(short, long, value_name = "TARGET", conflicts_with = "file", add = completion::target_completer())]
+    target: Option<String>,
 
     #[command(flatten)]
     view: ViewArgs,
@@ -77,9 +85,12 @@ pub(crate) struct ReportArgs {
 pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     own_heap::map_large_blocks();
     let mut options = args.to_options()?;
-    let live = match is_file_or_stdin(&args.file) {
-        true => None,
-        false => take_profile(&args.file)?,
+    // One of the two is given, as clap has checked.
+    let file = args.file.as_deref().unwrap_or(Path::new("-"));
+    let live = match &args.target {
+        Some(target) => Some(take_profile(target)?),
+        None if is_file_or_stdin(file) => None,
+        None => take_profile_if_process(file)?,
     };
     let (file, name, sources) = match &live {
         Some(live) => {
@@ -88,13 +99,17 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
             (live.file.path(), live.name.clone(), args.sources(pid))
         }
         None => (
-            args.file.clone(),
-            args.file.display().to_string(),
+            file.to_owned(),
+            file.display().to_string(),
             args.sources(args.pid),
         ),
     };
     let sources = (!args.no_symbols).then_some(sources);
-    let mut profile = open_input(&file)?;
+    let add_remedy = |error: anyhow::Error| match live {
+        None if exit::code_number(&error) == FAILED => name_process(error, &name),
+        _ => error,
+    };
+    let mut profile = open_input(&file).map_err(|error| add_remedy(error.into()))?;
     let mut base = args.view.base.as_deref().map(open_input).transpose()?;
     let base_name = args
         .view
@@ -116,9 +131,24 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
             own_heap::release_free_pages();
         }
     };
-    args.form.deliver(|out| {
+    let delivered = args.form.deliver(|out| {
         memprof_report::report(input, base, sources.as_slice(), &options, &progress, out)
-    })
+    });
+    delivered.map_err(add_remedy)
+}
+
+/// Adds to the error of a file that is no profile that a process has its name, if one has.
+fn name_process(error: anyhow::Error, file: &str) -> anyhow::Error {
+    match parse_process(file).is_ok() || !pids_with_name(file).is_empty() {
+        true => with_exit_code(
+            FAILED,
+            format!(
+                "{}; a process of that name runs, too: `memprof report -t {file}`",
+                error_chain(&error)
+            ),
+        ),
+        false => error,
+    }
 }
 
 impl ReportArgs {
@@ -139,7 +169,7 @@ impl ReportArgs {
                 plumbing: self.plumbing.as_deref().map(compile_pattern).transpose()?,
             },
             why: self.why.clone(),
-            time_nanos: modification_time(&self.file),
+            time_nanos: self.file.as_deref().map_or(0, modification_time),
             limits: Limits::default(),
             ..self.view.add_to(self.form.to_options()?)?
         })

@@ -24,7 +24,7 @@ pub(crate) struct TargetArgs {
     /// The host, as TARGET in front of the other arguments. Not needed while only one host runs.
     #[arg(short, long, value_name = "TARGET", add = completion::target_completer())]
     pub(crate) target: Option<String>,
-    /// Print the whole reply as JSON.
+    /// Print the whole reply as JSON; a reply that is no JSON as the object's `text`, and bytes as they are.
     #[arg(long)]
     pub(crate) json: bool,
     /// Wait this long for the reply, for example 30s [default: 10s for what a host answers at once, else 5m].

@@ -611,3 +611,20 @@ fn unknown_plugins_are_refused_with_the_list() {
         )
     );
 }
+
+#[test]
+fn msg_without_a_message_says_so() {
+    let host = Setup::of("c_host").start();
+    let pid = host.pid().to_string();
+    let run = |words: &[&str]| {
+        let args = [&["msg"], words].concat();
+        crate::memprof::memprof(&host.socket_dir(), &args)
+            .exits(2)
+            .stderr
+    };
+    let missing = run(&[&pid, "memory_profile"]);
+    let expected = format!("`memprof msg {pid} memory_profile help` lists its messages");
+    assert!(missing.contains(&expected), "{missing}");
+    let unknown = run(&["nope", "memory_profile"]);
+    assert!(unknown.contains("no such plugin: \"nope\""), "{unknown}");
+}

@@ -31,6 +31,8 @@ fn running_process_is_reported_on_like_a_file() {
         let shown = run(&["report", target]).exits(0).stdout;
         assert!(shown.contains("grow_cache"), "{target}: {shown}");
     }
+    let by_option = run(&["report", "-t", &pid]).exits(0).stdout;
+    assert!(by_option.contains("grow_cache"), "{by_option}");
     let lines = run(&["report", &pid, "--lines", "--top", "3"])
         .exits(0)
         .stdout;
