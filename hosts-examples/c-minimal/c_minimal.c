@@ -1,6 +1,6 @@
 /* The smallest host: loads one plugin with only memprof.h, and sends it one message.
  *
- *   cc -I../../target/dist/include c_minimal.c -ldl -o c_minimal
+ *   cc -I /usr/share/memprof/sdk/include c_minimal.c -ldl -o c_minimal
  *   LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=prof:true c_minimal memory_profile.so status
  *
  * It trusts the plugin's file: it makes none of the checks of memprof-host. */
@@ -19,6 +19,11 @@ static void log_line(void *ctx, memprof_log_level_t level, memprof_str_t target,
                      memprof_str_t message) {
     (void)ctx, (void)level;
     fprintf(stderr, "%.*s: %.*s\n", (int)target.len, target.ptr, (int)message.len, message.ptr);
+}
+
+static memprof_status_t ignore_content_type(void *ctx, memprof_str_t content_type) {
+    (void)ctx, (void)content_type;
+    return MEMPROF_OK;
 }
 
 static memprof_status_t write_body(void *ctx, memprof_str_t chunk) {
@@ -44,7 +49,7 @@ int main(int argc, char **argv) {
     const memprof_host_t host = {
         sizeof host, MEMPROF_ABI_VERSION, 0, NULL, MEMPROF_STR_INIT("c_minimal"),
         MEMPROF_STR_INIT("0.1.0"), log_enabled, log_line, NULL};
-    const memprof_reply_t reply = {sizeof reply, 0, stdout, NULL, write_body};
+    const memprof_reply_t reply = {sizeof reply, 0, stdout, ignore_content_type, write_body};
     const memprof_str_t message = {argv[2], strlen(argv[2])};
     memprof_plugin_t *plugin = NULL;
     if (entry->create(&host, MEMPROF_STR(""), &plugin) != MEMPROF_OK) return 1;

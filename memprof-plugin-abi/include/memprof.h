@@ -37,6 +37,10 @@
  * the process, and the host struct, which lives from `create` until `destroy` returns. Neither side frees memory of the
  * other. Text is UTF-8, has a length and no NUL at its end; `ptr` may be NULL where the length is 0.
  *
+ * **Names.** A plugin's id has at most 64 ASCII letters, digits and `_`, a letter first: people type it, and foreign
+ * servers make the names of commands and functions of it. Names of messages may have `-` and `.` too. A host may
+ * accept other names, and then warns; of two plugins with one id it refuses the second.
+ *
  * **Messages.** Names match exactly, by length and case. Arguments are `key=value`, separated by blanks; a value with
  * blanks is quoted, `key="two words"`, with `\"` and `\\` inside of quotes. A message of the control socket has at most
  * 4096 bytes, with JSON around it; one of a foreign server the same. A plugin without a message `help` gets one by
@@ -68,8 +72,9 @@
  * major is 1; a host in Rust also compares the layouts before the first call.
  *
  * **A host** loads only a file that it trusts, by an absolute path; checks `struct_size` and `abi_version` first; gives
- * every callback but `get_extension`; calls `create` before any message and `destroy` after the last one; and survives
- * that a plugin is refused. It may assume that a plugin writes to nothing but its own memory and its reply.
+ * every callback, also `begin` and `write` of a reply: only its `get_extension` may be NULL; calls `create` before any
+ * message and `destroy` after the last one; and survives that a plugin is refused. It may assume that a plugin writes to
+ * nothing but its own memory and its reply.
  *
  * Generated from memprof-plugin-abi's CONTRACT.md, src/raw.rs and src/helpers.h; do not edit. */
 
@@ -139,7 +144,7 @@ typedef struct {
   memprof_str_t help;
 } memprof_message_t;
 
-// Writer of one reply. The host owns it; valid for the call only.
+// Writer of one reply. The host owns it; valid for the call only. Neither callback may be NULL.
 typedef struct {
   // `sizeof(memprof_reply_t)`.
   size_t struct_size;
@@ -171,7 +176,7 @@ typedef struct {
   memprof_str_t version;
   // [thread-safe] Returns 1 if a line of this level would be written, otherwise 0.
   int32_t (*log_enabled)(void *ctx, memprof_log_level_t level);
-  // [thread-safe] Writes one line to the host's log. `target` names the part of the plugin that logs.
+  // [thread-safe] Writes one line to the host's log. `target` is the plugin's id.
   void (*log)(void *ctx, memprof_log_level_t level, memprof_str_t target, memprof_str_t message);
   // [thread-safe] Returns the host's extension with this id, or NULL.
   const void *(*get_extension)(void *ctx, memprof_str_t id);
@@ -189,7 +194,8 @@ typedef struct {
   uint32_t abi_version;
   // Reserved; 0.
   uint32_t reserved;
-  // Name of the plugin in messages and logs: printable, without blanks; unique in a host.
+  // Name of the plugin in messages and logs; unique in a host. At most 64 ASCII letters, digits and `_`, a
+  // letter first.
   memprof_str_t id;
   // Version of the plugin.
   memprof_str_t version;

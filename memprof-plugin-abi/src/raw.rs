@@ -83,7 +83,7 @@ pub struct memprof_message_t {
     pub help: memprof_str_t,
 }
 
-/// Writer of one reply. The host owns it; valid for the call only.
+/// Writer of one reply. The host owns it; valid for the call only. Neither callback may be NULL.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "stable-abi", derive(abi_stable::StableAbi))]
@@ -125,7 +125,7 @@ pub struct memprof_host_t {
     /// [thread-safe] Returns 1 if a line of this level would be written, otherwise 0.
     pub log_enabled:
         Option<unsafe extern "C" fn(ctx: *mut c_void, level: memprof_log_level_t) -> i32>,
-    /// [thread-safe] Writes one line to the host's log. `target` names the part of the plugin that logs.
+    /// [thread-safe] Writes one line to the host's log. `target` is the plugin's id.
     pub log: Option<
         unsafe extern "C" fn(
             ctx: *mut c_void,
@@ -154,7 +154,8 @@ pub struct memprof_plugin_entry_t {
     pub abi_version: u32,
     /// Reserved; 0.
     pub reserved: u32,
-    /// Name of the plugin in messages and logs: printable, without blanks; unique in a host.
+    /// Name of the plugin in messages and logs; unique in a host. At most 64 ASCII letters, digits and `_`, a
+    /// letter first.
     pub id: memprof_str_t,
     /// Version of the plugin.
     pub version: memprof_str_t,

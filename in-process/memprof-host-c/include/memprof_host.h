@@ -43,15 +43,19 @@ extern "C" {
 #endif // __cplusplus
 
 // [control-thread] Loads the plugins and opens the control socket. A plugin that cannot be loaded is logged, and is no
-// error; a config that cannot be read is one.
+// error. Returns `MEMPROF_INVALID_ARGUMENT` if the config cannot be read, if an argument, the name or the path is
+// null, or if the struct is too small.
 //
 // # Safety
 // `options` points to a whole struct, and `host` to a pointer that receives the result.
 memprof_status_t memprof_host_start(const memprof_host_options_t *options,
                                     memprof_running_host_t **host);
 
-// [thread-safe] Sends a message to a plugin; `reply` receives the body of its reply. Returns the plugin's status, or
-// `MEMPROF_UNKNOWN_PLUGIN`, with a text that lists the host's plugins, if none has that name.
+// [thread-safe] Sends a message to a plugin; `reply` receives the body of its reply, and never reaches the plugin: it may
+// be NULL, and so may each of its callbacks. Returns the plugin's status, or `MEMPROF_UNKNOWN_PLUGIN`, with a text that
+// lists the host's plugins, if none has that name.
+// `MEMPROF_INVALID_ARGUMENT` if `host` is null or a text is not UTF-8; `MEMPROF_INTERNAL` if the reply's file cannot
+// be read.
 //
 // # Safety
 // `host` is running; all texts are borrowed for the call.

@@ -88,8 +88,9 @@ pub unsafe extern "C" fn memprof_host_start(
     })
 }
 
-/// [thread-safe] Sends a message to a plugin; `reply` receives the body of its reply. Returns the plugin's status, or
-/// `MEMPROF_UNKNOWN_PLUGIN`, with a text that lists the host's plugins, if none has that name.
+/// [thread-safe] Sends a message to a plugin; `reply` receives the body of its reply, and never reaches the plugin: it may
+/// be NULL, and so may each of its callbacks. Returns the plugin's status, or `MEMPROF_UNKNOWN_PLUGIN`, with a text that
+/// lists the host's plugins, if none has that name.
 /// `MEMPROF_INVALID_ARGUMENT` if `host` is null or a text is not UTF-8; `MEMPROF_INTERNAL` if the reply's file cannot
 /// be read.
 ///

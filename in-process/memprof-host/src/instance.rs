@@ -24,6 +24,8 @@ use claim::InstanceClaim;
 pub(crate) use entry::check_entry;
 #[cfg(any(feature = "adapters", feature = "loader"))]
 pub(crate) use entry::copy_text;
+#[cfg(feature = "loader")]
+pub(crate) use entry::name_warnings;
 use entry::{EnterThread, find_enter_thread, incomplete_entry_error};
 use reply_collector::{ReplyCollector, begin_body, write_body};
 use unwind_report::UnwindReport;

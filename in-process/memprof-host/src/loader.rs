@@ -23,7 +23,7 @@ use crate::config::{PluginConfig, with_table_prefix};
 use crate::dependencies::check_dependencies;
 use crate::elf::{NOT_A_PLUGIN, check_loadable, find_interposable_symbol, stays_loaded};
 use crate::file_trust::check_trusted;
-use crate::instance::{Instance, check_entry, copy_text};
+use crate::instance::{Instance, check_entry, copy_text, name_warnings};
 use crate::mapped_files::mapped_file;
 use crate::program::HostProgram;
 use crate::protocol::PluginInfo;
@@ -284,7 +284,7 @@ fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
         return Err(Failure::new(MEMPROF_IO, message).remedy(remedy));
     }
     // SAFETY: the entry is of a library that was leaked above.
-    unsafe { check_entry(entry) }.map_err(|failure| {
+    let info = unsafe { check_entry(entry) }.map_err(|failure| {
         let message = format!("{}: {}", path.display(), failure.message);
         Failure { message, ..failure }
     })?;
@@ -294,6 +294,7 @@ fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
         .then(|| CAN_BE_UNLOADED.to_owned())
         .into_iter()
         .collect();
+    warnings.extend(name_warnings(&info));
     warnings.extend(file.interposable.as_ref().map(|name| {
         format!("a program that exports {name} replaces the plugin's own; link it with -Wl,-Bsymbolic, or hide it")
     }));

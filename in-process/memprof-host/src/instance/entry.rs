@@ -110,6 +110,36 @@ pub(crate) unsafe fn check_entry(
     })
 }
 
+/// Returns warnings for the id, and for the first message, whose name memprof.h does not allow. Such a plugin is loaded
+/// all the same, because the rule is younger than the ABI.
+#[cfg(feature = "loader")]
+pub(crate) fn name_warnings(info: &PluginInfo) -> Vec<String> {
+    let id = (!is_valid_name(&info.id, b"_")).then(|| {
+        format!(
+            "its id {:?} can be hard to type, and foreign servers make names of commands and functions of it; use at \
+             most 64 ASCII letters, digits and _, a letter first",
+            info.id
+        )
+    });
+    let mut messages = info.messages.iter();
+    let message = messages.find(|name| !is_valid_name(name, b"_-."));
+    let message = message.map(|name| {
+        format!(
+            "its message {name:?} can be hard to type; use at most 64 ASCII letters, digits, _, - and ., a letter first"
+        )
+    });
+    id.into_iter().chain(message).collect()
+}
+
+/// Returns whether memprof.h allows a name that may have the bytes of `also` beside letters and digits.
+#[cfg(feature = "loader")]
+fn is_valid_name(name: &str, also: &[u8]) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || also.contains(&byte);
+    name.len() <= 64
+        && name.starts_with(|first: char| first.is_ascii_alphabetic())
+        && name.bytes().all(is_allowed)
+}
+
 /// Creates the error of an entry that lacks a required part.
 pub(super) fn incomplete_entry_error(id: &str) -> Failure {
     let message = format!("plugin {id:?} lacks an id, create or handle_message");
@@ -150,4 +180,33 @@ unsafe fn message_usage(entry: &memprof_plugin_entry_t) -> Vec<MessageUsage> {
             })
         })
         .collect()
+}
+
+#[cfg(all(test, feature = "loader"))]
+mod tests {
+    use super::is_valid_name;
+
+    #[test]
+    fn name_rule_follows_the_contract() {
+        let check = |name: &str, also: &[u8], expected| {
+            assert_eq!(is_valid_name(name, also), expected, "{name:?}");
+        };
+        for name in ["memory_profile", "hello_c", "W", "a1", &"x".repeat(64)] {
+            check(name, b"_", true);
+        }
+        for name in [
+            "",
+            "Bad Name",
+            "a-b",
+            "1a",
+            "_a",
+            "é",
+            "a\n",
+            &"x".repeat(65),
+        ] {
+            check(name, b"_", false);
+        }
+        check("dump-all.now", b"_-.", true);
+        check("do it", b"_-.", false);
+    }
 }

@@ -16,6 +16,11 @@ static void log_line(void *ctx, memprof_log_level_t level, memprof_str_t target,
     fprintf(stderr, "%.*s: %.*s\n", (int)target.len, target.ptr, (int)text.len, text.ptr);
 }
 
+static memprof_status_t ignore_content_type(void *ctx, memprof_str_t content_type) {
+    (void)ctx, (void)content_type;
+    return MEMPROF_OK;
+}
+
 static memprof_status_t write_body(void *ctx, memprof_str_t chunk) {
     (void)ctx;
     if (strlen(body) + chunk.len >= sizeof body) return MEMPROF_IO;
@@ -33,7 +38,7 @@ int main(int argc, char **argv) {
     };
     const memprof_host_t host = {sizeof host, MEMPROF_ABI_VERSION, 0, NULL, MEMPROF_STR_INIT("test"),
                                  MEMPROF_STR_INIT(""), log_enabled, log_line, NULL};
-    const memprof_reply_t reply = {sizeof reply, 0, NULL, NULL, write_body};
+    const memprof_reply_t reply = {sizeof reply, 0, NULL, ignore_content_type, write_body};
     void *library = argc == 2 ? dlopen(argv[1], RTLD_NOW) : NULL, *plugin = NULL;
     const memprof_plugin_entry_t *entry = library ? dlsym(library, "memprof_plugin_entry") : NULL;
     if (!entry) return fprintf(stderr, "%s\n", argc == 2 ? dlerror() : "usage: test PLUGIN.so"), 1;
@@ -47,5 +52,6 @@ int main(int argc, char **argv) {
         failed = 1;
     }
     entry->destroy(plugin);
+    if (!failed) printf("all %d messages were answered as expected\n", (int)(sizeof cases / sizeof *cases));
     return failed; /* the library stays loaded: see memprof.h */
 }
