@@ -106,18 +106,27 @@ impl Config {
     /// # Errors
     /// The file cannot be read, is not TOML, or has an unknown key or a value of the wrong type.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        Self::read_beside(path, &[])
+    }
+
+    /// Reads a config file that also configures the program, and parses it as [`parse_beside`](Self::parse_beside)
+    /// does. The error names the file.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read).
+    pub fn read_beside(path: &Path, own: &[&str]) -> Result<Self, ConfigError> {
         let config_error = |message: String| ConfigError {
             path: path.to_owned(),
             message,
         };
         let text =
             std::fs::read_to_string(path).map_err(|error| config_error(error.to_string()))?;
-        let config = Self::parse(&text).map_err(config_error)?;
+        let config = Self::parse_beside(&text, own).map_err(config_error)?;
         Ok(config.with_path(path))
     }
 
     /// Sets the path of the file whose text was parsed, which errors of the plugins then name. [`read`](Self::read)
-    /// does so; it is for [`parse`](Self::parse) and [`parse_beside`](Self::parse_beside).
+    /// and [`read_beside`](Self::read_beside) do so; it is for [`parse`](Self::parse) and [`parse_beside`](Self::parse_beside).
     #[must_use]
     pub fn with_path(mut self, path: &Path) -> Self {
         for plugin in &mut self.plugin {
