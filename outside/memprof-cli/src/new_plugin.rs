@@ -315,7 +315,7 @@ mod tests {
         let (_, makefile) =
             fill_templates(C, "words", |text| text.replace("INCLUDE", "/x")).remove(0);
         assert!(
-            makefile.contains("words.so: words.c\n\t$(CC)"),
+            makefile.contains("words.so: words.c .libraries\n\t$(CC)"),
             "{makefile}"
         );
     }
