@@ -41,6 +41,9 @@ pub(super) struct PythonObjects {
 /// and other tools.
 const NEWEST_MINOR: u8 = 14;
 
+/// Reason why objects are not sampled in a program without Python.
+const NO_INTERPRETER: &str = "there is no interpreter";
+
 /// Reason why objects of newer versions are not sampled.
 const TOO_NEW: &str = "hooks of its allocator were not tried with a version newer than 3.14";
 
@@ -113,7 +116,7 @@ pub(super) fn choose_objects(
 /// Forgets that objects are to be sampled, because there is no interpreter.
 pub(super) fn choose_none() {
     let mut state = lock(&STATE);
-    state.unwanted_because = Some("there is no interpreter".to_owned());
+    state.unwanted_because = Some(NO_INTERPRETER.to_owned());
     state.off_because = None;
 }
 
@@ -137,7 +140,8 @@ pub(super) fn install() {
     // Without a guard, the next call tries again.
     let changed = keep_forks_away().and_then(|_no_fork| lock(&STATE).install());
     // After the guard: the log may wait.
-    if let Some(reason) = changed {
+    // A program without Python needs no line about it.
+    if let Some(reason) = changed.filter(|reason| reason != NO_INTERPRETER) {
         log::info!("Python's objects of up to 512 bytes are not sampled: {reason}");
     }
 }
