@@ -12,8 +12,7 @@ use crate::{help, output};
 /// Writes the pages of all commands to `directory`. If it is `None`, prints the page of memprof itself.
 pub(crate) fn print_or_write_pages(directory: Option<&Path>) -> Outcome {
     let Some(directory) = directory else {
-        let mut page = Vec::new();
-        Man::new(help::command()).render(&mut page)?;
+        let page = render_page(&Man::new(help::command()))?;
         output::print(&String::from_utf8_lossy(&page));
         return Ok(0.into());
     };
@@ -35,6 +34,15 @@ fn write_pages(command: Command, directory: &Path) -> anyhow::Result<()> {
     }
     let page = Man::new(command);
     output::publish_file(&directory.join(page.get_filename()), |out| {
-        Ok(page.render(out)?)
+        Ok(out.write_all(&render_page(&page)?)?)
     })
+}
+
+/// Returns the page in roff. `clap_mangen` names the text after the options `EXTRA`; man-pages(7) has the heading
+/// `NOTES`.
+fn render_page(page: &Man) -> std::io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    page.render(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    Ok(text.replace("\n.SH EXTRA\n", "\n.SH NOTES\n").into_bytes())
 }
