@@ -1,7 +1,7 @@
 /* The example host in C. It leaks steadily in grow_cache, and allocates and frees in
  * handle_request, until SIGTERM.
  *
- *   cc -I../../target/dist/include c_host.c libmemprof_host.a -lpthread -ldl -lm -o c_host
+ *   cc -I /usr/share/memprof/sdk/include c_host.c /usr/lib/memprof/libmemprof_host.a -lpthread -ldl -lm -o c_host
  *   LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=prof:true,prof_active:false c_host --config host.toml &
  *   memprof activate && sleep 5 && memprof dump
  *

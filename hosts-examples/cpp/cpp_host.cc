@@ -1,7 +1,7 @@
 // The example host in C++. It leaks steadily in grow_cache, and allocates and frees in
 // handle_request, until SIGTERM.
 //
-//   c++ -I../../target/dist/include cpp_host.cc libmemprof_host.a -lpthread -ldl -lm -o cpp_host
+//   c++ -I /usr/share/memprof/sdk/include cpp_host.cc /usr/lib/memprof/libmemprof_host.a -lpthread -ldl -lm -o cpp_host
 //   LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=prof:true,prof_active:false cpp_host --config host.toml &
 //   memprof activate && sleep 5 && memprof dump
 #include <memprof_host.h>

@@ -1,4 +1,4 @@
-/* A program that was not built for memprof and that leaks: an example for `memprof record --pid`. */
+/* A program that was not built for memprof and that leaks: an example for `memprof record PID`. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

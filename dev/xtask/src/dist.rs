@@ -131,6 +131,7 @@ const HEADERS: &[&str] = &[
 const SDK_EXAMPLES: &[&str] = &[
     "hosts-examples/c/c_host.c",
     "hosts-examples/c-admin/admin_host.c",
+    "hosts-examples/unprepared/unprepared.c",
     "in-process/memprof-host/examples/admin_host.rs",
     "plugins/hello-c/hello_c.c",
     "plugins/hello-c/worker.c",
