@@ -130,7 +130,10 @@ impl Config {
     #[must_use]
     pub fn with_path(mut self, path: &Path) -> Self {
         for plugin in &mut self.plugin {
-            plugin.source = ConfigSource::File(path.to_owned());
+            plugin.source = match plugin.text_in_file {
+                Some(_) => ConfigSource::File(path.to_owned()),
+                None => ConfigSource::FileKeys(path.to_owned()),
+            };
         }
         self
     }

@@ -12,6 +12,9 @@ pub(crate) enum ConfigSource {
     /// A file, in which the lines have the same numbers as in the text.
     #[cfg(any(feature = "adapters", feature = "loader"))]
     File(PathBuf),
+    /// A file in which the lines have other numbers, for example because the config is an inline table.
+    #[cfg(any(feature = "adapters", feature = "loader"))]
+    FileKeys(PathBuf),
     /// Words of the form `key=value`, and the file whose keys they override. The text was made of both, so its lines
     /// are in no file.
     #[cfg(feature = "adapters")]
@@ -36,15 +39,18 @@ impl ConfigSource {
             Self::Unknown => format!("config, {position}"),
             #[cfg(any(feature = "adapters", feature = "loader"))]
             Self::File(file) => format!("config file {}, {position}", file.display()),
+            #[cfg(any(feature = "adapters", feature = "loader"))]
+            Self::FileKeys(file) => match key_at(text, position) {
+                Some(key) => format!("config file {}, key {key}", file.display()),
+                None => format!("config file {}", file.display()),
+            },
             #[cfg(feature = "adapters")]
-            Self::Words(_) => {
-                match line_number(position).and_then(|line| key_in_line(text, line)) {
-                    Some(key) => format!("config key {key}"),
-                    None => "config".to_owned(),
-                }
-            }
+            Self::Words(_) => match key_at(text, position) {
+                Some(key) => format!("config key {key}"),
+                None => "config".to_owned(),
+            },
         };
-        #[cfg(not(feature = "adapters"))]
+        #[cfg(not(any(feature = "adapters", feature = "loader")))]
         let _unused = text;
         format!("{start}{place}: {error}")
     }
@@ -54,7 +60,9 @@ impl ConfigSource {
         match self {
             Self::Unknown => "correct the plugin's config, and load the plugin again".to_owned(),
             #[cfg(any(feature = "adapters", feature = "loader"))]
-            Self::File(file) => format!("correct {}, and load the plugin again", file.display()),
+            Self::File(file) | Self::FileKeys(file) => {
+                format!("correct {}, and load the plugin again", file.display())
+            }
             #[cfg(feature = "adapters")]
             Self::Words(None) => "correct the words with which the plugin is loaded".to_owned(),
             #[cfg(feature = "adapters")]
@@ -69,14 +77,20 @@ impl ConfigSource {
     fn file_in_errors(&self) -> Option<String> {
         match self {
             #[cfg(any(feature = "adapters", feature = "loader"))]
-            Self::File(file) => Some(file.display().to_string()),
+            Self::File(file) | Self::FileKeys(file) => Some(file.display().to_string()),
             _ => None,
         }
     }
 }
 
+/// Returns the key that is set at a position such as `line 6, column 1` of a TOML text. `None` if none is.
+#[cfg(any(feature = "adapters", feature = "loader"))]
+fn key_at(text: &str, position: &str) -> Option<String> {
+    key_in_line(text, line_number(position)?)
+}
+
 /// Parses the number in `line 6, column 1`.
-#[cfg(feature = "adapters")]
+#[cfg(any(feature = "adapters", feature = "loader"))]
 fn line_number(position: &str) -> Option<usize> {
     let (number, _) = position.strip_prefix("line ")?.split_once(',')?;
     number.parse().ok()
@@ -84,7 +98,7 @@ fn line_number(position: &str) -> Option<usize> {
 
 /// Returns the key that line `number` (from 1) of a TOML text sets, as a word has it: `keep.count` for `count = 3` below
 /// `[keep]`. `None` if the line sets no key.
-#[cfg(feature = "adapters")]
+#[cfg(any(feature = "adapters", feature = "loader"))]
 fn key_in_line(text: &str, number: usize) -> Option<String> {
     let header = |line: &str| {
         let name = line.trim().strip_prefix('[')?.strip_suffix(']')?;
@@ -118,6 +132,11 @@ mod tests {
             ConfigSource::File(file()),
             unknown,
             "config file /etc/h.toml, line 4, column 1: unknown field `cnt`",
+        );
+        check(
+            ConfigSource::FileKeys(file()),
+            unknown,
+            "config file /etc/h.toml, key keep.cnt: unknown field `cnt`",
         );
         check(
             ConfigSource::Words(None),

@@ -11,7 +11,6 @@ use crate::completion;
 use crate::exit::{self, FAILED, error_chain, with_exit_code};
 use crate::live_profile::{is_file_or_stdin, take_profile, take_profile_if_process};
 use crate::own_heap;
-use crate::process_arg::parse_process;
 use crate::process_names::pids_with_name;
 use crate::report_form::{FormArgs, open_input, show_progress};
 use crate::report_view::{ViewArgs, modification_time};
@@ -139,7 +138,8 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
 
 /// Adds to the error of a file that is no profile that a process has its name, if one has.
 fn name_process(error: anyhow::Error, file: &str) -> anyhow::Error {
-    match parse_process(file).is_ok() || !pids_with_name(file).is_empty() {
+    let is_pid = file.parse::<u32>().is_ok() && Path::new("/proc").join(file).exists();
+    match is_pid || !pids_with_name(file).is_empty() {
         true => with_exit_code(
             FAILED,
             format!(

@@ -1,6 +1,7 @@
 //! Pointers of libfontconfig: its objects hold others by offsets from their own addresses, so that a font cache can be
 //! mapped anywhere. Layouts: fcint.h of fontconfig 2.14.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use crate::analysis::AnalyzedSnapshot;
@@ -76,18 +77,25 @@ fn is_library(path: &str) -> bool {
     file.is_some_and(|file| file.starts_with(LIBRARY))
 }
 
-/// Starts of the unreachable objects that reachable patterns and character sets hold.
+/// Starts of the unreachable objects that reachable patterns and character sets hold. Reads each array of leaves once,
+/// so that a hostile heap, in which many sets share one, takes no more time and memory than its size.
 fn held_objects(objects: &Objects, word: &mut ReadWord<'_>) -> Vec<u64> {
     let owners = objects.reached().map(|object| object.range);
     let owners = owners.filter(|owner| OWNER_SIZES.contains(&(owner.end - owner.start)));
-    let mut held = Vec::new();
+    let is_held = |start: &u64| objects.unmarked_start(*start) == Some(*start);
+    let (mut held, mut read) = (Vec::new(), HashSet::new());
     for owner in owners {
-        held.extend(pattern_elements(objects, owner.start, word));
-        if let Some((leaves, count)) = set_leaves(objects, owner.start, word, &mut held) {
-            held.extend((0..count).filter_map(|leaf| word_offset(leaves, leaves + 8 * leaf, word)));
+        held.extend(pattern_elements(objects, owner.start, word).filter(is_held));
+        let Some(set) = CharacterSet::read(objects, owner.start, word) else {
+            continue;
+        };
+        held.extend([set.leaves, set.numbers].into_iter().filter(is_held));
+        if read.insert(set.leaves) {
+            let places = (0..set.count).map(|leaf| set.leaves + 8 * leaf);
+            let leaves = places.filter_map(|place| word_offset(set.leaves, place, word));
+            held.extend(leaves.filter(is_held));
         }
     }
-    held.retain(|start| objects.unmarked_start(*start) == Some(*start));
     held
 }
 
@@ -103,25 +111,29 @@ fn pattern_elements(objects: &Objects, start: u64, word: &mut ReadWord<'_>) -> O
     is_pattern.then_some(elements)
 }
 
-/// Start of the array of leaves of a `FcCharSet`, and their number: its references and that number in 32 bits each, the
-/// offset of the array of leaves, and that of their numbers in 16 bits each. Adds both arrays to `held`. `None` if the
-/// object at `start` is none.
-fn set_leaves(
-    objects: &Objects,
-    start: u64,
-    word: &mut ReadWord<'_>,
-    held: &mut Vec<u64>,
-) -> Option<(u64, u64)> {
-    let count = word(start)? >> 32;
-    let leaves = word_offset(start, start + 8, word)?;
-    let numbers = word_offset(start, start + 16, word)?;
-    let is_set = (1..=MAX_LEAVES).contains(&count)
-        && has_size(objects, leaves, 8 * count)
-        && has_size(objects, numbers, 2 * count);
-    is_set.then(|| {
-        held.extend([leaves, numbers]);
-        (leaves, count)
-    })
+/// The arrays of a `FcCharSet`, with `count` elements each.
+struct CharacterSet {
+    /// Address of the distances of the leaves from this address, 8 bytes each.
+    leaves: u64,
+    /// Address of the numbers of the leaves, 2 bytes each.
+    numbers: u64,
+    count: u64,
+}
+
+impl CharacterSet {
+    /// Reads a set: its references and `count` in 32 bits each, the offset of the leaves, and that of their numbers.
+    /// `None` if the object at `start` is none.
+    fn read(objects: &Objects, start: u64, word: &mut ReadWord<'_>) -> Option<Self> {
+        let set = Self {
+            count: word(start)? >> 32,
+            leaves: word_offset(start, start + 8, word)?,
+            numbers: word_offset(start, start + 16, word)?,
+        };
+        let is_set = (1..=MAX_LEAVES).contains(&set.count)
+            && has_size(objects, set.leaves, 8 * set.count)
+            && has_size(objects, set.numbers, 2 * set.count);
+        is_set.then_some(set)
+    }
 }
 
 /// Address at the distance from `start` that a word has. `None` if the word is 0 or cannot be read.

@@ -3,9 +3,16 @@
 /// Text between a place and the function that it calls.
 const CALLING: &str = " calling ";
 
-/// Returns the name of the row of a place that calls a function: `git+0x1c3f calling deflateInit_`.
+/// Most characters of the function's name in a row: each place that calls it has a name of its own.
+const MAX_FUNCTION_CHARS: usize = 256;
+
+/// Returns the name of the row of a place that calls a function: `git+0x1c3f calling deflateInit_`. A long name of the
+/// function is cut.
 pub(crate) fn with_call(place: &str, function: &str) -> String {
-    format!("{place}{CALLING}{function}")
+    match function.char_indices().nth(MAX_FUNCTION_CHARS) {
+        Some((end, _)) => format!("{place}{CALLING}{}…", &function[..end]),
+        None => format!("{place}{CALLING}{function}"),
+    }
 }
 
 /// Returns the place in the name of such a row: `git+0x1c3f`. Other names are returned whole.
@@ -18,7 +25,14 @@ pub(crate) fn without_call(row: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::without_call;
+    use super::{with_call, without_call};
+
+    #[test]
+    fn long_name_of_a_function_is_cut() {
+        assert_eq!(with_call("p+0x2", "z"), "p+0x2 calling z");
+        let row = with_call("p+0x2", &"é".repeat(100_000));
+        assert_eq!(row, format!("p+0x2 calling {}…", "é".repeat(256)));
+    }
 
     #[test]
     fn place_is_taken_from_the_name_of_a_row() {

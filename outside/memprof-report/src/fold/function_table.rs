@@ -142,8 +142,9 @@ impl FunctionTable {
             let Some(name) = qualified_closure(self.functions.get(*function), outer) else {
                 continue;
             };
-            is_changed = true;
-            *function = self.functions.intern(&name);
+            let qualified = self.functions.intern(&name);
+            is_changed |= qualified != *function;
+            *function = qualified;
             let (is_allocator, origin) = (self.is_allocator[at], self.origins[at]);
             if function.0 as usize == self.origins.len() {
                 self.is_allocator.push(is_allocator);

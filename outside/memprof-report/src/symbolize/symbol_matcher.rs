@@ -114,9 +114,13 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
                 continue;
             };
             if is_last {
-                let mut code = sections.iter().filter(|_| !is_sized);
-                let section = code.find(|section| section.contains(&address));
-                let section_end = section.map(|section| section.end);
+                let mut code = sections.iter();
+                let section_end = match is_sized {
+                    true => None,
+                    false => code
+                        .find(|section| section.contains(&address))
+                        .map(|section| section.end),
+                };
                 // A symbol outside of code has no address of code after it.
                 if is_sized || section_end.is_some_and(|end| next < end && !name.is_empty()) {
                     *starts = Some(Start {
@@ -140,9 +144,10 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
         }
     }
 
-    /// Returns whether every address has a symbol.
+    /// Returns whether every address is in a symbol that has a size. One without size may end before the address.
     pub(super) fn is_complete(&self) -> bool {
-        self.symbols().all(|symbol| symbol.is_some())
+        self.symbols()
+            .all(|symbol| symbol.is_some_and(|symbol| symbol.start_without_size.is_none()))
     }
 
     /// Returns the symbol of each address, in the order of the queries. `None` if none contains it.
