@@ -247,14 +247,12 @@ fn require_running(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     }
 }
 
-/// Fails if a process has unmapped the vDSO, through which its C library reads clocks: a program that does so reads none.
-/// One that was restored from a checkpoint may have it elsewhere than the kernel has put it. `vector` is its auxiliary
-/// vector, in which a program without vDSO has no address of one.
+/// Fails if a process has unmapped or moved the vDSO, through which its C library reads clocks: a program that does so
+/// reads none. `vector` is its auxiliary vector, in which a program without vDSO has no address of one.
 fn require_vdso(vector: &[u8], maps: &[u8]) -> Result<(), Refusal> {
     let is_mapped = |address| mappings(maps).any(|mapping| mapping.range.contains(&address));
-    let is_elsewhere = || mappings(maps).any(|mapping| mapping.path == b"[vdso]");
     match vector_value(vector, AT_SYSINFO_EHDR) {
-        Some(address) if !is_mapped(address) && !is_elsewhere() => Err(Refusal::NoVdso),
+        Some(address) if !is_mapped(address) => Err(Refusal::NoVdso),
         _ => Ok(()),
     }
 }
