@@ -78,9 +78,6 @@ fn program_that_forbids_instructions_or_memory_is_unharmed() {
             detach(&host, &[]).exits(0);
             serves(&mut host, "detached");
         }
-        let record = ["record", "--for", "1s", &pid];
-        memprof(&host.socket_dir(), &record).exits(0);
-        serves(&mut host, "recorded");
     }
 }
 

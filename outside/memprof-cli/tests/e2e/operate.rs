@@ -295,7 +295,8 @@ fn stats_come_in_the_requested_form() {
         let plain = host
             .memprof("stats", &["--json", "format=text"])
             .exits(0)
-            .stdout;
+            .json();
+        let plain = plain["text"].as_str().unwrap();
         assert!(plain.starts_with("jemalloc "), "{plain}");
     }
 }
