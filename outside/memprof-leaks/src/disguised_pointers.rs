@@ -1,6 +1,7 @@
 //! Pointers that a program disguises: with a tag in their upper bits, shifted, byte-swapped, in 32 bits, at an address
-//! that is no multiple of 4, or mangled by glibc; also the `XOR`ed neighbours of a list's node. An object that only such a word holds is no proven leak. Complements (`~p`) hold
-//! nothing: programs store them so that a search does not count them, as weak references.
+//! that is no multiple of 4, or mangled by glibc; also the `XOR`ed neighbours of a list's node. An object that only such
+//! a word holds is no proven leak. Complements (`~p`) hold nothing: programs store them so that a search does not count
+//! them, as weak references.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -313,11 +314,12 @@ impl<'a> RangeReader<'a> {
         }
     }
 
-    /// Calls `visit` with the bytes of a range of any length, block by block. In each block, omits what follows the
-    /// first byte that cannot be read.
+    /// Calls `visit` with the bytes of a range of any length, block by block. Each block begins with the last word of
+    /// the one before, because a pointer at no multiple of 4 may lie in both. In each block, omits what follows the first
+    /// byte that cannot be read.
     fn visit_range(&mut self, range: Range<u64>, visit: &mut impl FnMut(&[u8])) {
         let end = range.end;
-        for start in range.step_by(BLOCK_SIZE) {
+        for start in range.step_by(BLOCK_SIZE - size_of::<u64>()) {
             let length = BLOCK_SIZE.min((end - start) as usize);
             let read = self.view.read(start, &mut self.block[..length]);
             visit(&self.block[..read]);

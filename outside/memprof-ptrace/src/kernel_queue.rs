@@ -44,6 +44,9 @@ pub struct QueueContent {
     pub is_unix_socket: bool,
     /// Whether it is a Unix socket whose peers have not read all that was sent to them.
     pub has_unread_output: bool,
+    /// Process that made a Unix socket's other end, or both ends, by its id in this pid namespace. `None` if the socket
+    /// is not connected, or that process is not visible.
+    pub peer_pid: Option<u32>,
 }
 
 impl QueueReader {
@@ -189,11 +192,12 @@ fn read_socket(socket: &File, inode: u64) -> io::Result<Option<QueueContent>> {
         // FIONREAD fails for listening sockets, and for families whose messages come from the kernel.
         Err(_) => return Ok(None),
     };
-    let is_unix_socket = socket_option(socket, libc::SO_DOMAIN) == Some(libc::AF_UNIX);
+    let is_unix_socket = socket_option(socket, libc::SO_DOMAIN, 0) == Some(libc::AF_UNIX);
     let mut content = QueueContent {
         inode,
         is_unix_socket,
         has_unread_output: is_unix_socket && has_unread_output(socket),
+        peer_pid: peer_pid(socket).filter(|_| is_unix_socket),
         ..QueueContent::default()
     };
     if queued == 0 {
@@ -217,8 +221,8 @@ fn read_socket(socket: &File, inode: u64) -> io::Result<Option<QueueContent>> {
         Err(error) => return Err(error.into()),
     }
     content.unread_bytes = queued.saturating_sub(bytes.len() as u64);
-    content.has_more_datagrams =
-        socket_option(socket, libc::SO_TYPE) == Some(libc::SOCK_DGRAM) && !has_one_datagram(socket);
+    content.has_more_datagrams = socket_option(socket, libc::SO_TYPE, 0) == Some(libc::SOCK_DGRAM)
+        && !has_one_datagram(socket);
     content.data = bytes;
     Ok(Some(content))
 }
@@ -234,26 +238,27 @@ fn has_unread_output(socket: &File) -> bool {
 /// Returns whether the receive memory in use of an internet socket is too small for a second datagram. False for Unix
 /// sockets, whose datagrams count towards the sender.
 fn has_one_datagram(socket: &File) -> bool {
-    let mut values = [0_u32; MEMINFO_VALUES];
-    let mut length = size_of_val(&values) as libc::socklen_t;
-    // SAFETY: getsockopt(2) writes at most `length` bytes to `values`.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_MEMINFO,
-            values.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    };
-    result == 0 && (1..=SINGLE_DATAGRAM_MEMORY).contains(&values[0])
+    let values = socket_option(socket, SO_MEMINFO, [0_u32; MEMINFO_VALUES]);
+    values.is_some_and(|values| (1..=SINGLE_DATAGRAM_MEMORY).contains(&values[0]))
 }
 
-/// Returns the integer option of a socket; `None` if it has none.
-fn socket_option(socket: &File, option: libc::c_int) -> Option<libc::c_int> {
-    let mut value: libc::c_int = 0;
-    let mut length = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: getsockopt(2) writes one integer to `value`.
+/// Returns the process that made a Unix socket's other end (`SO_PEERCRED` of unix(7)). `None` if there is none that is
+/// visible here.
+fn peer_pid(socket: &File) -> Option<u32> {
+    let unknown = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let peer = socket_option(socket, libc::SO_PEERCRED, unknown)?;
+    u32::try_from(peer.pid).ok().filter(|pid| *pid != 0)
+}
+
+/// Returns an option of a socket; `None` if it has none. `value` is of the kernel's type for it, which consists of
+/// numbers, and stays where the kernel writes less.
+fn socket_option<T>(socket: &File, option: libc::c_int, mut value: T) -> Option<T> {
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: getsockopt(2) writes at most `length` bytes to `value`, whose type any numbers are valid for.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -301,6 +306,7 @@ mod tests {
             (&b"in two pieces"[..], false)
         );
         assert!(read(&one).has_unread_output && !content.has_unread_output);
+        assert_eq!(content.peer_pid, Some(std::process::id()));
         let mut bytes = [0; 13];
         other.read_exact(&mut bytes).unwrap();
         assert!(!read(&one).has_unread_output);

@@ -120,10 +120,12 @@ struct Queues {
     terminal_bytes: u64,
     inaccessible: u64,
     descriptors_in_flight: u64,
-    /// Unix sockets with data that they received, and those with data that they sent and their peers did not read, by
-    /// inode.
+    /// Unix sockets with data that they received, by inode, if the process made both ends.
     receivers: HashSet<u64>,
+    /// Unix sockets with data that they sent and their peers did not read, by inode: if the process made both ends, and
+    /// if another one made the other end.
     senders: HashSet<u64>,
+    senders_to_others: HashSet<u64>,
 }
 
 /// Adds the values in the descriptors of a process, and the data in their queues.
@@ -165,7 +167,7 @@ fn add_descriptors(pid: u32, view: &SnapshotMemory, opaque: &mut OpaqueCounts, r
         }
         if target.starts_with("pipe:") || target.starts_with("socket:") || is_fifo(&entry.path()) {
             let content = reader.as_ref().map(|reader| reader.read_queue(number));
-            add_queue(content.ok(), &mut queues, roots);
+            add_queue(pid, content.ok(), &mut queues, roots);
         } else if is_terminal(&target) {
             let reader = reader.as_ref().ok();
             match reader.and_then(|reader| reader.count_terminal_bytes(number).ok()) {
@@ -215,6 +217,7 @@ fn is_fifo(link: &Path) -> bool {
 /// Adds the words of a queue at all offsets, because messages before them may have any length. Counts what was not
 /// read. `content` is the result of [`QueueReader::read_queue`], `None` if the process could not be opened.
 fn add_queue(
+    pid: u32,
     content: Option<io::Result<Option<QueueContent>>>,
     queues: &mut Queues,
     roots: &mut Roots,
@@ -227,11 +230,16 @@ fn add_queue(
                 .kernel
                 .extend(words.filter(|word| USER_ADDRESSES.contains(word)));
             queues.unread.insert(content.inode, content.unread_bytes);
-            if content.is_unix_socket && !content.data.is_empty() {
+            let has_own_peer = content.peer_pid == Some(pid);
+            if has_own_peer && !content.data.is_empty() {
                 queues.receivers.insert(content.inode);
             }
             if content.has_unread_output {
-                queues.senders.insert(content.inode);
+                let senders = match has_own_peer {
+                    true => &mut queues.senders,
+                    false => &mut queues.senders_to_others,
+                };
+                senders.insert(content.inode);
             }
             queues.sockets_with_more += u64::from(content.has_more_datagrams);
         }
@@ -262,8 +270,9 @@ impl Queues {
                 why,
             ));
         }
-        // Each receiver of the process explains one sender, of this process or of another one.
-        let foreign_queues = self.senders.len().saturating_sub(self.receivers.len());
+        // Of pairs that the process made, each receiver explains one sender. A child may have inherited the other end.
+        let inherited = self.senders.len().saturating_sub(self.receivers.len());
+        let foreign_queues = self.senders_to_others.len() + inherited;
         for (count, what, why) in [
             (
                 foreign_queues as u64,

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <mqueue.h>
+#include <poll.h>
 #include <pthread.h>
 #include <pty.h>
 #include <sched.h>
@@ -21,6 +22,7 @@
 #include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -145,6 +147,22 @@ static void in_socket_of_child(void) {
     close(ends[1]); if (send(ends[0], table, sizeof table, 0) < 0) fail("send");
     memset(table, 0, sizeof table);
 }
+/* A client has sent a request that nothing has read, and does not read the reply. */
+static void in_socket_of_client(void) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX}; socklen_t size = sizeof(sa_family_t);
+    int listening = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (bind(listening, (struct sockaddr *)&address, size) || listen(listening, 1)) fail("listen");
+    size = sizeof address; getsockname(listening, (struct sockaddr *)&address, &size);
+    fill(table);
+    if (fork() == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); int client = socket(AF_UNIX, SOCK_STREAM, 0);
+        if (connect(client, (struct sockaddr *)&address, size) || write(client, "request", 7) < 7) fail("connect");
+        for (;;) pause();
+    }
+    int client = accept(listening, 0, 0); struct pollfd request = {.fd = client, .events = POLLIN};
+    if (poll(&request, 1, -1) < 1 || send(client, table, sizeof table, 0) < 0) fail("send");
+    memset(table, 0, sizeof table);
+}
 static void in_flight(void) {
     int ends[2], epoll = epoll_create1(0); if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends)) fail("socketpair");
     for (int i = 0; i < HELD; i++) { struct epoll_event event = {EPOLLIN, {.ptr = make(HELD_SIZE)}}; epoll_ctl(epoll, EPOLL_CTL_ADD, eventfd(0, 0), &event); }
@@ -217,6 +235,13 @@ static void by_high_bits(void) { for (int i = 0; i < HELD; i++) table[i] = (uint
 static void by_nan_box(void) { for (int i = 0; i < HELD; i++) table[i] = (uintptr_t)make(HELD_SIZE) | (uintptr_t)0x1FFF5 << 47; }
 static void by_shift(void) { for (int i = 0; i < HELD; i++) table[i] = (uintptr_t)make(HELD_SIZE) << 16 | (i + 1); }
 static void by_swapped_bytes(void) { for (int i = 0; i < HELD; i++) table[i] = __builtin_bswap64((uintptr_t)make(HELD_SIZE)); }
+/* Each pointer lies in two of the blocks of 256 KiB in which memory is read, from behind an inaccessible page on. */
+static void across_blocks(void) {
+    enum { BLOCK = 256 << 10, SIZE = (HELD + 1) * BLOCK }; char *to = map(PAGE + SIZE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    if (mprotect(to, PAGE, PROT_NONE)) fail("mprotect");
+    to += PAGE; memset(to, 1, SIZE);
+    for (int i = 0; i < HELD; i++) { void *object = make(HELD_SIZE); memcpy(to + (i + 1) * BLOCK - 3, &object, sizeof object); }
+}
 /* A byte in front of each pointer, without a gap. */
 static void by_packed_structs(void) {
     static struct __attribute__((packed)) { char kind; void *object; } packed[HELD];
@@ -244,11 +269,11 @@ static const struct { const char *name; void (*hold)(void); } modes[] = {
     MODE(in_untouched) MODE(in_unmapped_file) MODE(in_private_view) MODE(in_system_v_memory) MODE(in_dropped_page_tables) MODE(in_secret_memory)
     MODE(in_pipe) MODE(in_terminal) MODE(in_stream) MODE(in_datagram) MODE(in_datagrams) MODE(in_message_queue) MODE(in_posix_queue) MODE(in_eventfd)
     MODE(in_signals) MODE(in_signals_of_thread) MODE(in_signal_stack) MODE(in_signal_stacks_of_threads) MODE(in_flight)
-    MODE(in_rseq_area) MODE(in_socket_of_child)
+    MODE(in_rseq_area) MODE(in_socket_of_child) MODE(in_socket_of_client)
     MODE(below_stack) MODE(between_stacks) MODE(below_unguarded_stack) MODE(below_signal_stack) MODE(in_variables_below_stack) MODE(in_sharing_process)
     MODE(in_code) MODE(in_code_read_only) MODE(in_code_at_a_block_end) MODE(in_shared_code)
     MODE(in_packed_events) MODE(in_packed_events_on_heap) MODE(by_end) MODE(by_low_bits)
-    MODE(by_high_bits) MODE(by_nan_box) MODE(by_shift) MODE(by_swapped_bytes) MODE(by_packed_structs) MODE(by_mangled) MODE(by_tagged_list) MODE(by_xor_list)
+    MODE(by_high_bits) MODE(by_nan_box) MODE(by_shift) MODE(by_swapped_bytes) MODE(by_packed_structs) MODE(across_blocks) MODE(by_mangled) MODE(by_tagged_list) MODE(by_xor_list)
 };
 
 int main(int count, char **arguments) {
