@@ -39,7 +39,8 @@
  *
  * **Names.** A plugin's id has at most 64 ASCII letters, digits and `_`, a letter first: people type it, and foreign
  * servers make the names of commands and functions of it. Names of messages may have `-` and `.` too. A host may
- * accept other names, and then warns; of two plugins with one id it refuses the second.
+ * accept other names, and then warns; it refuses an id with blanks or control characters, and the second of two plugins
+ * with one id.
  *
  * **Messages.** Names match exactly, by length and case. Arguments are `key=value`, separated by blanks; a value with
  * blanks is quoted, `key="two words"`, with `\"` and `\\` inside of quotes. A message of the control socket has at most

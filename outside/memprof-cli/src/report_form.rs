@@ -116,7 +116,7 @@ impl FormArgs {
 /// Dump of a live process, or those of several.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LiveDump<'a> {
-    /// One for each process.
+    /// Files of the dump, one for each process.
     pub(crate) files: &'a [PathBuf],
     /// Name of the dump in errors and on pages.
     pub(crate) name: &'a str,

@@ -72,11 +72,11 @@ pub fn require_signal_stack_calls(thread: u32) -> Result<(), Refusal> {
 /// Calls that memprof can do without, and makes only where the filters of a thread allow them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpareCalls {
-    /// Those that give a new thread a descriptor table of its own.
+    /// Whether the calls that give a new thread a descriptor table of its own are allowed.
     pub own_descriptors: bool,
-    /// The one that lets a new thread execute RDTSC, which the program may have forbidden its creator.
+    /// Whether the call that lets a new thread execute RDTSC is allowed. The program may have forbidden its creator RDTSC.
     pub enable_time_stamps: bool,
-    /// The one that lets a new thread execute CPUID.
+    /// Whether the call that lets a new thread execute CPUID is allowed.
     pub enable_cpuid: bool,
 }
 

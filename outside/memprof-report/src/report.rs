@@ -185,8 +185,8 @@ fn lost_samples_note(profile: &Profile) -> Option<String> {
     })
 }
 
-/// Interval at which the tables would probably have held all samples: at least twice `interval`, from 1 KiB to 16 MiB.
-/// It is a power of two with its unit, as the option takes it.
+/// Returns the interval at which the tables would probably have held all samples, as the option takes it: a power of two
+/// with its unit, at least twice `interval`, from 1 KiB to 16 MiB.
 fn sufficient_interval(interval: u64, samples: u64, lost: u64) -> String {
     let kept = samples.saturating_sub(lost).max(1);
     let factor = samples.div_ceil(kept).max(2);

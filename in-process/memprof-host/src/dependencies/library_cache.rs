@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::search_list::Candidate;
 
@@ -44,7 +44,7 @@ pub(super) fn find(cache: &[u8], name: &[u8]) -> Vec<Candidate> {
 
 /// Reads the system's cache. Empty if there is none.
 pub(super) fn read() -> Vec<u8> {
-    std::fs::read(PathBuf::from(PATH)).unwrap_or_default()
+    std::fs::read(PATH).unwrap_or_default()
 }
 
 /// Returns the number of four bytes at an offset.

@@ -65,7 +65,7 @@ const BUILTIN_NAMES: [(&str, Builtin); 16] = [
 pub(super) struct BuiltinBases(u8);
 
 impl BuiltinBases {
-    /// The one that a type of that name and flags itself is.
+    /// Returns the built-in type that a type of that name and flags is itself. Empty if it is none, or a class.
     fn from_own(name: &str, flags: u64) -> Self {
         let known = BUILTIN_NAMES.iter().find(|(known, _)| *known == name);
         let known = known.filter(|_| !is_class(flags));

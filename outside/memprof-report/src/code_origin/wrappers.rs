@@ -273,8 +273,8 @@ impl<'p> LeafView<'p> {
         (first, caller)
     }
 
-    /// Returns whether `one` is a function without a symbol that was called by plumbing of the same file with a symbol.
-    /// It is part of that plumbing.
+    /// Returns whether `one` is part of the plumbing that called it: a function without a symbol, called by plumbing of the
+    /// same file with a symbol.
     fn is_helper(&self, origins: &CodeOrigins, one: LeafFrame<'_>, caller: LeafFrame<'_>) -> bool {
         let is_plumbing = origins.verdicts[caller.verdict].origin == CodeOrigin::Plumbing;
         is_plumbing && caller.frame.named && !one.frame.named && self.is_same_mapping(one, caller)

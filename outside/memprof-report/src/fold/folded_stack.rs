@@ -1,4 +1,4 @@
-//! One folded stack, with its values.
+//! A stack of function names, with its values.
 
 use crate::alloc_time::AllocTime;
 use crate::comparison::Comparison;
@@ -7,7 +7,7 @@ use crate::names::StringId;
 /// Bytes and objects in use of an allocation time.
 pub(crate) type TimedAmounts = (AllocTime, [i64; 2]);
 
-/// One folded stack.
+/// A stack of functions by name, with the values of all samples that have it.
 #[derive(Clone, Copy, Debug)]
 pub struct FoldedStack<'f> {
     /// Functions, root first.

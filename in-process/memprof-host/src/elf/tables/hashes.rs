@@ -5,6 +5,9 @@ use object::endian::{LittleEndian, U32, U64};
 
 use super::{Dynamic, LE, Library, Result, Strings, damaged_error};
 
+/// Name of either table in errors.
+const TABLE: &str = "table of hashes";
+
 impl Library<'_> {
     /// Checks that each hash is that of its symbol's name, and that each chain ends. In a library without a table, the
     /// loader finds no name.
@@ -14,7 +17,6 @@ impl Library<'_> {
         strings: &Strings<'_>,
         symbols: &[Sym64<LittleEndian>],
     ) -> Result<()> {
-        const TABLE: &str = "table of hashes";
         let Some(address) = dynamic.value(DT_GNU_HASH) else {
             return self.check_plain_hashes(dynamic, strings, symbols);
         };
@@ -69,6 +71,7 @@ impl Library<'_> {
             damaged_error(TABLE)
         }
     }
+
     /// Checks that each chain of `DT_HASH` ends, and has only symbols of its bucket. Succeeds if there is no such table.
     fn check_plain_hashes(
         &self,
@@ -76,7 +79,6 @@ impl Library<'_> {
         strings: &Strings<'_>,
         symbols: &[Sym64<LittleEndian>],
     ) -> Result<()> {
-        const TABLE: &str = "table of hashes";
         let Some(address) = dynamic.value(DT_HASH) else {
             return Ok(());
         };
