@@ -40,7 +40,7 @@ pub(crate) fn wait_for_stop(tid: pid_t, deadline: Instant) -> Result<i32, StopEr
             // waitpid(2) does not report the end of a main thread before all others have ended, and those may be
             // stopped too.
             0 if Instant::now() > next_check => {
-                if is_zombie(tid) {
+                if has_ended(tid) {
                     return Err(StopError::Ended);
                 }
                 next_check = Instant::now() + ZOMBIE_CHECK_INTERVAL;
@@ -52,10 +52,14 @@ pub(crate) fn wait_for_stop(tid: pid_t, deadline: Instant) -> Result<i32, StopEr
     }
 }
 
-/// Returns whether a thread has ended and has not been waited for yet.
-fn is_zombie(tid: pid_t) -> bool {
-    let stat = fs::read(format!("/proc/{tid}/stat"));
-    stat.is_ok_and(|stat| ProcStat::parse(&stat).is_ok_and(|stat| stat.is_zombie))
+/// Returns whether a thread has ended, also if it has not been waited for yet. `false` if /proc does not tell.
+pub(crate) fn has_ended(tid: pid_t) -> bool {
+    match fs::read(format!("/proc/{tid}/stat")) {
+        Ok(stat) => ProcStat::parse(&stat).is_ok_and(|stat| stat.is_zombie),
+        Err(error) => {
+            error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+        }
+    }
 }
 
 /// Makes a ptrace(2) request for a thread that this thread traces, or is about to trace. Not for requests that

@@ -12,7 +12,7 @@ use libc::{c_void, iovec, pid_t, user_regs_struct};
 pub use crate::ptrace_request::StopError;
 
 use crate::process_copy::ProcessCopy;
-use crate::ptrace_request::{request, request_value, wait_for_stop};
+use crate::ptrace_request::{has_ended, request, request_value, wait_for_stop};
 use crate::remote_call::SavedContext;
 use crate::xstate::XState;
 
@@ -63,6 +63,8 @@ impl PendingStop {
         let tid = tid as pid_t;
         let refused = |error: io::Error| match error.raw_os_error() {
             Some(libc::ESRCH) => StopError::Ended,
+            // ptrace(2) also refuses so a thread that has ended and is still listed.
+            Some(libc::EPERM) if has_ended(tid) => StopError::Ended,
             code => StopError::Refused(code.unwrap_or_default()),
         };
         request(libc::PTRACE_SEIZE, tid, 0, 0).map_err(refused)?;
@@ -398,7 +400,11 @@ fn clone_error(registers: &user_regs_struct) -> Option<io::Error> {
 mod tests {
     use std::process::{Command, Stdio};
 
+    use nix::sys::wait::{Id, WaitPidFlag, waitid};
+    use nix::unistd::Pid;
+
     use super::*;
+    use crate::stop_all::stop_all;
 
     #[test]
     fn stopped_thread_continues_when_dropped() {
@@ -420,6 +426,21 @@ mod tests {
         assert!(cat.wait().unwrap().success());
         let ended = StoppedThread::interrupt(cat.id()).unwrap_err();
         assert_eq!(ended, StopError::Ended);
+    }
+
+    #[test]
+    fn ended_thread_that_is_still_listed_is_not_refused() {
+        let mut child = Command::new("true").spawn().unwrap();
+        let pid = Id::Pid(Pid::from_raw(child.id().cast_signed()));
+        waitid(pid, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
+        let ended = StoppedThread::interrupt(child.id()).unwrap_err();
+        assert_eq!(ended, StopError::Ended);
+        let mut stopped = Vec::new();
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        stop_all(child.id(), deadline, &mut stopped).unwrap();
+        assert!(stopped.is_empty());
+        child.wait().unwrap();
+        stop_all(child.id(), deadline, &mut stopped).unwrap_err();
     }
 
     #[test]

@@ -11,7 +11,7 @@ const KERNEL_THREAD_FLAG: u64 = 0x20_0000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcStat {
     flags: u64,
-    /// Whether the process has ended and its parent has not waited for it.
+    /// Whether the process or thread has ended and nothing has waited for it yet.
     pub is_zombie: bool,
     /// Pid of the parent, or of the process that adopted it; 0 if that is not visible in this pid namespace.
     pub parent: u32,
@@ -43,7 +43,7 @@ impl ProcStat {
         };
         let number = |number: usize| word(number)?.parse().ok();
         Ok(Self {
-            is_zombie: word(3) == Some("Z"),
+            is_zombie: matches!(word(3), Some("Z" | "X" | "x")),
             parent: field(4, "ppid")? as u32,
             group: field(5, "pgrp")? as u32,
             flags: field(9, "flags")?,
