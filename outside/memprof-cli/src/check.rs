@@ -90,11 +90,8 @@ fn check_in_child(plugin: &Path, limit: Duration) -> Outcome {
             let code = code.and_then(|code| u8::try_from(code).ok());
             Ok(code.unwrap_or(FAILED).into())
         }
-        (None, _) if checked_in.is_some() => failed(format!(
-            "loading it ended the process ({status}) and went on in another one, which a constructor has forked"
-        )),
         (None, _) => failed(format!(
-            "loading it ended the process ({status}), as a constructor may do, before the check was made"
+            "loading it ended the process ({status}) before the check was made in it, as a constructor may that exits or forks"
         )),
     }
 }

@@ -116,6 +116,8 @@ impl Socket {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncReadExt;
+
     use super::*;
 
     #[test]
@@ -156,7 +158,7 @@ mod tests {
         runtime.block_on(async {
             let own = rustix::process::geteuid().as_raw();
             for address_text in ["127.0.0.1:0", "[::1]:0"] {
-                let (client, stream) = connected(address_text).await;
+                let (client, mut stream) = connected(address_text).await;
                 let (server, address) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
                 for find in [sock_diag::find_socket, tcp_table::find_socket] {
                     let socket = find(address, server).unwrap().unwrap();
@@ -164,6 +166,8 @@ mod tests {
                 }
                 assert_eq!(Peer::from_tcp(&stream).await.uid, Some(own));
                 drop(client);
+                // A process that another test forks keeps the socket open until it calls execve(2).
+                assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
                 for find in [sock_diag::find_socket, tcp_table::find_socket] {
                     let socket = find(address, server).unwrap();
                     assert_eq!(socket.and_then(Socket::client_uid), None, "{socket:?}");

@@ -397,10 +397,7 @@ fn check_ended_by_a_constructor_fails() {
     check("_exit(0);", "exit status: 0");
     check("_exit(3);", "exit status: 3");
     check("close(0); close(1); _exit(0);", "exit status: 0");
-    check(
-        "if (fork()) _exit(0);",
-        "went on in another one, which a constructor has forked",
-    );
+    check("if (fork()) _exit(0);", "exit status: 0");
     check("for (;;) pause();", "did not end within 2 seconds");
     check("__builtin_trap();", "by signal 4");
     check("", "exports no memprof_plugin_entry");
