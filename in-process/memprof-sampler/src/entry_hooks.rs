@@ -1,6 +1,5 @@
 //! Hooks that patched entry points call, one for each [`Shape`]. A trampoline passes the address of the function's row
-//! in register r11, which carries no argument and which calls need not preserve. So one hook can serve functions of
-//! several allocators.
+//! as the sixth argument. So one hook can serve functions of several allocators.
 #![expect(
     unsafe_code,
     reason = "other code calls them in place of its allocator"
@@ -42,19 +41,6 @@ macro_rules! entry_hooks {
             mod $shape {
                 use super::*;
 
-                /// Target of a trampoline. Jumps to the hook with the row as the sixth argument, in r9. `TALLIED` and
-                /// `OUTER` are those of the hook.
-                #[unsafe(naked)]
-                pub(super) unsafe extern "C-unwind" fn entry<const TALLIED: bool, const OUTER: bool>() {
-                    naked_asm!(
-                        ".cfi_startproc",
-                        "mov r9, r11",
-                        "jmp {hook}",
-                        ".cfi_endproc",
-                        hook = sym hook::<TALLIED, OUTER>,
-                    )
-                }
-
                 hook_functions! {
                     $kind ($($arg,)* $row) => $($operand),+;
                     // SAFETY: the trampoline passes its row, and the hook's caller the arguments.
@@ -69,9 +55,9 @@ macro_rules! entry_hooks {
         pub(crate) fn entry_hook(shape: Shape, is_outer: bool) -> usize {
             let hook = match (shape, is_outer, tally::is_enabled()) {
                 $(
-                    (Shape::$shape, true, _) => $shape::entry::<false, true> as *const (),
-                    (Shape::$shape, false, true) => $shape::entry::<true, false> as *const (),
-                    (Shape::$shape, false, false) => $shape::entry::<false, false> as *const (),
+                    (Shape::$shape, true, _) => $shape::hook::<false, true> as *const (),
+                    (Shape::$shape, false, true) => $shape::hook::<true, false> as *const (),
+                    (Shape::$shape, false, false) => $shape::hook::<false, false> as *const (),
                 )*
             };
             hook as usize

@@ -7,7 +7,7 @@ use core::sync::atomic::AtomicU64;
 use crate::allocator_functions::Shape;
 
 /// First bytes of a table. The last byte is the version of this layout.
-pub const TABLE_MARK: [u8; 16] = *b"memprof entries2";
+pub const TABLE_MARK: [u8; 16] = *b"memprof entries3";
 /// Bytes reserved for a table; the trampolines follow.
 pub const TABLE_SIZE: usize = 4 << 12;
 /// Table of one allocator's patched functions, as memprof-attach writes it.
@@ -26,8 +26,8 @@ pub struct EntryTable {
 #[derive(Debug)]
 #[repr(C)]
 pub struct EntryRow {
-    /// Address to which the trampoline jumps: a hook, or `moved` while the hook is disabled.
-    pub target: AtomicU64,
+    /// Address of the hook to which the trampoline jumps; 0 while the hook is disabled.
+    pub hook: AtomicU64,
     /// Address of the relocated prologue, which ends with a jump to the rest of the function.
     pub moved: u64,
     /// Address of the patched jump: the start of the function, or the end of its `endbr64`.
@@ -70,30 +70,61 @@ impl EntryRow {
 const _: () = assert!(size_of::<EntryTable>() <= TABLE_SIZE);
 const _: () = assert!(size_of::<EntryRow>() == 88);
 
-/// Returns the offset of an entry's trampoline from the table's start, in bytes. The slot of 128 bytes holds the code
-/// of [`trampoline`], then the relocated prologue.
-pub const fn trampoline_offset(index: usize) -> usize {
-    TABLE_SIZE + index * 128
+/// Bytes of an entry's slot, which holds the code of [`trampoline`] and then the relocated prologue.
+pub(crate) const SLOT_SIZE: usize = 128;
+
+/// Returns the offset of an entry's slot from the table's start, in bytes.
+pub const fn slot_offset(index: usize) -> usize {
+    TABLE_SIZE + index * SLOT_SIZE
 }
 
-/// Bytes of the trampoline's code, which the relocated prologue follows.
-pub const TRAMPOLINE_SIZE: usize = 24;
+/// Returns the offset to which the function's jump leads, in bytes from the table's start.
+pub const fn trampoline_offset(index: usize) -> usize {
+    slot_offset(index) + HOOK_JUMP_SIZE
+}
 
-/// Code of the trampoline of the entry with this index, for a table at `base`. It loads the address of the row into r11
-/// and jumps to `target`. The last eight bytes are `base`, from which the sampler finds the table.
+/// Returns the offset of the relocated prologue, which directly follows the trampoline, in bytes from the table's start.
+pub const fn prologue_offset(index: usize) -> usize {
+    slot_offset(index) + TRAMPOLINE_SIZE
+}
+
+/// Bytes of a slot before the trampoline. A multiple of 32: processors decode code in pieces that are aligned so.
+pub(crate) const HOOK_JUMP_SIZE: usize = 32;
+
+/// Offset of the table's address in a slot, in bytes.
+pub(crate) const TABLE_OFFSET: usize = 16;
+
+/// Bytes of the code of [`trampoline`].
+pub(crate) const TRAMPOLINE_SIZE: usize = HOOK_JUMP_SIZE + 12;
+
+/// First part of the slot with this index, for a table at `base`: the jump to the hook, `base`, by which the sampler
+/// finds the table, and the trampoline.
+///
+/// While the hook is disabled, the trampoline continues in the relocated prologue behind it, so that a call takes two
+/// jumps and a test more. It loads the hook's address once, because the hook may be disabled meanwhile. It changes r11
+/// and the flags, which no caller expects to be kept. With a hook it passes the address of the row as the sixth argument,
+/// in r9, which none of the patched functions has.
 pub const fn trampoline(base: u64, index: usize) -> [u8; TRAMPOLINE_SIZE] {
     let row = offset_of!(EntryTable, entries) + index * size_of::<EntryRow>();
-    let start = trampoline_offset(index);
-    // `lea` ends at byte 7, and `jmp` at byte 13.
-    let [a, b, c, d] = distance_from(start + 7, row);
-    let target = row + offset_of!(EntryRow, target);
-    let [e, f, g, h] = distance_from(start + 13, target);
+    // The `lea` and the `mov` have seven bytes each.
+    let [a, b, c, d] = distance_from(slot_offset(index) + 7, row);
+    let hook = row + offset_of!(EntryRow, hook);
+    let [e, f, g, h] = distance_from(trampoline_offset(index) + 7, hook);
     let [i, j, k, l, m, n, o, p] = base.to_le_bytes();
-    [
-        // lea row(%rip),%r11
-        0x4c, 0x8d, 0x1d, a, b, c, d, // jmp *target(%rip); ud2; int3
-        0xff, 0x25, e, f, g, h, 0x0f, 0x0b, 0xcc, i, j, k, l, m, n, o, p,
-    ]
+    // From the end of the `jne`, which ends the trampoline.
+    let slot = (TRAMPOLINE_SIZE as u8).wrapping_neg();
+    #[rustfmt::skip]
+    let code = [
+        0x4c, 0x8d, 0x0d, a, b, c, d, // lea row(%rip),%r9
+        0x41, 0xff, 0xe3, // jmp *%r11
+        0x0f, 0x0b, 0xcc, 0xcc, 0xcc, 0xcc, // ud2; int3
+        i, j, k, l, m, n, o, p,
+        0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc,
+        0x4c, 0x8b, 0x1d, e, f, g, h, // mov hook(%rip),%r11
+        0x4d, 0x85, 0xdb, // test %r11,%r11
+        0x75, slot, // jne slot
+    ];
+    code
 }
 
 /// Distance from the end of an instruction to an offset of the table, as the instruction encodes it.

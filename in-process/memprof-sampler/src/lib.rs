@@ -49,7 +49,8 @@ mod thread_pointer;
 pub use allocator_functions::{C_FUNCTIONS, NamedShapes, OTHER_FUNCTIONS, PREFIXES, Shape};
 pub use early_ends::{EarlyEndReason, EarlyEnds, early_ends};
 pub use entry_table::{
-    EntryRow, EntryTable, TABLE_MARK, TABLE_SIZE, TRAMPOLINE_SIZE, trampoline, trampoline_offset,
+    EntryRow, EntryTable, TABLE_MARK, TABLE_SIZE, prologue_offset, slot_offset, trampoline,
+    trampoline_offset,
 };
 pub use excluded_threads::{SamplerExclusion, exclude_this_thread};
 pub use got_slots::{

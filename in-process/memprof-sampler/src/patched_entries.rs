@@ -1,7 +1,7 @@
 //! Patched entry points of an allocator, for calls that use no GOT slot: calls to an allocator linked statically into
 //! the program or a library, and calls through stored function addresses. Each patched function begins with a jump to a
-//! trampoline. The trampoline jumps to the target in the function's row of a table: a hook, or the function's relocated
-//! prologue. Each file with patched functions has its own table, because a jump reaches only 2 GiB.
+//! trampoline. The trampoline jumps to the hook in the function's row of a table, or continues in the function's relocated
+//! prologue if the row has none. Each file with patched functions has its own table, because a jump reaches only 2 GiB.
 //!
 //! memprof-attach writes the table and the jumps while all threads are stopped. Enabling or disabling a hook then takes
 //! one store per function, as for a slot. The table and the relocated prologues stay mapped until the process ends.
@@ -16,7 +16,8 @@ use core::sync::atomic::{
 use crate::allocator_functions::{PREFIXES, Shape};
 use crate::entry_hooks::entry_hook;
 use crate::entry_table::{
-    EntryRow, EntryTable, TABLE_MARK, TABLE_SIZE, trampoline, trampoline_offset,
+    EntryRow, EntryTable, HOOK_JUMP_SIZE, SLOT_SIZE, TABLE_MARK, TABLE_OFFSET, TABLE_SIZE,
+    trampoline, trampoline_offset,
 };
 use crate::hooks::{HOOK_COUNT, Hook, Role, hooks};
 
@@ -103,12 +104,12 @@ impl PatchedEntries {
         }
     }
 
-    /// Number of functions whose trampolines jump to their hooks, and not to the relocated prologues.
+    /// Number of functions whose trampolines jump to their hooks.
     pub fn enabled_count(&self) -> usize {
         let enabled = self
             .entries()
             .iter()
-            .filter(|entry| entry.target.load(Relaxed) != entry.moved);
+            .filter(|entry| entry.hook.load(Relaxed) != 0);
         enabled.count()
     }
 
@@ -122,7 +123,7 @@ impl PatchedEntries {
         for entry in self.entries() {
             if let Some(shape) = entry.shape() {
                 let hook = entry_hook(shape, entry.is_outer != 0);
-                entry.target.store(hook as u64, Release);
+                entry.hook.store(hook as u64, Release);
             }
         }
         Some(self.enabled_count())
@@ -133,7 +134,7 @@ impl PatchedEntries {
         for entry in self.entries() {
             let own = entry.shape().map(Shape::role);
             if role.is_none() || role == own {
-                entry.target.store(entry.moved, Release);
+                entry.hook.store(0, Release);
             }
         }
     }
@@ -178,27 +179,22 @@ fn jump_target(function: usize) -> Option<usize> {
 /// table are as memprof-attach writes them.
 fn find_table(function: usize) -> Option<&'static EntryTable> {
     let start = jump_target(jump_address(function))?;
-    // SAFETY: a jump leads to code, which has at least one instruction. The bytes are read in order, and reading stops
-    // at the first byte that differs from memprof-attach's trampoline.
-    let byte = |index: usize| unsafe { ((start + index) as *const u8).read() };
+    let slot = start.wrapping_sub(HOOK_JUMP_SIZE);
+    // SAFETY: a jump leads to code, which has at least one instruction. The first bytes are read in order, and reading
+    // stops at the first byte that differs from memprof-attach's trampoline. The `jne` at its end leads to the slot's
+    // start, so all bytes from there are code as well.
+    let byte = |offset: usize| unsafe { (slot.wrapping_add(offset) as *const u8).read() };
     // Bytes of a trampoline that do not depend on the table's address.
-    let fixed = [
-        (0, 0x4c),
-        (1, 0x8d),
-        (2, 0x1d),
-        (7, 0xff),
-        (8, 0x25),
-        (13, 0x0f),
-        (14, 0x0b),
-    ];
+    let fixed = [0, 1, 2, 7, 8, 9, 10, 11].map(|offset| HOOK_JUMP_SIZE + offset);
+    let expected = trampoline(0, 0);
     if fixed
         .iter()
-        .any(|(index, expected)| byte(*index) != *expected)
+        .any(|offset| byte(*offset) != expected[*offset])
     {
         return None;
     }
-    let table = usize::from_le_bytes(core::array::from_fn(|index| byte(16 + index)));
-    let index = start.wrapping_sub(table).wrapping_sub(TABLE_SIZE) / 128;
+    let table = usize::from_le_bytes(core::array::from_fn(|index| byte(TABLE_OFFSET + index)));
+    let index = slot.wrapping_sub(table).wrapping_sub(TABLE_SIZE) / SLOT_SIZE;
     if !table.is_multiple_of(1 << 12)
         || index >= EntryTable::MAX_ENTRIES
         || start != table + trampoline_offset(index)
@@ -207,7 +203,7 @@ fn find_table(function: usize) -> Option<&'static EntryTable> {
         return None;
     }
     // SAFETY: the jump, the trampoline's copy of the address and the trampoline's position agree on the table. It stays
-    // mapped, and only its `target`s change.
+    // mapped, and only its `hook`s change.
     let table = unsafe { &*(table as *const EntryTable) };
     (table.mark == TABLE_MARK).then_some(table)
 }

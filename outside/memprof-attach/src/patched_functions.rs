@@ -2,7 +2,7 @@
 //! are stopped. Patching GOT slots would miss an allocator that is linked statically into the program or a library, and
 //! calls by a function pointer that the program keeps.
 //!
-//! The jump leads to a trampoline, which continues at the function's relocated prologue unless the plugin has set a
+//! The jump leads to a trampoline, which continues in the function's relocated prologue unless the plugin has set a
 //! hook. The table of trampolines is written before the first jump, and stays for the life of the process, because a
 //! thread may have been interrupted in it. So the process keeps working if this program is killed between two jumps;
 //! the next attachment writes the missing jumps, or a detachment restores the written ones.
@@ -111,11 +111,9 @@ fn patch(pid: u32, code: AllocatorCode, max_pause: Duration) -> Result<PatchRepo
         if is_patched(&target.memory, entry).map_err(failed)? {
             continue;
         }
-        // The trampoline's target when its jump was restored may be a hook; reset it to the relocated prologue.
-        let reset = target
-            .memory
-            .write(entry.target, &entry.relocated.to_le_bytes());
-        reset.map_err(failed)?;
+        // The hook may still be set from before its jump was restored.
+        let disabled = target.memory.write(entry.hook, &0_u64.to_le_bytes());
+        disabled.map_err(failed)?;
         patches.push(CodePatch {
             address: entry.function,
             original: entry.original,

@@ -5,7 +5,8 @@ use std::ptr;
 use std::slice;
 
 use memprof_sampler::{
-    EntryRow, EntryTable, Shape, TABLE_MARK, TRAMPOLINE_SIZE, trampoline, trampoline_offset,
+    EntryRow, EntryTable, Shape, TABLE_MARK, prologue_offset, slot_offset, trampoline,
+    trampoline_offset,
 };
 
 /// `mov %rdi,%rax` and padding up to the size of a `write_jump`: the functions' first instructions.
@@ -21,7 +22,7 @@ impl Program {
     /// Writes functions with these names and shapes, and their table. `code` follows their first instructions. No jump
     /// is written yet.
     pub(crate) fn new(functions: &[(&str, Shape, Vec<u8>)]) -> Self {
-        let length = trampoline_offset(EntryTable::MAX_ENTRIES) + 8192;
+        let length = slot_offset(EntryTable::MAX_ENTRIES) + 8192;
         let access = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: mmap(2): new memory.
@@ -44,13 +45,12 @@ impl Program {
     /// Writes the row, the trampoline and the relocated prologue of the function number `index`.
     fn write_entry(&mut self, index: usize, name: &str, shape: Shape) {
         let entry = offset_of!(EntryTable, entries) + index * size_of::<EntryRow>();
-        let start = trampoline_offset(index);
-        self.write(start, &trampoline(self.address(0) as u64, index));
-        let moved = start + TRAMPOLINE_SIZE;
+        let code = trampoline(self.address(0) as u64, index);
+        self.write(slot_offset(index), &code);
+        let moved = prologue_offset(index);
         let back = (self.function(index) as i32 + 5 - (moved as i32 + 10)).to_le_bytes();
         self.write(moved, &[&MOVED[..], &[0xe9], &back].concat());
         for (offset, address) in [
-            (offset_of!(EntryRow, target), moved),
             (offset_of!(EntryRow, moved), moved),
             (offset_of!(EntryRow, function), self.function(index)),
         ] {
@@ -74,7 +74,7 @@ impl Program {
 
     /// Returns the offset of the function number `index` from the table's start, in bytes.
     pub(crate) fn function(&self, index: usize) -> usize {
-        trampoline_offset(EntryTable::MAX_ENTRIES) + 64 * index
+        slot_offset(EntryTable::MAX_ENTRIES) + 64 * index
     }
 
     /// Converts an offset from the table's start to an address.

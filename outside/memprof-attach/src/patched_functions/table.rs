@@ -7,14 +7,15 @@ use std::mem::offset_of;
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
 use memprof_sampler::{
-    EntryRow, EntryTable, TABLE_MARK, TABLE_SIZE, TRAMPOLINE_SIZE, trampoline, trampoline_offset,
+    EntryRow, EntryTable, TABLE_MARK, TABLE_SIZE, prologue_offset, slot_offset, trampoline,
+    trampoline_offset,
 };
 
 use super::plan::PatchPlan;
 use super::prologue::NotRelocatable;
 
 /// Size of the table and its code, in bytes.
-pub(crate) const TABLE_AND_CODE_SIZE: u64 = trampoline_offset(EntryTable::MAX_ENTRIES) as u64;
+pub(crate) const TABLE_AND_CODE_SIZE: u64 = slot_offset(EntryTable::MAX_ENTRIES) as u64;
 const ENTRY_SIZE: usize = size_of::<EntryRow>();
 /// Largest length of a row's name, which ends with a zero.
 const MAX_NAME_LENGTH: usize = ENTRY_SIZE - offset_of!(EntryRow, name) - 1;
@@ -32,9 +33,8 @@ pub(crate) struct TableImage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InstalledEntry {
     pub(crate) function: u64,
-    pub(crate) relocated: u64,
-    /// Address of the word that holds the trampoline's target.
-    pub(crate) target: u64,
+    /// Address of the word that holds the address of the hook.
+    pub(crate) hook: u64,
     pub(crate) original: [u8; EntryRow::JUMP_SIZE],
     pub(crate) jump: [u8; EntryRow::JUMP_SIZE],
 }
@@ -55,20 +55,19 @@ impl TableImage {
         for (index, function) in plan.functions.iter().enumerate() {
             let failed = |reason| (function.name.clone(), reason);
             let start = base + trampoline_offset(index) as u64;
-            let relocated = start + TRAMPOLINE_SIZE as u64;
+            let relocated = base + prologue_offset(index) as u64;
             let prologue = function.prologue.relocate_to(relocated).map_err(failed)?;
-            let room = trampoline_offset(index + 1) - trampoline_offset(index) - TRAMPOLINE_SIZE;
+            let room = slot_offset(index + 1) - prologue_offset(index);
             if prologue.bytes.len() > room
                 || encode_jump(function.prologue.range.start, start).is_none()
             {
                 return Err(failed(NotRelocatable::Far));
             }
             let entry = offset_of!(EntryTable, entries) + index * ENTRY_SIZE;
-            let offset = trampoline_offset(index) - TABLE_SIZE;
-            put(&mut code, offset, &trampoline(base, index));
-            put(&mut code, offset + TRAMPOLINE_SIZE, &prologue.bytes);
+            let mut set = |offset: usize, part: &[u8]| put(&mut code, offset - TABLE_SIZE, part);
+            set(slot_offset(index), &trampoline(base, index));
+            set(prologue_offset(index), &prologue.bytes);
             let mut set = |offset: usize, part: &[u8]| put(&mut table, entry + offset, part);
-            set(offset_of!(EntryRow, target), &relocated.to_le_bytes());
             set(offset_of!(EntryRow, moved), &relocated.to_le_bytes());
             set(
                 offset_of!(EntryRow, function),
@@ -105,8 +104,8 @@ impl TableImage {
         memory.write(base + offset_of!(EntryTable, mark) as u64, &TABLE_MARK)
     }
 
-    /// Returns whether the process has this table and its code at `base`. Ignores the targets of the trampolines, which
-    /// the plugin may have set to its hooks.
+    /// Returns whether the process has this table and its code at `base`. Ignores the addresses of hooks, which
+    /// the plugin may have set.
     pub(crate) fn matches(&self, memory: &Memory, base: u64) -> io::Result<bool> {
         let mut code = vec![0; self.code.len()];
         memory.read(base + TABLE_SIZE as u64, &mut code)?;
@@ -116,10 +115,9 @@ impl TableImage {
         // [`Self::write`] adds the mark.
         expected[..TABLE_MARK.len()].copy_from_slice(&TABLE_MARK);
         for index in 0..EntryTable::MAX_ENTRIES {
-            let target =
-                offset_of!(EntryTable, entries) + index * ENTRY_SIZE + offset_of!(EntryRow, target);
-            expected[target..target + 8].fill(0);
-            table[target..target + 8].fill(0);
+            let hook =
+                offset_of!(EntryTable, entries) + index * ENTRY_SIZE + offset_of!(EntryRow, hook);
+            table[hook..hook + 8].fill(0);
         }
         Ok((code, table) == (self.code.clone(), expected))
     }
@@ -166,8 +164,7 @@ pub(crate) fn read_entries(memory: &Memory, base: u64) -> io::Result<Vec<Install
         };
         Ok(InstalledEntry {
             function,
-            relocated: memory.read_u64(field(offset_of!(EntryRow, moved)))?,
-            target: field(offset_of!(EntryRow, target)),
+            hook: field(offset_of!(EntryRow, hook)),
             original: memory.read_array(field(offset_of!(EntryRow, original)))?,
             jump: encode_jump(function, start).ok_or_else(far)?,
         })
