@@ -1,12 +1,12 @@
 //! Data that the kernel queues for descriptors of another process, read without consuming it.
 #![expect(
     unsafe_code,
-    reason = "pidfd_getfd(2), ioctl(2), tee(2), recv(2) and getsockopt(2) on descriptors of another process"
+    reason = "ioctl(2), tee(2), recv(2) and getsockopt(2) on descriptors of another process"
 )]
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 
 use nix::errno::Errno;
@@ -65,7 +65,7 @@ impl QueueReader {
     /// # Errors
     /// The process has closed the descriptor, this user may not access it, or Linux is older than 5.6.
     pub fn read_queue(&self, number: i32) -> io::Result<Option<QueueContent>> {
-        let duplicate = self.duplicate(number)?;
+        let duplicate = self.process.duplicate(number).map(File::from)?;
         let metadata = duplicate.metadata()?;
         let inode = metadata.ino();
         let kind = metadata.file_type();
@@ -85,7 +85,7 @@ impl QueueReader {
     /// Like [`Self::read_queue`].
     pub fn count_terminal_bytes(&self, number: i32) -> io::Result<u64> {
         const NO_DATA: [i32; 3] = [libc::EBADF, libc::EIO, libc::ENOTTY];
-        let terminal = self.duplicate(number);
+        let terminal = self.process.duplicate(number).map(File::from);
         match terminal.and_then(|terminal| queued_bytes(&terminal)) {
             Err(error)
                 if error
@@ -96,20 +96,6 @@ impl QueueReader {
             }
             count => count,
         }
-    }
-
-    /// Duplicates descriptor `number` of the process.
-    fn duplicate(&self, number: i32) -> io::Result<File> {
-        // SAFETY: pidfd_getfd(2) takes three numbers.
-        let duplicate = unsafe {
-            let pidfd = self.process.as_fd().as_raw_fd();
-            libc::syscall(libc::SYS_pidfd_getfd, pidfd, number, 0)
-        };
-        let duplicate = Errno::result(duplicate)?;
-        // SAFETY: pidfd_getfd(2) has just returned the descriptor, so nothing else owns it.
-        Ok(File::from(unsafe {
-            OwnedFd::from_raw_fd(duplicate as i32)
-        }))
     }
 
     /// Reads the data in a pipe. `end` duplicates descriptor `number`, which is either end. Data that cannot be copied

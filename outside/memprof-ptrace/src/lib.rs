@@ -19,6 +19,7 @@ mod limit;
 pub mod mapped_file;
 pub mod maps;
 pub mod memory;
+pub mod page_fault_server;
 pub mod pidfd;
 mod proc_dir;
 pub mod process;

@@ -112,6 +112,19 @@ impl PidFd {
         Ok(())
     }
 
+    /// Duplicates descriptor `number` of the process.
+    ///
+    /// # Errors
+    /// The process has closed the descriptor, this user may not access it, or Linux is older than 5.6.
+    pub fn duplicate(&self, number: i32) -> io::Result<OwnedFd> {
+        let descriptor = self.descriptor.as_raw_fd();
+        // SAFETY: pidfd_getfd(2) takes three numbers.
+        let duplicate = unsafe { libc::syscall(libc::SYS_pidfd_getfd, descriptor, number, 0) };
+        let duplicate = Errno::result(duplicate)?;
+        // SAFETY: pidfd_getfd(2) has just returned the descriptor, so nothing else owns it.
+        Ok(unsafe { OwnedFd::from_raw_fd(duplicate as i32) })
+    }
+
     /// Returns the wait status of the process; `None` before it ends, or if its parent has waited for it and the kernel
     /// keeps no status (Linux before 6.15).
     pub fn exit_status(&self) -> Option<ExitStatus> {

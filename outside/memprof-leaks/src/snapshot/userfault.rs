@@ -6,6 +6,8 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use memprof_ptrace::page_fault_server::serves_address;
+
 use super::smaps::MappingUsage;
 use crate::error::Error;
 
@@ -16,17 +18,19 @@ const DESCRIPTOR_LINK: &str = "anon_inode:[userfaultfd]";
 /// Longest search in other processes.
 const SEARCH_TIME: Duration = Duration::from_secs(1);
 
-/// Fails if memory of the process is served by userfaultfd(2), and a fork must or may wait for the server.
+/// Fails if memory of the process is served by userfaultfd(2), and a fork must or may wait for the server. Descriptors
+/// that serve other processes do not count, whoever holds them.
 ///
 /// # Errors
 /// `ForkEvents`: the server is notified of forks, or is not found.
 pub(super) fn require_no_fork_events(pid: u32, mappings: &[MappingUsage]) -> Result<(), Error> {
-    if !mappings.iter().any(|mapping| mapping.is_served) {
+    let Some(served) = mappings.iter().find(|mapping| mapping.is_served) else {
         return Ok(());
-    }
-    let mut features = features_held_by(Path::new(&format!("/proc/{pid}")));
+    };
+    let address = served.range.start;
+    let mut features = features_held_by(pid, address);
     if features.is_empty() {
-        features = features_of_others();
+        features = features_of_others(address);
     }
     match features.iter().all(|each| each & EVENT_FORK == 0) && !features.is_empty() {
         true => Ok(()),
@@ -34,36 +38,36 @@ pub(super) fn require_no_fork_events(pid: u32, mappings: &[MappingUsage]) -> Res
     }
 }
 
-/// Features of the descriptors of all processes that this user may inspect, as far as the time suffices.
-fn features_of_others() -> Vec<u64> {
+/// Features of the descriptors of all processes that this user may inspect, as far as the time suffices, which serve a
+/// process with registered memory at `address`.
+fn features_of_others(address: u64) -> Vec<u64> {
     let start = Instant::now();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let is_process = |path: &Path| {
-        let name = path.file_name().and_then(|name| name.to_str());
-        name.is_some_and(|name| name.parse::<u32>().is_ok())
-    };
     processes
-        .map(|entry| entry.path())
-        .filter(|path| is_process(path))
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .take_while(|_| start.elapsed() < SEARCH_TIME)
-        .flat_map(|path| features_held_by(&path))
+        .flat_map(|pid| features_held_by(pid, address))
         .collect()
 }
 
-/// Features of the userfaultfd descriptors of a process, a directory of /proc. Empty if it has none, or if this user
-/// may not inspect it.
-fn features_held_by(process: &Path) -> Vec<u64> {
-    let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten();
-    let served = descriptors.flatten().filter(|descriptor| {
-        let link = fs::read_link(descriptor.path());
-        link.is_ok_and(|link| link == Path::new(DESCRIPTOR_LINK))
-    });
-    let info = |descriptor: fs::DirEntry| {
-        fs::read_to_string(process.join("fdinfo").join(descriptor.file_name())).ok()
-    };
+/// Features of the userfaultfd descriptors of a process which serve a process with registered memory at `address`.
+/// Empty if it has none, or if this user may not inspect it.
+fn features_held_by(pid: u32, address: u64) -> Vec<u64> {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
+    let served = descriptors
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|descriptor| {
+            let link = fs::read_link(descriptor.path()).ok()?;
+            let is_server = link == Path::new(DESCRIPTOR_LINK);
+            let number: i32 = descriptor.file_name().to_str()?.parse().ok()?;
+            // One that does not say may serve it.
+            (is_server && serves_address(pid, number, address).unwrap_or(true)).then_some(number)
+        });
     // An unknown form may be one with the feature.
     served
-        .filter_map(info)
+        .filter_map(|number| fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok())
         .map(|text| parse_features(&text).unwrap_or(u64::MAX))
         .collect()
 }
@@ -102,7 +106,7 @@ mod tests {
             ..mapping
         };
         // No server is found, unless another test's process has one.
-        assert!(features_held_by(Path::new("/proc/self")).is_empty());
+        assert!(features_held_by(std::process::id(), 0).is_empty());
         let error = require_no_fork_events(std::process::id(), &[served]);
         assert!(
             matches!(error, Ok(()) | Err(Error::ForkEvents)),

@@ -297,10 +297,13 @@ fn process_whose_forks_wait_for_the_server_of_its_memory_is_refused() {
     let error = refusal_of(&mut served("forks"), LONG_PAUSE);
     assert!(matches!(error, Error::ForkEvents), "{error}");
     assert_eq!(error.exit_code(), 4);
-    let mut target = served("faults");
-    prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
-    target.assert_unharmed();
-    assert_eq!(children(target.pid), "");
+    for mode in ["faults", "stranger"] {
+        let mut target = served(mode);
+        let before = children(target.pid);
+        prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+        target.assert_unharmed();
+        assert_eq!(children(target.pid), before, "{mode}");
+    }
 }
 
 /// The kernel lets no thread with that policy fork.

@@ -1,15 +1,18 @@
 /* served MODE: a program with memory whose page faults a thread of its own serves (userfaultfd(2)). Prints "ready PID" and
    echoes what it reads, or "no" if the kernel refuses.
-   MODE: forks (the server is notified of forks, which wait for it) | faults (it is not). */
+   MODE: forks (the server is notified of forks, which wait for it) | faults (it is not) | stranger (nor is it, and the
+   program also holds the descriptor that serves another process and is notified of its forks). */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -28,14 +31,37 @@ static void *serves(void *zeros) {
     return zeros;
 }
 
-int main(int count, char **words) {
-    int forks = count > 1 && !strcmp(words[1], "forks");
-    server = syscall(SYS_userfaultfd, O_CLOEXEC);
+/* Registers new memory. Returns it, and sets its server; null if the kernel refuses. */
+static char *register_memory(int forks, int *descriptor) {
+    *descriptor = syscall(SYS_userfaultfd, O_CLOEXEC);
     struct uffdio_api api = {.api = UFFD_API, .features = forks ? UFFD_FEATURE_EVENT_FORK : 0};
     char *memory = mmap(0, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct uffdio_register range = {
         .range = {(unsigned long)memory, LENGTH}, .mode = UFFDIO_REGISTER_MODE_MISSING};
-    if (server < 0 || ioctl(server, UFFDIO_API, &api) || ioctl(server, UFFDIO_REGISTER, &range)) {
+    int fails = *descriptor < 0 || ioctl(*descriptor, UFFDIO_API, &api);
+    return fails || ioctl(*descriptor, UFFDIO_REGISTER, &range) ? 0 : memory;
+}
+
+/* Takes the descriptor that serves a child, which lives as long as this process. */
+static int hold_stranger(void) {
+    int numbers[2], number;
+    if (pipe(numbers)) return 0;
+    int child = fork();
+    if (!child) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (!register_memory(1, &number)) number = -1;
+        if (write(numbers[1], &number, sizeof number) < 0) return 0;
+        for (;;) pause();
+    }
+    if (read(numbers[0], &number, sizeof number) != sizeof number || number < 0) return 0;
+    return syscall(SYS_pidfd_getfd, syscall(SYS_pidfd_open, child, 0), number, 0) >= 0;
+}
+
+int main(int count, char **words) {
+    const char *mode = count > 1 ? words[1] : "";
+    char *memory = 0;
+    if (strcmp(mode, "stranger") || hold_stranger()) memory = register_memory(!strcmp(mode, "forks"), &server);
+    if (!memory) {
         puts("no");
         return 0;
     }

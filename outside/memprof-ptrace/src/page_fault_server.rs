@@ -1,0 +1,84 @@
+//! Finds out which process's memory a descriptor of userfaultfd(2) serves. It may be passed to other processes, and
+//! /proc says nothing about it.
+#![expect(unsafe_code, reason = "an ioctl of userfaultfd(2), and mmap(2)")]
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr;
+
+use libc::c_void;
+use nix::errno::Errno;
+
+use crate::pidfd::PidFd;
+
+/// `struct uffdio_copy` of linux/userfaultfd.h.
+#[repr(C)]
+struct UffdioCopy {
+    destination: u64,
+    source: u64,
+    length: u64,
+    mode: u64,
+    /// Result of the call.
+    copied: i64,
+}
+
+/// `UFFDIO_COPY`: `_IOWR(0xaa, 3, struct uffdio_copy)`.
+const UFFDIO_COPY: libc::c_ulong =
+    3 << 30 | (size_of::<UffdioCopy>() as libc::c_ulong) << 16 | 0xaa << 8 | 3;
+/// `UFFDIO_COPY_MODE_DONTWAKE`.
+const DO_NOT_WAKE: u64 = 1;
+const PAGE_SIZE: usize = 4096;
+
+/// Returns whether descriptor `number` of process `holder`, of userfaultfd(2), serves a process that has registered
+/// memory at `address`, the start of a page. That is the process itself for its own descriptors, and rarely another
+/// one: a relative with the same mappings.
+///
+/// It asks the kernel to copy a page there that this process itself cannot read: the kernel looks the registered memory
+/// up first (`ENOENT`), and copies nothing then either (`EFAULT`).
+///
+/// # Errors
+/// The process has closed the descriptor, this user may not access it, Linux is older than 5.6, or the kernel gives
+/// another answer.
+pub fn serves_address(holder: u32, number: i32, address: u64) -> io::Result<bool> {
+    let descriptor = PidFd::open(holder)?.duplicate(number)?;
+    let page = UnreadablePage::map()?;
+    let mut copy = UffdioCopy {
+        destination: address,
+        source: page.0.addr() as u64,
+        length: PAGE_SIZE as u64,
+        mode: DO_NOT_WAKE,
+        copied: 0,
+    };
+    // SAFETY: the argument is the struct of this call. The descriptor is open; one of another kind refuses the call.
+    let result = unsafe { libc::ioctl(descriptor.as_raw_fd(), UFFDIO_COPY, &raw mut copy) };
+    match Errno::result(result) {
+        Err(Errno::EFAULT) => Ok(true),
+        // The served process has ended: `ESRCH`.
+        Err(Errno::ENOENT | Errno::ESRCH) => Ok(false),
+        Err(errno) => Err(errno.into()),
+        Ok(_) => Err(io::Error::other("the kernel copied an unreadable page")),
+    }
+}
+
+/// A page of this process without access rights.
+struct UnreadablePage(*mut c_void);
+
+impl UnreadablePage {
+    /// Maps it.
+    fn map() -> io::Result<Self> {
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: mmap(2) chooses an unused address.
+        let page = unsafe { libc::mmap(ptr::null_mut(), PAGE_SIZE, libc::PROT_NONE, kind, -1, 0) };
+        match page {
+            libc::MAP_FAILED => Err(io::Error::last_os_error()),
+            page => Ok(Self(page)),
+        }
+    }
+}
+
+impl Drop for UnreadablePage {
+    fn drop(&mut self) {
+        // SAFETY: `map` mapped it, and nothing can read or write it.
+        unsafe { libc::munmap(self.0, PAGE_SIZE) };
+    }
+}
