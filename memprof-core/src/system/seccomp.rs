@@ -56,16 +56,18 @@ const CALLS: &[(&str, c_long, [c_long; 5])] = &[
     ("fsync", libc::SYS_fsync, [-1, 0, 0, 0, 0]),
 ];
 
-/// Maximum time to wait for the child: longer than the fork of the largest program takes.
-const PROBE_TIMEOUT: Timespec = Timespec {
-    tv_sec: 10,
-    tv_nsec: 0,
-};
-/// Further time for a child that was frozen with its parent.
-const THAW_TIMEOUT: Timespec = Timespec {
-    tv_sec: 1,
-    tv_nsec: 0,
-};
+/// Maximum times to wait for a child, one after the other. The first is longer than the fork of the largest program
+/// takes; both processes may have been frozen for all of it, so a short one follows.
+const PROBE_TIMEOUTS: [Timespec; 2] = [
+    Timespec {
+        tv_sec: 10,
+        tv_nsec: 0,
+    },
+    Timespec {
+        tv_sec: 1,
+        tv_nsec: 0,
+    },
+];
 
 /// Index of the call after which the child disables core dumps and the SIGSYS handler.
 const SILENCE_AFTER: usize = 1;
@@ -104,8 +106,8 @@ pub fn require_allowed_calls() -> Result<()> {
     if let Some(known) = all.find(|known| (known.process, known.filters) == (process, filters)) {
         return known.outcome.clone();
     }
-    let outcome =
-        probe_in_child().map_err(|error| Error::io("try out the seccomp filter", &error))?;
+    let outcome = probe_in_child(&PROBE_TIMEOUTS)
+        .map_err(|error| Error::io("try out the seccomp filter", &error))?;
     let outcome = outcome.map_or(Ok(()), |call| Err(blocked_call_error(call)));
     // If two threads do this at the same time, one result may be lost. That filter is then tested again.
     let found = Box::leak(Box::new(ProbedFilters {
@@ -131,61 +133,115 @@ fn blocked_call_error(call: &str) -> Error {
 
 /// Number of the calling thread's seccomp filters. `None` if there are none, or if /proc is missing.
 pub(crate) fn filter_count() -> Option<u64> {
-    // Does not use `std::fs::read`, because it makes further system calls.
-    let mut status = [const { MaybeUninit::uninit() }; 4096];
+    parse_filter_count(read_status(
+        &mut [const { MaybeUninit::uninit() }; STATUS_BYTES],
+    )?)
+}
+
+/// Upper bound of the length of the status of a thread.
+const STATUS_BYTES: usize = 4096;
+
+/// Reads the status of the calling thread. `None` if /proc is missing. Does not use `std::fs::read`, because it makes
+/// further system calls.
+fn read_status(buffer: &mut [MaybeUninit<u8>; STATUS_BYTES]) -> Option<&str> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = rustix::fs::open("/proc/thread-self/status", flags, Mode::empty()).ok()?;
-    let (status, _) = rustix::io::read(&file, &mut status).ok()?;
-    parse_filter_count(&String::from_utf8_lossy(status))
+    let (status, _) = rustix::io::read(&file, buffer).ok()?;
+    // A name that is not UTF-8 is in the first line, which nothing reads.
+    let start = status.iter().position(|byte| *byte == b'\n')?;
+    str::from_utf8(&status[start + 1..]).ok()
 }
 
 /// Number of filters, from the text of /proc/PID/status. `None` if no filter is installed. 1 if the kernel reports
 /// filters, but not their number.
 fn parse_filter_count(status: &str) -> Option<u64> {
     const FILTERED: u64 = 2;
-    let number = |name: &str| -> Option<u64> {
-        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim().parse().ok()
-    };
     // The kernel reports the number since Linux 5.9.
-    (number("Seccomp:")? == FILTERED).then(|| number("Seccomp_filters:").unwrap_or(1))
+    (parse_number(status, "Seccomp:")? == FILTERED)
+        .then(|| parse_number(status, "Seccomp_filters:").unwrap_or(1))
 }
 
-/// Forks a child that makes all [`CALLS`]. Returns the name of the call at which it was killed, or is held for
-/// [`PROBE_TIMEOUT`]. `None` if it survived.
+/// Number in the line of /proc/PID/status that starts with `name`. `None` if there is none.
+fn parse_number(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().parse().ok()
+}
+
+/// Number above all descriptors of the calling thread: the slots in its table of descriptors.
+fn descriptor_end() -> c_long {
+    let mut buffer = [const { MaybeUninit::uninit() }; STATUS_BYTES];
+    let slots = read_status(&mut buffer).and_then(|status| parse_number(status, "FDSize:"));
+    slots.unwrap_or(0) as c_long
+}
+
+/// Forks a child that makes all [`CALLS`]. Returns the name of the call at which it was killed, or is held for all of
+/// `timeouts`. `None` if it survived.
 ///
 /// # Errors
 /// The child could not be created, did nothing, or did not end in that time.
-fn probe_in_child() -> io::Result<Option<&'static str>> {
+fn probe_in_child(timeouts: &[Timespec]) -> io::Result<Option<&'static str>> {
     let shared = ProbePage::map()?;
-    let (child, exit) = fork_probe_child(shared.progress())?;
-    let mut polled = [PollFd::new(&exit, PollFlags::IN)];
-    let mut wait = |timeout: &Timespec| loop {
-        match poll(&mut polled, Some(timeout)) {
-            Ok(ready) => break Ok(ready > 0),
-            Err(Errno::INTR) => {}
-            Err(errno) => break Err(errno),
-        }
-    };
-    // Both processes may have been frozen for all of the first wait.
-    let has_ended = wait(&PROBE_TIMEOUT)? || wait(&THAW_TIMEOUT)?;
+    let descriptors = descriptor_end();
+    let (child, exit) = fork_child(|| make_calls(shared.progress(), descriptors))?;
+    let mut has_ended = has_exited(&exit, timeouts)?;
     let started = shared.progress().load(Ordering::Acquire);
-    // The filter leaves a call to a supervisor that does not answer (`SECCOMP_RET_USER_NOTIF`). The child stays: the
-    // filter may end the process for kill(2).
+    // The filter leaves a call to a supervisor that does not answer (`SECCOMP_RET_USER_NOTIF`).
     let is_held = !has_ended && (1..=CALLS.len()).contains(&started);
     if !has_ended && !is_held {
         return Err(Errno::TIMEDOUT.into());
     }
-    // Not called if the child was killed at its first call, which is wait4(2) itself. The child then stays a zombie in
-    // the process table.
-    if has_ended && started > 1 {
-        // SAFETY: waitpid(2) of this process's own child; no other thread waits for it, because its exit signal is 0.
-        unsafe { libc::waitpid(child, ptr::null_mut(), libc::__WALL) };
+    // wait4(2) is the child's first call. Where the filter does not allow it, the children stay zombies in the process
+    // table.
+    let may_wait = started > 1;
+    if is_held {
+        has_ended = kill_by_child(child, &exit, timeouts, may_wait);
+    }
+    if has_ended && may_wait {
+        reap(child);
     }
     match started.checked_sub(1) {
         Some(last) => Ok(CALLS.get(last).map(|(name, ..)| *name)),
         None => Err(io::Error::other("the forked process did nothing")),
     }
+}
+
+/// Kills the held process `child`, whose pidfd is `exit`: it would keep a copy of the program's memory. Another child
+/// calls kill(2), at which the filter may end the caller. Returns whether the held process has ended.
+fn kill_by_child(child: pid_t, exit: &OwnedFd, timeouts: &[Timespec], may_wait: bool) -> bool {
+    let kill = || {
+        // SAFETY: kill(2) takes numbers; the pid is that of the held process, which is not reaped before.
+        unsafe { libc::syscall(libc::SYS_kill, child, libc::SIGKILL) };
+    };
+    let Ok((killer, killer_exit)) = fork_child(kill) else {
+        return false;
+    };
+    if has_exited(&killer_exit, timeouts).is_ok_and(|ended| ended) && may_wait {
+        reap(killer);
+    }
+    let last = timeouts.len().saturating_sub(1);
+    has_exited(exit, &timeouts[last..]).is_ok_and(|ended| ended)
+}
+
+/// Returns whether the process of a pidfd has exited, or does so within `timeouts`, one after the other.
+fn has_exited(exit: &OwnedFd, timeouts: &[Timespec]) -> io::Result<bool> {
+    let mut polled = [PollFd::new(exit, PollFlags::IN)];
+    for timeout in timeouts {
+        loop {
+            match poll(&mut polled, Some(timeout)) {
+                Ok(0) => break,
+                Ok(_) => return Ok(true),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Reaps a child of [`fork_child`] that has exited.
+fn reap(child: pid_t) {
+    // SAFETY: waitpid(2) of this process's own child; no other thread waits for it, because its exit signal is 0.
+    unsafe { libc::waitpid(child, ptr::null_mut(), libc::__WALL) };
 }
 
 /// A page that the forked child shares with its parent.
@@ -235,9 +291,10 @@ struct CloneArgs {
     tls: u64,
 }
 
-/// Forks a child that makes all [`CALLS`]. Returns its pid, and a pidfd that becomes readable when it exits. Tries
-/// clone3 and then clone, as the C library does to create a thread, because filters allow that.
-fn fork_probe_child(progress: &AtomicUsize) -> io::Result<(pid_t, OwnedFd)> {
+/// Forks a child that calls `run` and exits. `run` must only make system calls, because threads that do not exist in
+/// the child may hold any lock. Returns its pid, and a pidfd that becomes readable when it exits. Tries clone3 and then
+/// clone, as the C library does to create a thread, because filters allow that.
+fn fork_child(run: impl FnOnce()) -> io::Result<(pid_t, OwnedFd)> {
     let mut descriptor: c_int = -1;
     let descriptor_address = &raw mut descriptor;
     let args = CloneArgs {
@@ -256,16 +313,23 @@ fn fork_probe_child(progress: &AtomicUsize) -> io::Result<(pid_t, OwnedFd)> {
     }
     match child {
         -1 => Err(io::Error::last_os_error()),
-        0 => run_probe_child(progress),
+        0 => {
+            run();
+            exit_child()
+        }
         // SAFETY: the kernel created the pidfd for this process, and only this value owns it.
         child => Ok((child as pid_t, unsafe { OwnedFd::from_raw_fd(descriptor) })),
     }
 }
 
-/// Body of the child: makes all [`CALLS`] and exits. Uses only system calls, because threads that do not exist in the
-/// child may hold any lock.
-fn run_probe_child(progress: &AtomicUsize) -> ! {
+/// Closes the descriptors below `descriptors`, and makes all [`CALLS`], in the child: a call at which it is held must not
+/// keep the program's files and sockets open. Every program closes descriptors, so its filter allows close(2).
+fn make_calls(progress: &AtomicUsize, descriptors: c_long) {
     const NOTHING: [u64; 4] = [0; 4];
+    for descriptor in 0..descriptors {
+        // SAFETY: close(2) in the child, which uses no descriptor.
+        unsafe { libc::syscall(libc::SYS_close, descriptor) };
+    }
     for (index, (_, number, [a, b, c, d, e])) in CALLS.iter().enumerate() {
         progress.store(index + 1, Ordering::Release);
         // SAFETY: no argument is a valid pointer or descriptor, so the kernel only reports errors.
@@ -288,6 +352,10 @@ fn run_probe_child(progress: &AtomicUsize) -> ! {
         }
     }
     progress.store(CALLS.len() + 1, Ordering::Release);
+}
+
+/// Ends the child.
+fn exit_child() -> ! {
     // A filter may refuse exit_group(2) with an error. The child has one thread, so exit(2) ends it too.
     for number in [libc::SYS_exit_group, libc::SYS_exit] {
         // SAFETY: both end the child without running exit handlers.
@@ -315,37 +383,35 @@ mod tests {
 
     #[test]
     fn probe_without_filter_passes_every_call() {
-        assert_eq!(probe_in_child().unwrap(), None);
+        assert_eq!(probe_in_child(&PROBE_TIMEOUTS).unwrap(), None);
     }
 
-    #[test]
-    fn probe_ends_under_a_filter_that_refuses_exit_group() {
-        let load = |offset| libc::sock_filter {
-            code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16,
+    /// Calls `run` on a thread whose filter answers `number` with `action`, and passes it the descriptor of the filter's
+    /// notifications, or -1. A filter stays for the life of its thread.
+    fn run_filtered<T: Send>(
+        number: c_long,
+        action: u32,
+        flags: libc::c_ulong,
+        run: impl FnOnce(c_long) -> T + Send,
+    ) -> T {
+        let statement = |code: u32, jf, k| libc::sock_filter {
+            code: code as u16,
             jt: 0,
-            jf: 0,
-            k: offset,
-        };
-        let skip_unless_equal = |k| libc::sock_filter {
-            code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
-            jt: 0,
-            jf: 1,
+            jf,
             k,
         };
-        let answer = |k| libc::sock_filter {
-            code: (libc::BPF_RET | libc::BPF_K) as u16,
-            jt: 0,
-            jf: 0,
-            k,
-        };
+        let answer = libc::BPF_RET | libc::BPF_K;
         let mut rules = [
-            load(0),
-            skip_unless_equal(libc::SYS_exit_group as u32),
-            answer(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-            answer(libc::SECCOMP_RET_ALLOW),
+            statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+            statement(
+                libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+                1,
+                number as u32,
+            ),
+            statement(answer, 0, action),
+            statement(answer, 0, libc::SECCOMP_RET_ALLOW),
         ];
-        // A filter stays for the life of its thread.
-        let probed = std::thread::spawn(move || {
+        let filtered = move || {
             let program = libc::sock_fprog {
                 len: rules.len() as u16,
                 filter: rules.as_mut_ptr(),
@@ -353,12 +419,54 @@ mod tests {
             // SAFETY: prctl(2) takes numbers here.
             let result = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
             assert_eq!(result, 0);
-            let mode = libc::SECCOMP_MODE_FILTER;
-            // SAFETY: prctl(2) reads `program`, whose pointer and length are those of `rules`.
-            let result = unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program) };
-            assert_eq!(result, 0);
-            probe_in_child()
+            let mode = libc::SECCOMP_SET_MODE_FILTER;
+            // SAFETY: seccomp(2) reads `program`, whose pointer and length are those of `rules`.
+            let result =
+                unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) };
+            assert!(result >= 0, "{}", io::Error::last_os_error());
+            run(result)
+        };
+        std::thread::scope(|scope| scope.spawn(filtered).join().unwrap())
+    }
+
+    #[test]
+    fn probe_ends_under_a_filter_that_refuses_exit_group() {
+        let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+        let probed = run_filtered(libc::SYS_exit_group, refuse, 0, |_| {
+            probe_in_child(&PROBE_TIMEOUTS)
         });
-        assert_eq!(probed.join().unwrap().unwrap(), None);
+        assert_eq!(probed.unwrap(), None);
+    }
+
+    /// The child, under a supervisor that never answers, keeps no descriptor, and is gone afterwards.
+    #[test]
+    fn held_probe_keeps_nothing_of_the_program() {
+        let check = |number, name| {
+            let (read_end, write_end) = std::os::unix::net::UnixStream::pair().unwrap();
+            let timeouts = [Timespec {
+                tv_sec: 0,
+                tv_nsec: 300_000_000,
+            }];
+            let listener_flag = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+            let notify = libc::SECCOMP_RET_USER_NOTIF;
+            let (probed, children, is_closed) =
+                run_filtered(number, notify, listener_flag, |listener| {
+                    let probed = probe_in_child(&timeouts);
+                    let children = std::fs::read_to_string("/proc/thread-self/children");
+                    drop(write_end);
+                    let mut polled = [PollFd::new(&read_end, PollFlags::IN)];
+                    let closed = poll(&mut polled, Some(&timeouts[0])).unwrap();
+                    // SAFETY: the descriptor is the filter's, and nothing else owns it.
+                    unsafe { libc::close(listener as c_int) };
+                    (probed.unwrap(), children.unwrap(), closed == 1)
+                });
+            assert_eq!(probed, Some(name));
+            assert!(is_closed, "{name}");
+            children
+        };
+        assert_eq!(check(libc::SYS_memfd_create, "memfd_create"), "");
+        assert_eq!(check(libc::SYS_fsync, "fsync"), "");
+        // It cannot be reaped.
+        check(libc::SYS_wait4, "wait4");
     }
 }
