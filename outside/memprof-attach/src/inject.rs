@@ -24,10 +24,11 @@ use crate::outcome::AttachOutcome;
 use crate::plugin::{ENTRY_NAME, Plugin, PluginSource};
 use crate::room::require_room;
 use crate::run_calls::{
-    CALLS_TIMEOUT, CallInProgress, FunctionStack, POLL_INTERVAL, has_returned, map_call, run_calls,
-    unmap_call, unmap_ranges, wait_until_mapped, write_error,
+    CallInProgress, FunctionStack, POLL_INTERVAL, has_returned, map_call, run_calls, unmap_call,
+    unmap_ranges, wait_until_mapped, write_error,
 };
 use crate::shared_page::{self, LoaderAck, LoaderStage, RemotePage, SharedPage};
+use crate::step_deadline::StepDeadline;
 use crate::target::{Target, read_maps, thread_lost_error};
 use crate::target_root::TemporaryCopy;
 use crate::thread_limit::RaisedThreadLimit;
@@ -291,6 +292,7 @@ fn wait_until_loaded(
         Err(error) => Err(lost_error(error)),
     };
     let start = Instant::now();
+    let mut begin_deadline = StepDeadline::new();
     let mut has_memfd = false;
     let mut halts = HaltWatch::new(target.pid);
     loop {
@@ -316,10 +318,14 @@ fn wait_until_loaded(
                 let errno = page.word(shared_page::CREATE_RESULT).map_err(lost_error)?;
                 return Ok(LoadOutcome::NoThread(Errno::from_raw(errno as i32)));
             }
-            LoaderStage::NotStarted if start.elapsed() > CALLS_TIMEOUT => {
-                return give_up(
-                    "its new thread did not begin for 5 s (too many busy threads, or one of a real-time priority?)".into(),
-                );
+            LoaderStage::NotStarted => {
+                if begin_deadline.has_passed(target.pid, creator.tid) {
+                    return give_up(format!(
+                        "its new thread did not begin for {} s (too many busy threads, or one of a real-time priority?)",
+                        begin_deadline.seconds()
+                    ));
+                }
+                thread::sleep(POLL_INTERVAL);
             }
             stage if stage < LoaderStage::Calling && start.elapsed() > LOAD_TIMEOUT => {
                 return give_up(

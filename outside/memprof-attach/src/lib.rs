@@ -26,6 +26,7 @@ mod run_calls;
 mod running_thread;
 mod safe_point;
 mod shared_page;
+mod step_deadline;
 mod target;
 mod target_root;
 mod thread_limit;

@@ -16,10 +16,9 @@ use crate::error::AttachError;
 use crate::room::require_room;
 use crate::safe_point::{NoSafePoint, SafePointThread, stop_at_safe_point};
 use crate::shared_page;
+use crate::step_deadline::{CALLS_TIMEOUT, StepDeadline};
 use crate::target::Target;
 
-/// Timeout for a thread to make its calls, none of which waits.
-pub(crate) const CALLS_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Threads that may fail to stop before the attempt is given up: each costs a second.
@@ -164,13 +163,13 @@ pub(crate) fn unmap_call(range: &Range<u64>) -> RemoteCall {
 }
 
 /// Waits until a thread has mapped all `ranges`, in their order. If the kernel refuses one, unmaps the others and
-/// fails. Also fails after 5 s.
+/// fails. Also fails after 5 s, or after 30 s if the thread waits for a processor.
 pub(crate) fn wait_until_mapped(
     target: &mut Target,
     ranges: &[Range<u64>],
     call: &CallInProgress,
 ) -> Result<(), AttachError> {
-    let start = Instant::now();
+    let mut deadline = StepDeadline::new();
     loop {
         // Checked before the mappings: once the thread has returned, its calls were made.
         let is_done = has_returned(target, call);
@@ -189,11 +188,13 @@ pub(crate) fn wait_until_mapped(
                 .map_or(failed, AttachError::from)
                 .with_pages_left(are_left));
         }
-        if start.elapsed() > CALLS_TIMEOUT {
-            let message = "its thread did not map memory for 5 s: is it held up (SIGSTOP, a debugger, too many busy \
-                           threads, no processor for its priority)? Once it goes on, 150 KiB stay mapped there, \
-                           without effect, until the process ends";
-            return Err(AttachError::Failed(message.to_owned()));
+        if deadline.has_passed(target.pid, call.tid) {
+            return Err(AttachError::Failed(format!(
+                "its thread did not map memory for {} s: is it held up (SIGSTOP, a debugger, too many busy threads, no \
+                 processor for its priority)? Once it goes on, 150 KiB stay mapped there, without effect, until the \
+                 process ends",
+                deadline.seconds()
+            )));
         }
         thread::sleep(POLL_INTERVAL);
     }

@@ -1,0 +1,124 @@
+//! Deadline of a step that a thread of the target makes as soon as it has a processor: on a busy machine, or after
+//! threads of a real-time priority, that may take long.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// Timeout of the step while its thread does not wait for a processor.
+pub(crate) const CALLS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of the step while its thread waits for a processor.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval at which it is looked whether the thread waits for one.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Most threads that are looked at.
+const MAX_THREADS: usize = 4096;
+
+/// Deadline that begins when it is created.
+#[derive(Debug)]
+pub(crate) struct StepDeadline {
+    start: Instant,
+    last_look: Option<Instant>,
+}
+
+impl StepDeadline {
+    /// Starts the time.
+    pub(crate) fn new() -> Self {
+        Self {
+            start: Instant::now(),
+            last_look: None,
+        }
+    }
+
+    /// Time since the start, in whole seconds.
+    pub(crate) fn seconds(&self) -> u64 {
+        self.start.elapsed().as_secs()
+    }
+
+    /// Returns whether the deadline has passed. It is later while the thread `tid` of the process waits for a processor,
+    /// or one that has not run yet.
+    pub(crate) fn has_passed(&mut self, pid: u32, tid: u32) -> bool {
+        let elapsed = self.start.elapsed();
+        if elapsed < CALLS_TIMEOUT
+            || self
+                .last_look
+                .is_some_and(|at| at.elapsed() < LOOK_INTERVAL)
+        {
+            return false;
+        }
+        self.last_look = Some(Instant::now());
+        elapsed > BUSY_TIMEOUT || !waits_for_processor(pid, tid)
+    }
+}
+
+/// Returns whether the thread `tid` of a process is ready to run, or another of its threads has never run.
+fn waits_for_processor(pid: u32, tid: u32) -> bool {
+    let tasks = format!("/proc/{pid}/task");
+    let read = |path: String| fs::read_to_string(path).unwrap_or_default();
+    let is_ready = is_runnable(&read(format!("{tasks}/{tid}/stat")));
+    // Where the kernel counts nothing, no thread seems to have run.
+    let is_counted = !has_never_run(&read("/proc/thread-self/schedstat".to_owned()));
+    let mut threads = fs::read_dir(&tasks).into_iter().flatten().flatten();
+    is_ready
+        || is_counted
+            && threads.by_ref().take(MAX_THREADS).any(|thread| {
+                let path = thread.path().join("schedstat");
+                has_never_run(&fs::read_to_string(path).unwrap_or_default())
+            })
+}
+
+/// Returns whether a thread runs or is ready to run, by the text of its stat (proc(5)).
+fn is_runnable(stat: &str) -> bool {
+    let fields = stat.rsplit_once(')').map(|(_, fields)| fields.trim_start());
+    fields.is_some_and(|fields| fields.starts_with('R'))
+}
+
+/// Returns whether a thread has had no processor yet, by the text of its schedstat: its time on one, its time of waiting
+/// and the number of its time slices (Documentation/scheduler/sched-stats.rst of Linux).
+fn has_never_run(schedstat: &str) -> bool {
+    let mut fields = schedstat.split_ascii_whitespace();
+    matches!(
+        (fields.next(), fields.next(), fields.next()),
+        (Some("0"), Some(_), Some("0"))
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn thread_that_waits_is_recognized_by_its_files() {
+        let check = |text: &str, expected| assert_eq!(has_never_run(text), expected, "{text}");
+        check("0 0 0\n", true);
+        check("0 5123 0\n", true);
+        check("77 5123 1\n", false);
+        check("", false);
+        let check = |text: &str, expected| assert_eq!(is_runnable(text), expected, "{text}");
+        check("7 (a) R) R 1 7", true);
+        check("7 (R) S 1 7", false);
+        check("", false);
+    }
+
+    #[test]
+    fn thread_that_computes_is_ready() {
+        let is_done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let (sender, tids) = mpsc::channel();
+            let own_tid = || nix::unistd::gettid().as_raw() as u32;
+            scope.spawn(|| {
+                sender.send(own_tid()).unwrap();
+                while !is_done.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let stat = |tid| fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap();
+            let computes = is_runnable(&stat(tids.recv().unwrap()));
+            is_done.store(true, Ordering::Relaxed);
+            assert!(computes);
+        });
+    }
+}
