@@ -33,7 +33,31 @@ pub(crate) fn check_dependencies(plugin: &Path, bytes: &[u8], own_uid: u32) -> R
         }
         check_loadable(bytes).map_err(|reason| format!("{}: {reason}", library.path.display()))
     };
-    visit_dependencies(plugin, bytes, &process, check).map(|_| ())
+    let libraries = visit_dependencies(plugin, bytes, &process, check)?;
+    require_versioned_files(&libraries, &process)
+}
+
+/// Fails if a library needs versions of another one that will not be loaded: the loader ends the process for it
+/// (`_dl_check_map_versions` of glibc asserts that it is there).
+fn require_versioned_files(libraries: &[Library], process: &ProcessSearch) -> Result<(), String> {
+    let is_loaded = |name: &Vec<u8>| {
+        let has_name = |library: &Library| {
+            let info = &library.link_info;
+            info.soname.as_ref() == Some(name) || info.needed.contains(name)
+        };
+        process.has_loaded(name) || libraries.iter().any(has_name)
+    };
+    for library in libraries {
+        let mut versioned = library.link_info.versioned.iter();
+        if let Some(name) = versioned.find(|name| !is_loaded(name)) {
+            return Err(format!(
+                "{}, of which {} needs versions, is not loaded",
+                String::from_utf8_lossy(name),
+                library.path.display()
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// A library that the loader reads.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::process_search::ProcessSearch;
-use super::{library_cache, visit_dependencies};
+use super::{library_cache, require_versioned_files, visit_dependencies};
 
 /// Prints the paths of all loaded objects, loads a library, and prints them again.
 const PROGRAM: &str = r#"
@@ -308,6 +308,87 @@ fn check(case: &Case) {
     };
     let errors = String::from_utf8_lossy(&run.stderr);
     assert!(is_expected, "{}: {taken:?}, {errors}", case.name);
+}
+
+/// Programs that load a plugin with versions of a library that it does not list (`patchelf --remove-needed`).
+#[test]
+fn loader_needs_the_libraries_of_versions_only_loaded() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().canonicalize().unwrap();
+    let link = |to: &str, code: &str, flags: &[&str]| {
+        fs::write(root.join("code.c"), code).unwrap();
+        let mut cc = Command::new("cc");
+        cc.current_dir(&root).args(["-w", "-o", to, "code.c"]);
+        let linked = cc.args(flags).output().unwrap();
+        assert!(linked.status.success(), "{linked:?}");
+    };
+    let shared = ["-shared", "-fPIC", "-nostdlib", "-L."];
+    let with = |flags: &[&'static str]| [&shared[..], flags].concat();
+    fs::write(root.join("versions"), "V1 { global: help; };").unwrap();
+    let help = ["-Wl,-soname,libhelp.so", "-Wl,--version-script,versions"];
+    link("libhelp.so", "int help(void) { return 1; }", &with(&help));
+    let call = "int help(void); int call(void) { return help(); }";
+    link(
+        "libindirect.so",
+        "",
+        &with(&[
+            "-Wl,-soname,libindirect.so",
+            "-Wl,--no-as-needed",
+            "-lhelp",
+            "-Wl,-rpath,$ORIGIN",
+        ]),
+    );
+    let check =
+        |name: &str, program_flags: &[&str], plugin_flags: &[&'static str], is_loaded: bool| {
+            let program_flags = [&["-Wl,--no-as-needed", "-L."][..], program_flags].concat();
+            link("program", PROGRAM, &program_flags);
+            link(
+                "p.so",
+                call,
+                &with(&[&["-lhelp"][..], plugin_flags].concat()),
+            );
+            let (program, plugin) = (root.join("program"), root.join("p.so"));
+            let mut bytes = fs::read(&plugin).unwrap();
+            remove_needed(&mut bytes, b"libhelp.so");
+            fs::write(&plugin, &bytes).unwrap();
+            let run = Command::new(&program).arg(&plugin).output().unwrap();
+            assert_eq!(run.status.success(), is_loaded, "{name}: {run:?}");
+            let printed = String::from_utf8(run.stdout).unwrap();
+            let (before, _) = printed.split_once("loading\n").unwrap();
+            let before: BTreeSet<_> = before.lines().map(Path::new).collect();
+            let process = ProcessSearch::new(&[program], None, &before, library_cache::read());
+            let whole = |_: &super::Library, bytes: &[u8]| crate::elf::check_loadable(bytes);
+            crate::elf::check_loadable(&bytes).unwrap();
+            let found = visit_dependencies(&plugin, &bytes, &process, whole).unwrap();
+            let accepted = require_versioned_files(&found, &process);
+            assert_eq!(accepted.is_ok(), is_loaded, "{name}: {accepted:?}");
+        };
+    let origin = "-Wl,-rpath,$ORIGIN";
+    check("loaded by nothing", &[], &[], false);
+    check("loaded by the program", &["-lhelp", origin], &[], true);
+    let indirect = ["-Wl,--no-as-needed", "-lindirect", origin];
+    check("loaded by another library", &[], &indirect, true);
+}
+
+/// Gives the entry of a library in the list of needed ones a tag that the loader does not know.
+fn remove_needed(bytes: &mut [u8], library: &[u8]) {
+    use object::LittleEndian as LE;
+    use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _, SectionHeader as _};
+    let header = object::elf::FileHeader64::<LE>::parse(&*bytes).unwrap();
+    let sections = header.sections(LE, &*bytes).unwrap();
+    let (_, strings) = sections.section_by_name(LE, b".dynstr").unwrap();
+    let names = strings.data(LE, &*bytes).unwrap();
+    let segments = header.program_headers(LE, &*bytes).unwrap();
+    let (start, entries) = segments
+        .iter()
+        .find_map(|segment| Some((segment.p_offset(LE), segment.dynamic(LE, &*bytes).unwrap()?)))
+        .unwrap();
+    let index = entries.iter().position(|entry| {
+        entry.d_tag(LE) == object::elf::DT_NEEDED
+            && names[entry.d_val(LE) as usize..].starts_with(library)
+    });
+    let offset = start as usize + 16 * index.unwrap();
+    bytes[offset..offset + 8].copy_from_slice(&0x6000_0fff_u64.to_le_bytes());
 }
 
 /// Copies a library and says in its header that it is one of 32 bits.

@@ -15,6 +15,8 @@ pub(crate) struct LinkInfo {
     /// `ld --auxiliary`) are among them.
     pub(crate) needed: Vec<Vec<u8>>,
     pub(crate) soname: Option<Vec<u8>>,
+    /// Libraries whose versions its symbols need. Most are in `needed`, but `patchelf --remove-needed` leaves others.
+    pub(crate) versioned: Vec<Vec<u8>>,
     /// List of directories for its own libraries and for those that they need. `None` also if there is a runpath, with
     /// which the loader ignores it.
     pub(crate) rpath: Option<Vec<u8>>,
@@ -43,12 +45,17 @@ impl LinkInfo {
         let has_runpath = dynamic.value(DT_RUNPATH).is_some();
         let tags = [DT_NEEDED, DT_AUXILIARY, DT_FILTER];
         let flags = dynamic.value(DT_FLAGS_1).unwrap_or(0);
+        let mut versioned = Vec::new();
+        // `check_versions` refuses a damaged table.
+        let _ = library
+            .visit_versioned_files(&dynamic, &strings, |file| versioned.push(file.to_owned()));
         Some(Self {
             needed: tags
                 .into_iter()
                 .flat_map(|tag| dynamic.values(tag).filter_map(text))
                 .collect(),
             soname: last(DT_SONAME),
+            versioned,
             rpath: last(DT_RPATH).filter(|_| !has_runpath),
             runpath: last(DT_RUNPATH),
             ignores_system_directories: flags & DF_1_NODEFLIB.0 != 0,
