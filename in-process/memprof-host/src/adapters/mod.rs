@@ -69,6 +69,7 @@ mod rendered_reply;
 pub mod ruby;
 #[cfg(feature = "adapter-postgres")]
 mod server_processes;
+mod startup_delay;
 mod stderr_log;
 #[cfg(feature = "adapter-traffic-server")]
 pub mod traffic_server;
