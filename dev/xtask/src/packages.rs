@@ -66,6 +66,7 @@ pub const TEST: &[&str] = &[
     "strace",
     "tcl",
     "trafficserver",
+    "valgrind",
     "xz-utils",
 ];
 

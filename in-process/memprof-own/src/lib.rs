@@ -3,6 +3,7 @@
 //! The host may close any descriptor, fork at any time, drop privileges, or run out of memory. `memprof-core` and
 //! `memprof-host` create all of their threads with [`spawn`]. This crate depends on no allocator, plugin or host.
 
+mod clocks;
 mod descriptor_table;
 mod fork_guard;
 mod guarded_fd;
@@ -20,13 +21,16 @@ mod reserve;
 mod stdio;
 mod thread;
 
+pub use clocks::{
+    boot_time, clock_ticks_per_second, coarse_monotonic_time, coarse_wall_time, page_size,
+};
 pub use descriptor_table::DescriptorTable;
 pub use fork_guard::ForkGuard;
 pub use guarded_fd::{GuardedFd, above_stdio};
 #[cfg(target_arch = "x86_64")]
 #[doc(hidden)]
 pub use imports::bind_imports;
-pub use inherited_settings::{coarse_monotonic_time, coarse_wall_time, detect_processor};
+pub use inherited_settings::detect_processor;
 pub use libc_symbol::libc_symbol;
 pub use lock::{ProcessLock, ProcessLockGuard, ProcessOnce};
 pub use lock_free_once::LockFreeOnce;

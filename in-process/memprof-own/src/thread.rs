@@ -10,6 +10,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use crate::clocks::page_size;
 use crate::inherited_settings::{allow_all_keys, reset_inherited_settings};
 use crate::libc_symbol::libc_symbol;
 use crate::lock_free_once::LockFreeOnce;
@@ -55,7 +56,7 @@ impl Needs {
             true => PLUGIN_STACK_BYTES,
             false => 0,
         };
-        (STACK_BYTES + plugins + min_stack_size()).next_multiple_of(rustix::param::page_size())
+        (STACK_BYTES + plugins + min_stack_size()).next_multiple_of(page_size())
     }
 
     /// Drops the capabilities that the calling thread does not need. Returns those that it keeps.

@@ -1,11 +1,10 @@
 //! Decides which allocations are sampled. A thread samples when its countdown of bytes expires. Each countdown is drawn
 //! from an exponential distribution, so that no pattern of sizes is preferred.
-#![expect(unsafe_code, reason = "a section of its own")]
+#![expect(unsafe_code, reason = "a section of its own, and clock_gettime(2)")]
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rustix::process::getpid;
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::excluded_threads;
 use crate::thread_pointer::{hash_of, thread_pointer};
@@ -160,7 +159,13 @@ pub(crate) fn interval() -> u64 {
 
 /// Makes the seeds that are drawn from now on differ from those of other activations and processes.
 pub(crate) fn vary_seeds() {
-    let time = clock_gettime(ClockId::MonotonicCoarse);
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // By the C library: rustix reads the vDSO where the kernel has mapped it, but valgrind runs a program without it.
+    // SAFETY: clock_gettime(2) writes one `timespec`; every kernel has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
     let nanoseconds = (time.tv_sec as u64).wrapping_mul(1_000_000_000) + time.tv_nsec as u64;
     let process = getpid().as_raw_nonzero().get() as u64;
     SEEDS.fetch_add(nanoseconds ^ process << 32, Relaxed);

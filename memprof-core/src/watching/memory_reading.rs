@@ -46,7 +46,7 @@ pub(crate) fn read_rss() -> Result<u64> {
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok());
     let pages: u64 =
         pages.ok_or_else(|| Error::new(ErrorKind::Io, format!("{STATM} says {statm:?}")))?;
-    Ok(pages * rustix::param::page_size() as u64)
+    Ok(pages * memprof_own::page_size() as u64)
 }
 
 #[cfg(test)]

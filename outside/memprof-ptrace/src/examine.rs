@@ -135,6 +135,7 @@ impl TracerCredentials {
         let name = proc_dir.executable_name()?;
         let loader = loader_name(&name, &file);
         let maps = proc_dir.read("maps")?;
+        require_no_valgrind(&maps)?;
         match (purpose, loader) {
             (Purpose::Read, Ok(_) | Err(Refusal::Static)) => {}
             // The name must do: the version of glibc is in the process's memory.
@@ -247,6 +248,21 @@ fn require_running(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     }
 }
 
+/// Fails if valgrind runs the process: the executed file is one of its tools, `memcheck-amd64-linux` in a directory of its
+/// own, which loads the program and the library `vgpreload_core-amd64-linux.so`.
+fn require_no_valgrind(maps: &[u8]) -> Result<(), Refusal> {
+    let is_of_valgrind = |mapping: Mapping<'_>| {
+        let name = mapping.file_name();
+        let directory = mapping.path.strip_suffix(name).unwrap_or_default();
+        name.starts_with(b"vgpreload_core-")
+            || name.ends_with(b"-linux") && directory.ends_with(b"/valgrind/")
+    };
+    match mappings(maps).any(is_of_valgrind) {
+        true => Err(Refusal::Valgrind),
+        false => Ok(()),
+    }
+}
+
 /// Fails if a process has unmapped or moved the vDSO, through which its C library reads clocks: a program that does so
 /// reads none. `vector` is its auxiliary vector, in which a program without vDSO has no address of one.
 fn require_vdso(vector: &[u8], maps: &[u8]) -> Result<(), Refusal> {
@@ -308,6 +324,26 @@ mod tests {
             _ => line.to_owned(),
         });
         ProcStatus::parse(lines.collect::<Vec<_>>().join("\n").as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn program_in_valgrind_is_recognized_by_its_files() {
+        let check = |path: &str, expected| {
+            let maps = format!("58000000-58001000 r-xp 00000000 08:01 5 {path}\n");
+            assert_eq!(require_no_valgrind(maps.as_bytes()), expected, "{path}");
+        };
+        check(
+            "/usr/libexec/valgrind/none-amd64-linux",
+            Err(Refusal::Valgrind),
+        );
+        check("/opt/valgrind/memcheck-amd64-linux", Err(Refusal::Valgrind));
+        check(
+            "/usr/libexec/valgrind/vgpreload_core-amd64-linux.so",
+            Err(Refusal::Valgrind),
+        );
+        check("/usr/bin/build-amd64-linux", Ok(()));
+        check("/home/me/valgrind/notes", Ok(()));
+        check("", Ok(()));
     }
 
     #[test]

@@ -70,6 +70,9 @@ pub enum Refusal {
     /// The program has no loader; includes Go programs.
     #[error("is linked statically: nothing in it can load a library")]
     Static,
+    /// Valgrind executes a translation of the program: its threads are never at the program's own code.
+    #[error("runs in valgrind, which executes a translation of its code")]
+    Valgrind,
     /// The C library is musl.
     #[error("uses musl")]
     Musl,
@@ -262,6 +265,7 @@ impl Refusal {
             Self::Static => "link it dynamically, or build memprof-host into it; a Go program has \
                              net/http/pprof of its own"
                 .to_owned(),
+            Self::Valgrind => "use valgrind's own tools (massif, dhat, memcheck), or run it without valgrind".to_owned(),
             Self::Musl => "run a build of it for glibc".to_owned(),
             Self::OldGlibc => {
                 "attach needs glibc 2.34, which Debian 12, Ubuntu 22.04 and RHEL 9 have".to_owned()

@@ -22,14 +22,13 @@ use std::thread;
 use std::time::Duration;
 
 use log::LevelFilter;
-use memprof_own::{DescriptorTable, Privileges, ProcessOnce, ThreadSpec};
+use memprof_own::{DescriptorTable, Privileges, ProcessOnce, ThreadSpec, boot_time};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
     MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_UNSUPPORTED, memprof_plugin_entry_t,
 };
 use rustix::thread::Timespec;
 use rustix::thread::futex::{self, Flags};
-use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
 
 use super::config::{self, Control, Settings};
@@ -375,8 +374,7 @@ fn wait_for_change(known: u32, timeout: Duration) {
 
 /// Returns the time since boot, suspension included, in milliseconds (`CLOCK_BOOTTIME`).
 fn boot_time_ms() -> u64 {
-    let now = clock_gettime(ClockId::Boottime);
-    now.tv_sec.cast_unsigned() * 1000 + now.tv_nsec.cast_unsigned() / 1_000_000
+    boot_time().as_millis() as u64
 }
 
 #[doc(hidden)]

@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::param::clock_ticks_per_second;
-use rustix::time::{ClockId, clock_gettime};
+use memprof_own::{boot_time, clock_ticks_per_second};
 
 use super::SocketCandidate;
 use crate::socket_dir::abstract_name;
@@ -98,7 +97,7 @@ fn age_seconds(stat: &str) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     // Field 22; the first word after the name is field 3.
     let ticks: u64 = after_name.split_whitespace().nth(19)?.parse().ok()?;
-    let now = clock_gettime(ClockId::Boottime).tv_sec.unsigned_abs();
+    let now = boot_time().as_secs();
     Some(now.saturating_sub(ticks / clock_ticks_per_second()))
 }
 

@@ -698,3 +698,31 @@ fn program_without_preloading_is_refused_with_the_reason() {
         );
     }
 }
+
+/// Valgrind runs a program without the kernel's vDSO.
+#[test]
+fn program_in_valgrind_works_and_is_refused_to_others() {
+    for tool in ["none", "memcheck"] {
+        let tool = format!("--tool={tool}");
+        let perl = ["perl", "-e", GROWING];
+        let args = [&["--", "valgrind", "--quiet", &tool][..], &perl].concat();
+        let mut host = run(&args, &[]);
+        serves(&mut host, &tool);
+        host.memprof("status", &[]).exits(0);
+        serves(&mut host, "after its start");
+        let pid = host.pid().to_string();
+        for command in [&["leaks", "--prove"][..], &["holders"]] {
+            let refused = memprof(&host.socket_dir(), &[command, &[&pid]].concat()).exits(4);
+            assert!(refused.stderr.contains("runs in valgrind"), "{refused:?}");
+        }
+        serves(&mut host, "refused");
+    }
+    let mut command = Command::new("valgrind");
+    command.args(["--quiet", "--tool=none", "perl", "-e", GROWING]);
+    let mut host = start(command, &[]);
+    serves(&mut host, "started");
+    let pid = host.pid().to_string();
+    let refused = memprof(&host.socket_dir(), &["attach", &pid]).exits(4);
+    assert!(refused.stderr.contains("runs in valgrind"), "{refused:?}");
+    serves(&mut host, "refused");
+}
