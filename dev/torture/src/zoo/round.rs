@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Result, bail};
+use serde_json::Value;
 
 use crate::servers::Tools;
 
@@ -70,12 +71,11 @@ fn run_memprof(tools: &Tools, args: &[&str], may_fail: bool) -> Result<Outcome> 
         .stdin(Stdio::null())
         .output()?;
     let errors = String::from_utf8_lossy(&output.stderr);
-    // The last line is the error; notes precede it.
-    let reason = errors.lines().last().unwrap_or_default();
+    let reason = error_reason(&errors, &output.stdout);
     match output.status.code() {
         Some(0 | EMPTY) => Ok(Outcome::Done),
-        Some(REFUSED | GONE) if !reason.is_empty() => Ok(Outcome::Refused(reason.to_owned())),
-        Some(FAILED) if may_fail && !reason.is_empty() => Ok(Outcome::Refused(reason.to_owned())),
+        Some(REFUSED | GONE) if !reason.is_empty() => Ok(Outcome::Refused(reason)),
+        Some(FAILED) if may_fail && !reason.is_empty() => Ok(Outcome::Refused(reason)),
         // timeout(1) returns 124 after SIGTERM, and 137 after SIGKILL.
         Some(124 | 137) => bail!(
             "HANGS: memprof {} takes {COMMAND_TIMEOUT} s",
@@ -86,5 +86,33 @@ fn run_memprof(tools: &Tools, args: &[&str], may_fail: bool) -> Result<Outcome> 
             args.join(" "),
             output.status
         ),
+    }
+}
+
+/// Returns the reason of a failed command: the last line of its error output, which notes precede. With `--json` the
+/// error is a part of the reply. Empty if it gives none.
+fn error_reason(errors: &str, reply: &[u8]) -> String {
+    let last = errors.lines().last().map(str::to_owned);
+    let from_reply = || {
+        let reply: Value = serde_json::from_slice(reply).ok()?;
+        Some(reply["error"]["message"].as_str()?.to_owned())
+    };
+    last.or_else(from_reply).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::error_reason;
+
+    #[test]
+    fn reason_is_found_in_either_output() {
+        let check = |errors: &str, reply: &str, expected: &str| {
+            assert_eq!(error_reason(errors, reply.as_bytes()), expected);
+        };
+        let reply = r#"{"status":"error","error":{"message":"failed to write the dump"}}"#;
+        check("", reply, "failed to write the dump");
+        check("note\nno such process\n", reply, "no such process");
+        check("", "done", "");
+        check("", "", "");
     }
 }
