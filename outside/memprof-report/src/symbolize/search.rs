@@ -41,7 +41,8 @@ impl Binary {
 /// be read, the result says why.
 ///
 /// # Errors
-/// Only binaries with another build id exist, and `force` is not set.
+/// Only binaries with another build id exist for the main program, or for the file that `sources.binary` replaces, and
+/// `force` is not set. For other files the result says so: without the names of a library, a report is still of use.
 pub(super) fn find_binary(
     object_file: &ObjectFile<'_>,
     machine: Option<&str>,
@@ -89,7 +90,10 @@ pub(super) fn find_binary(
         Some(_) if object_file.is_unloaded => Ok(BinaryLookup::Nothing(
             "it was unloaded, and another file is there now".into(),
         )),
-        Some(error) => Err(error),
+        Some(error) if object_file.is_main || object_file.is_replaced => Err(error),
+        Some(error) => Ok(BinaryLookup::Nothing(format!(
+            "its frames are numbers: {error}"
+        ))),
         None if is_too_large => Ok(BinaryLookup::Nothing(format!(
             "its tables are larger than the {READ_LIMIT} bytes that are read, or than memory, its frames are numbers; \
              --binary-root names a directory with a stripped copy"

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use memprof_report::{Granularity, Sources};
+use memprof_report::{ErrorKind, Granularity, Sources};
 
 use crate::shop::{Shop, assert_named, collapsed, here, stacks};
 use crate::support::run;
@@ -115,6 +115,42 @@ fn program_run_by_the_loader_is_replaced_by_binary() {
         ..here()
     };
     assert_named(&stacks(&dump, &sources));
+}
+
+/// A profile of another machine, or a library that was updated since.
+#[test]
+fn library_with_another_build_id_has_numbers() {
+    let shop = Shop::build();
+    let comment = format!(
+        "# memprof 1\n# build-id: 00112233 {}\n",
+        shop.path("libplugin.so").display()
+    );
+    let check = |sources: &Sources, library_frame: &str, notes_expected: usize| {
+        let dump = shop.with_comments(&comment);
+        let (stacks, notes) =
+            collapsed(&dump, sources, Granularity::Functions).expect("it is a good dump");
+        assert!(
+            stacks.contains(SERVE) && stacks.contains(library_frame),
+            "{stacks}"
+        );
+        let noted = notes.iter().filter(|note| {
+            note.contains("libplugin.so: its frames are numbers: build id mismatch")
+        });
+        assert_eq!(noted.count(), notes_expected, "{notes:?}");
+    };
+    check(&here(), "libplugin.so+0x", 1);
+    let forced = Sources {
+        force: true,
+        ..here()
+    };
+    check(&forced, ";plugin_work;", 0);
+    let replaced = Sources {
+        binary: Some(shop.path("libplugin.so")),
+        ..here()
+    };
+    let dump = shop.with_comments(&comment);
+    let error = collapsed(&dump, &replaced, Granularity::Functions).expect_err("it is another one");
+    assert_eq!(error.kind(), ErrorKind::BuildIdMismatch);
 }
 
 #[test]
