@@ -2,6 +2,7 @@
 //! cost grows with the work. Each figure is printed beside its limit ([`limits`]) or the figure of another tool,
 //! measured in the same run.
 
+mod address_dump;
 mod fleet;
 mod gate;
 mod latency;
@@ -10,6 +11,7 @@ mod limits;
 mod peers;
 mod plugin;
 mod ratios;
+mod report;
 mod response_times;
 mod sampler;
 mod scale;
@@ -42,6 +44,7 @@ const PARTS: &[Part] = &[
     ("unwind", unwind::measure),
     ("gate", gate::measure),
     ("fleet", fleet::measure),
+    ("report", report::measure),
     #[cfg(feature = "peers")]
     ("peers", peers::measure),
 ];
