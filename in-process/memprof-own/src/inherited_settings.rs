@@ -105,7 +105,6 @@ mod tests {
     use std::thread;
     use std::time::Instant;
 
-    use super::*;
     use crate::{coarse_monotonic_time, coarse_wall_time};
 
     /// Setting of the calling thread.

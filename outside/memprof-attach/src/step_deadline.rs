@@ -105,18 +105,17 @@ mod tests {
 
     #[test]
     fn thread_that_computes_is_ready() {
-        let is_done = AtomicBool::new(false);
+        let is_done = &AtomicBool::new(false);
         thread::scope(|scope| {
             let (sender, tids) = mpsc::channel();
-            let own_tid = || nix::unistd::gettid().as_raw() as u32;
-            scope.spawn(|| {
-                sender.send(own_tid()).unwrap();
+            scope.spawn(move || {
+                sender.send(nix::unistd::gettid()).unwrap();
                 while !is_done.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
                 }
             });
-            let stat = |tid| fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap();
-            let computes = is_runnable(&stat(tids.recv().unwrap()));
+            let stat = format!("/proc/self/task/{}/stat", tids.recv().unwrap());
+            let computes = is_runnable(&fs::read_to_string(stat).unwrap());
             is_done.store(true, Ordering::Relaxed);
             assert!(computes);
         });

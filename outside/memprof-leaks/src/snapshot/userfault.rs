@@ -19,7 +19,7 @@ const DESCRIPTOR_LINK: &str = "anon_inode:[userfaultfd]";
 const SEARCH_TIME: Duration = Duration::from_secs(1);
 
 /// Fails if memory of the process is served by userfaultfd(2), and a fork must or may wait for the server. Descriptors
-/// that serve other processes do not count, whoever holds them.
+/// that serve other processes do not count, also if the process holds them.
 ///
 /// # Errors
 /// `ForkEvents`: the server is notified of forks, or is not found.
