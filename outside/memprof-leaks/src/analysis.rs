@@ -147,7 +147,7 @@ impl AnalysisReport {
             let max_bytes = self.budget.remaining() / 2;
             let snapshot = target.snapshot(options.max_pause, max_bytes)?;
             self.stopped.push(snapshot.stopped);
-            self.estimate = snapshot.estimate;
+            self.estimate = self.estimate.max(snapshot.estimate);
             progress(Phase::WalkHeap);
             let mut memories = Vec::new();
             let done = self.analyze(&snapshot).and_then(|analyzed| {
