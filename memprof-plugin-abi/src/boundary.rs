@@ -98,7 +98,7 @@ unsafe extern "C" fn create<P: Plugin>(
     }
     crate::stay_loaded();
     // SAFETY: `claim_for_process` lets only one thread of this process get here at a time.
-    unsafe { host_log::set_host(host, P::ID) };
+    unsafe { host_log::set_host::<P>(host) };
     let created = catch_panic(|| {
         // SAFETY: memprof.h, `create`: the text is borrowed for the call.
         let config = unsafe { config.as_str() }

@@ -8,6 +8,7 @@
 )]
 
 use std::any::Any;
+use std::marker::PhantomData;
 use std::panic;
 use std::process;
 use std::ptr::{self, NonNull};
@@ -16,7 +17,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::raw::memprof_host_t;
-use crate::{Host, escape_controls};
+use crate::{Host, Plugin, escape_controls};
 
 /// Address of the host's struct from `create` to `destroy`; null at other times.
 static HOST: AtomicPtr<memprof_host_t> = AtomicPtr::new(ptr::null_mut());
@@ -27,21 +28,21 @@ static IN_FLIGHT: InFlightCalls = InFlightCalls::new();
 /// Time between two checks for running calls.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Sends the log lines and panics of this library, which contains plugin `id`, to `host`. A later call only replaces
-/// the host.
+/// Sends the log lines and panics of this library, which contains plugin `P`, to `host`. A later call only replaces the
+/// host.
 ///
 /// # Safety
 /// Only one thread of the process may call it at a time.
-pub(crate) unsafe fn set_host(host: Host, id: &'static str) {
+pub(crate) unsafe fn set_host<P: Plugin>(host: Host) {
     HOST.store(host.address().as_ptr(), Ordering::SeqCst);
     // Not `set_logger`: in a forked child, it would wait for a thread of the parent that was just setting the logger.
     // SAFETY: the caller guarantees one thread at a time, and nothing else in this library sets a logger.
-    let set = unsafe { log::set_logger_racy(&HostLogger) };
+    let set = unsafe { log::set_logger_racy(HostLogger::<P>::LOGGER) };
     // `set` is an error if the logger is already set, because `create` was called before.
     if set.is_ok() {
         log::set_max_level(log::LevelFilter::Trace);
         // The default hook prints to stderr. If stderr is a broken pipe, that would kill the host.
-        panic::set_hook(Box::new(move |info| log_panic(id, info)));
+        panic::set_hook(Box::new(|info| log_panic(P::ID, info)));
     }
 }
 
@@ -142,10 +143,13 @@ impl Drop for InFlightCall {
     }
 }
 
-/// Logger that forwards to the host.
-struct HostLogger;
+/// Logger of plugin `P`'s library, which forwards to the host. Each line has the plugin's id as its target, whatever
+/// module logs it, as memprof.h says.
+struct HostLogger<P>(PhantomData<P>);
 
-impl HostLogger {
+impl<P: Plugin> HostLogger<P> {
+    const LOGGER: &'static Self = &Self(PhantomData);
+
     /// Calls `work` with the host if there is one. The host stays valid during the call, because [`clear_host`] waits
     /// for it.
     fn with_host(work: impl FnOnce(&Host)) {
@@ -157,7 +161,7 @@ impl HostLogger {
     }
 }
 
-impl log::Log for HostLogger {
+impl<P: Plugin> log::Log for HostLogger<P> {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
         let mut enabled = false;
         Self::with_host(|host| enabled = host.log_enabled(metadata.level()));
@@ -175,7 +179,7 @@ impl log::Log for HostLogger {
                     .into_owned()
                     .into(),
             };
-            host.log(record.level(), record.target(), &text);
+            host.log(record.level(), P::ID, &text);
         });
     }
 

@@ -62,12 +62,17 @@ static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
 unsafe extern "C" fn log_line(
     _: *mut c_void,
     level: memprof_log_level_t,
-    _: memprof_str_t,
+    target: memprof_str_t,
     message: memprof_str_t,
 ) {
     // SAFETY: the plugin lends the text for the call.
-    let message = unsafe { message.as_str() }.unwrap();
-    LOG.lock().unwrap().push(format!("{level} {message}"));
+    let [target, message] = [target, message].map(|text| unsafe { text.as_str() }.unwrap());
+    let line = match target {
+        Probe::ID => format!("{level} {message}"),
+        // No line of a plugin may have it, whatever module logs.
+        other => format!("{level} of {other}: {message}"),
+    };
+    LOG.lock().unwrap().push(line);
 }
 
 fn host() -> memprof_host_t {
