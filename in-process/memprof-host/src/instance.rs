@@ -57,6 +57,11 @@ type HandleUnwind = unsafe extern "C-unwind" fn(
     *const memprof_reply_t,
 ) -> memprof_status_t;
 
+/// `destroy` of an entry.
+type Destroy = unsafe extern "C" fn(*mut memprof_plugin_t);
+/// [`Destroy`], called so that an exception of the plugin's is reported.
+type DestroyUnwind = unsafe extern "C-unwind" fn(*mut memprof_plugin_t);
+
 /// A created plugin. Dropping it destroys the plugin, but never unloads its library.
 #[derive(Debug)]
 pub struct Instance {
@@ -274,8 +279,13 @@ impl Drop for Instance {
         match &self.owner {
             PluginOwner::ThisLibrary(context) => {
                 if let Some(destroy) = self.entry.destroy {
+                    let report = UnwindReport::new(&self.info.id, "destroy");
+                    // SAFETY: it is the same function, and the calling convention differs in what an exception of it
+                    // does alone.
+                    let destroy = unsafe { mem::transmute::<Destroy, DestroyUnwind>(destroy) };
                     // SAFETY: memprof.h, `destroy`: once, and `&mut self` proves that no call runs.
                     unsafe { destroy(self.plugin) };
+                    report.cancel();
                 }
                 log::debug!("plugin {} of {context:?} is destroyed", self.info.id);
             }

@@ -10,8 +10,8 @@ pub(super) struct UnwindReport<'a> {
 }
 
 impl<'a> UnwindReport<'a> {
-    /// Prepares the report that a call of plugin `id` did not return. `call` is the message's name, or `create`.
-    /// Dropping the report logs it, so [`Self::cancel`] must follow a call that returns.
+    /// Prepares the report that a call of plugin `id` did not return. `call` is the message's name, `create` or
+    /// `destroy`. Dropping the report logs it, so [`Self::cancel`] must follow a call that returns.
     pub(super) fn new(id: &'a str, call: &'a str) -> Self {
         Self { id, call }
     }

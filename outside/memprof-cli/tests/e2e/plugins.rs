@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use memprof_host::client::Client;
+use nix::sys::signal::Signal;
 
 use crate::dist::{dist, source, tool_text};
 use crate::host::{Host, Setup};
@@ -234,26 +235,29 @@ fn library_in_the_working_directory_that_everybody_may_write() {
     }
 }
 
-/// A plugin in C++, which lets an exception out of its handler, is named before the program ends.
+/// A plugin in C++, which lets an exception out of one of its functions, is named before the program ends.
 #[test]
-fn exception_out_of_a_handler_names_the_plugin() {
+fn exception_out_of_a_function_names_the_plugin() {
     let place = tempfile::tempdir().unwrap();
     let code = place.path().join("thrower.cc");
     let text = r#"
         #include <memprof.h>
         #include <pthread.h>
         #include <stdexcept>
+        static int armed;
         static memprof_status_t create(const memprof_host_t *host, memprof_str_t, void **plugin) {
             *plugin = const_cast<memprof_host_t *>(host);
             return MEMPROF_OK;
         }
         static memprof_status_t handle(void *, memprof_str_t name, memprof_str_t, const memprof_reply_t *) {
             if (memprof_is(name, "end")) pthread_exit(nullptr);
+            if (memprof_is(name, "arm")) return armed = 1, MEMPROF_OK;
             throw std::runtime_error("out of the handler");
         }
-        static void destroy(void *) {}
-        static const memprof_message_t raise = MEMPROF_MESSAGE("throw", "", "Throws."), end = MEMPROF_MESSAGE("end", "", "Ends.");
-        MEMPROF_PLUGIN("thrower", "1", create, handle, destroy, &raise, &end);
+        static void destroy(void *) { if (armed) throw std::runtime_error("at the end"); }
+        static const memprof_message_t raise = MEMPROF_MESSAGE("throw", "", "Throws."), end = MEMPROF_MESSAGE("end", "", "Ends."),
+            arm = MEMPROF_MESSAGE("arm", "", "Throws later.");
+        MEMPROF_PLUGIN("thrower", "1", create, handle, destroy, &raise, &end, &arm);
     "#;
     fs::write(&code, text).unwrap();
     let library = place.path().join("thrower.so");
@@ -274,6 +278,11 @@ fn exception_out_of_a_handler_names_the_plugin() {
             "plugin thrower leaves \"{message}\" by an exception or pthread_exit"
         ));
     }
+    let host = host_with(&library, "");
+    let (status, _) = text_of(&mut host.client(), "thrower", "arm");
+    assert_eq!(status, 0);
+    host.signal(Signal::SIGTERM);
+    host.wait_for_log("plugin thrower leaves \"destroy\" by an exception or pthread_exit");
 }
 
 /// A bus splits its words at blanks, and a log has one line for a record.
