@@ -6,28 +6,31 @@
  *
  * **Threads.** Each function says in brackets which threads may call it. [control-thread]: one thread at a time, which
  * the host chooses; `create` and `destroy` may come on different ones. [thread-safe]: any thread, several at once, also
- * for the same message. Nothing may be called from a signal handler. A message comes on a thread of the program, with
- * that thread's stack, signals and privileges, or on a thread of memprof's control socket. Such a thread has at least
- * 1 MiB of stack for the plugin and blocks all signals, which children that a plugin starts there inherit unless their mask is set
- * (`POSIX_SPAWN_SETSIGMASK`, or sigprocmask(2) after fork). In a host that memprof-host or `memprof_host.h` started, it has
- * the program's privileges; in a foreign server and in a process that was attached to, only those that memory_profile
- * needs. A plugin that a host's own threads call first (`memprof.threads/1`) learns which they are.
+ * for the same message. [same thread as the call]: the thread that handles the message, until it returns. Nothing may
+ * be called from a signal handler. `create`, `destroy` and messages come on threads of the program, with their stack,
+ * signals and privileges, or on memprof's: those of the control socket, and in a foreign server the one that starts the
+ * plugin. A thread of memprof's has at least 1 MiB of stack for the plugin and blocks all signals, which children that
+ * a plugin starts there inherit unless their mask is set (`POSIX_SPAWN_SETSIGMASK`, or sigprocmask(2) after fork). In a
+ * host that memprof-host or `memprof_host.h` started, it has the program's privileges; in a foreign server and in a
+ * process that was attached to, only those that memory_profile needs. A plugin that a host's own threads call first
+ * (`memprof.threads/1`) learns which they are.
  *
  * **Calls.** While it handles a message, a plugin may block, and start threads and processes; the sender waits, and the
- * sender's timeout does not end the handler. On Redis, Mosquitto, Lua and PostgreSQL the caller is the server's own
- * thread, which serves no other client meanwhile. A plugin may call every callback of the host from any of its threads, also
- * inside `create`, until `destroy` returns. No callback calls the plugin. A program may send a message from inside its
- * log callback; a plugin must then hold no lock while it logs. No exception, panic, `longjmp` or `pthread_exit` may leave
- * a function of either side: the program ends, and the host's last line names the plugin. The Rust SDK catches panics, and
- * does not compile with `panic = "abort"`.
+ * sender's timeout does not end the handler. On Redis, Mosquitto, Lua, PostgreSQL and Node (`send`, `call`) the caller
+ * is the server's own thread, which serves no other client meanwhile. A plugin may call every callback of the host from
+ * any of its threads, also inside `create`, until `destroy` returns. No callback calls the plugin. A program may send a
+ * message from inside its log callback; a plugin must then hold no lock while it logs. No exception, panic, `longjmp`
+ * or `pthread_exit` may leave a function of either side: the program ends, and the host's last line names the plugin.
+ * The Rust SDK catches panics, and does not compile with `panic = "abort"`.
  *
  * **Lifetime.** One library has one instance in a process at a time, whatever paths lead to it, so its state may be
- * static. `destroy` comes when no call is running; the plugin joins its threads there, because afterwards no callback is
- * valid. A later `create` in the same process starts anew. The library is never unloaded: link it with `-Wl,-z,nodelete`
- * (Rust's SDK does the same at run time), because threads and thread-local destructors of an unloaded library crash.
- * Link a plugin in C with `-Wl,-Bsymbolic` too, and hide all but the entry (`-fvisibility=hidden`), so that a program's
- * function of the same name is not called in place of the plugin's. After fork(2) the child has the instance, but none of
- * the plugin's threads; a plugin with locks guards them by `pthread_atfork(3)`.
+ * static. `destroy` comes when no call is running; the plugin joins its threads there, because afterwards no callback
+ * is valid. A later `create` in the same process starts anew. The library is never unloaded: link it with
+ * `-Wl,-z,nodelete` (Rust's SDK does the same at run time), because threads and thread-local destructors of an unloaded
+ * library crash. Link a plugin in C with `-Wl,-Bsymbolic` too, and hide all but the entry (`-fvisibility=hidden`), so
+ * that a program's function of the same name is not called in place of the plugin's. After fork(2) the child has the
+ * instance, but none of the plugin's threads; a plugin with locks guards them by `pthread_atfork(3)`. A host that is
+ * started in the child calls `create` there, although the parent's instance was not destroyed.
  *
  * **Replacing a plugin.** Replace the file by rename, never in place: the old one is mapped. The new code runs after a
  * restart of the process. Loaded again before that, under the same name, it is refused ("an older file of that name is
@@ -44,24 +47,26 @@
  *
  * **Messages.** Names match exactly, by length and case. Arguments are `key=value`, separated by blanks; a value with
  * blanks is quoted, `key="two words"`, with `\"` and `\\` inside of quotes. A message of the control socket has at most
- * 4096 bytes, with JSON around it; one of a foreign server the same. A plugin without a message `help` gets one by
- * memprof's hosts: it lists the messages with their usage and help.
+ * 4096 bytes, with JSON around it; one of a foreign server the same; one that a program sends by its host has no limit.
+ * A plugin without a message `help` gets one by memprof's hosts: it lists the messages with their usage and help.
  *
- * **Replies.** A body has at most 16 MiB, and then `write` fails; the host answers an error in place of a body with a
- * hole. A larger body is passed as a file (`memprof.reply_fd/1`). A reply is of one of two forms: any text or bytes with
- * their content type, which is printable ASCII; or a JSON object with `status` (`"ok"` or `"error"`), `text` (for people; a bus that only prints,
- * prints this) and, on errors, `error` with `kind`, `message` and `remedy`. The Rust SDK and the functions at the end of
- * memprof.h write the second form for errors. The status that `handle_message` returns decides whether it is an error; an
- * error without a body gets a text by the host; a positive one counts as `MEMPROF_INTERNAL`.
+ * **Replies.** A body that is written has at most 16 MiB, and then `write` fails with `MEMPROF_IO`; the host answers an
+ * error in place of a body with a hole. A larger body is passed as a file (`memprof.reply_fd/1`). A reply is of one of
+ * two forms: any text or bytes with their content type, which is printable ASCII; or a JSON object with `status`
+ * (`"ok"` or `"error"`), `text` (for people; a bus that only prints, prints this) and, on errors, `error` with `kind`,
+ * `message` and `remedy`. The Rust SDK and the functions at the end of memprof.h write the second form for errors. The
+ * status that `handle_message` returns decides whether it is an error; an error without a body gets a text by the host;
+ * a positive one counts as `MEMPROF_INTERNAL`.
  *
  * **Errors.** `create` logs the reason of a failure at level error as its last line: the host repeats it to every sender
  * of a message to this plugin, and runs on. Status numbers are an open set and are never reused; treat an unknown negative
  * number as `MEMPROF_INTERNAL`. A host that has no plugin of a name says `MEMPROF_UNKNOWN_PLUGIN`; a plugin that has no
  * message of a name says `MEMPROF_UNKNOWN_MESSAGE` and lists those that it has.
  *
- * **Logging.** A record is one line: control characters are escaped. Its target is the plugin's id, whatever part of the
- * plugin logs. Ask `log_enabled` before a line that is expensive to make; a host drops a line whose level is off. A plugin
- * prints nothing: stdout and stderr are the program's, and may be closed.
+ * **Logging.** A record is one line: control characters are escaped. Its target is the plugin's id, whatever part of
+ * the plugin logs; memprof's hosts put it in place of any other. Ask `log_enabled` before a line that is expensive to
+ * make; a host drops a line whose level is off. A plugin prints nothing: stdout and stderr are the program's, and may
+ * be closed.
  *
  * **Config.** `create` gets the text of the plugin's TOML table, on the lines that it has in the host's file, so that the
  * numbers in a parser's errors are true. Refuse unknown keys: a typo must not be silent.
@@ -71,6 +76,9 @@
  * 1.x runs in a host of any 1.y; it asks for an extension, and does without it where the answer is NULL. memprof's own
  * version may be 0.x: this contract does not follow it. The Rust crate memprof-plugin-abi stays at 0.1 as long as the
  * major is 1; a host in Rust also compares the layouts before the first call.
+ *
+ * **A plugin** gives an id, `create` and `handle_message`; `destroy` and `get_extension` may be NULL, and so may the
+ * instance that `create` stores.
  *
  * **A host** loads only a file that it trusts, by an absolute path; checks `struct_size` and `abi_version` first; gives
  * every callback, also `begin` and `write` of a reply: only its `get_extension` may be NULL; calls `create` before any
@@ -154,9 +162,11 @@ typedef struct {
   // Argument for the callbacks.
   void *ctx;
   // [same thread as the call] Sets the body's content type; at most once, before the first `write`.
-  // Without it the body is `text/plain; charset=utf-8`.
+  // Without it the body is `text/plain; charset=utf-8`. Returns `MEMPROF_INVALID_ARGUMENT` if it is not
+  // printable ASCII, `MEMPROF_INTERNAL` if the reply has begun.
   memprof_status_t (*begin)(void *ctx, memprof_str_t content_type);
-  // [same thread as the call] Appends bytes to the body. After an error, further bytes are ignored.
+  // [same thread as the call] Appends bytes to the body. Returns `MEMPROF_IO` if the body would have more
+  // than 16 MiB, or if there is no memory for it. After an error, further bytes are refused with the same.
   memprof_status_t (*write)(void *ctx, memprof_str_t chunk);
 } memprof_reply_t;
 
@@ -208,23 +218,23 @@ typedef struct {
   size_t message_count;
   // [control-thread] Creates the instance and stores it in `*plugin`. Only one instance per process exists
   // at a time, so state may be in static variables. `config` is the text of the plugin's TOML table. On
-  // failure log the reason at error level before returning: the host repeats it to every sender of a
+  // failure log the reason at error level as the last line: the host repeats it to every sender of a
   // message to this plugin.
   memprof_status_t (*create)(const memprof_host_t *host,
                              memprof_str_t config,
                              memprof_plugin_t **plugin);
   // [thread-safe] Handles one message; may be called on several threads at once. `args` are `key=value`
   // words. On an error, still writes a body that explains it. The thread is the program's own, or one of a
-  // control socket: that has 1 MiB of stack and every signal blocked, which children that are started
-  // there inherit unless their mask is set (sigprocmask after fork, `POSIX_SPAWN_SETSIGMASK`). No
-  // exception, `longjmp` or `pthread_exit` may leave the call.
+  // control socket: that has at least 1 MiB of stack for the plugin and blocks all signals, which children
+  // that are started there inherit unless their mask is set (`POSIX_SPAWN_SETSIGMASK`, or sigprocmask(2)
+  // after fork). No exception, panic, `longjmp` or `pthread_exit` may leave the call.
   memprof_status_t (*handle_message)(memprof_plugin_t *plugin,
                                      memprof_str_t name,
                                      memprof_str_t args,
                                      const memprof_reply_t *reply);
-  // [control-thread] Destroys the instance. No call is running, and none follows.
+  // [control-thread] Destroys the instance. No call is running, and none follows. May be NULL.
   void (*destroy)(memprof_plugin_t *plugin);
-  // [thread-safe] Returns the plugin's extension with this id, or NULL.
+  // [thread-safe] Returns the plugin's extension with this id, or NULL. May be NULL.
   const void *(*get_extension)(memprof_plugin_t *plugin, memprof_str_t id);
 } memprof_plugin_entry_t;
 
@@ -261,8 +271,9 @@ typedef struct {
   // `begin` and no `write` before or after it. `ctx` is that of the `memprof_reply_t`. The file is a
   // regular one that is open for reading only, or a sealed memfd, and does not change any more. The
   // descriptor is borrowed for the call: the host duplicates it. Returns `MEMPROF_INVALID_ARGUMENT` if the
-  // file is neither of these, `MEMPROF_IO` if the host has no descriptor left; the body is then empty, and
-  // can still be written.
+  // file is neither of these or shorter, or the content type is not printable ASCII, `MEMPROF_IO` if the
+  // host has no descriptor left: the body is then empty, and can still be written. `MEMPROF_INTERNAL` if
+  // the reply has begun.
   memprof_status_t (*file)(void *ctx, int fd, uint64_t size, memprof_str_t content_type);
 } memprof_reply_fd_t;
 

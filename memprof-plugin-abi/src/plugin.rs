@@ -5,7 +5,8 @@ use crate::{Arguments, Failure, Host, Reply};
 
 /// A plugin. The host creates it once, and then sends it messages until the host ends.
 pub trait Plugin: Send + Sync + Sized + 'static {
-    /// Name of the plugin in messages and logs. Unique in a host.
+    /// Name of the plugin in messages and logs; unique in a host. At most 64 ASCII letters, digits and `_`, a letter
+    /// first.
     const ID: &'static str;
     /// Version for logs and `status`, such as `0.2.0`.
     const VERSION: &'static str;
@@ -16,7 +17,8 @@ pub trait Plugin: Send + Sync + Sized + 'static {
     /// exists.
     ///
     /// # Errors
-    /// The reason why the plugin cannot work. The host logs it and continues without the plugin.
+    /// The reason why the plugin cannot work. The host logs it, repeats it to every sender of a message to this plugin,
+    /// and continues without the plugin.
     fn create(host: Host, config: &str) -> Result<Self, Failure>;
 
     /// Handles one of [`MESSAGES`](Self::MESSAGES). May be called on several threads at once.

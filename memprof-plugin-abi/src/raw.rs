@@ -95,11 +95,13 @@ pub struct memprof_reply_t {
     /// Argument for the callbacks.
     pub ctx: *mut c_void,
     /// [same thread as the call] Sets the body's content type; at most once, before the first `write`.
-    /// Without it the body is `text/plain; charset=utf-8`.
+    /// Without it the body is `text/plain; charset=utf-8`. Returns `MEMPROF_INVALID_ARGUMENT` if it is not
+    /// printable ASCII, `MEMPROF_INTERNAL` if the reply has begun.
     pub begin: Option<
         unsafe extern "C" fn(ctx: *mut c_void, content_type: memprof_str_t) -> memprof_status_t,
     >,
-    /// [same thread as the call] Appends bytes to the body. After an error, further bytes are ignored.
+    /// [same thread as the call] Appends bytes to the body. Returns `MEMPROF_IO` if the body would have more
+    /// than 16 MiB, or if there is no memory for it. After an error, further bytes are refused with the same.
     pub write:
         Option<unsafe extern "C" fn(ctx: *mut c_void, chunk: memprof_str_t) -> memprof_status_t>,
 }
@@ -167,7 +169,7 @@ pub struct memprof_plugin_entry_t {
     pub message_count: usize,
     /// [control-thread] Creates the instance and stores it in `*plugin`. Only one instance per process exists
     /// at a time, so state may be in static variables. `config` is the text of the plugin's TOML table. On
-    /// failure log the reason at error level before returning: the host repeats it to every sender of a
+    /// failure log the reason at error level as the last line: the host repeats it to every sender of a
     /// message to this plugin.
     pub create: Option<
         unsafe extern "C" fn(
@@ -178,9 +180,9 @@ pub struct memprof_plugin_entry_t {
     >,
     /// [thread-safe] Handles one message; may be called on several threads at once. `args` are `key=value`
     /// words. On an error, still writes a body that explains it. The thread is the program's own, or one of a
-    /// control socket: that has 1 MiB of stack and every signal blocked, which children that are started
-    /// there inherit unless their mask is set (sigprocmask after fork, `POSIX_SPAWN_SETSIGMASK`). No
-    /// exception, `longjmp` or `pthread_exit` may leave the call.
+    /// control socket: that has at least 1 MiB of stack for the plugin and blocks all signals, which children
+    /// that are started there inherit unless their mask is set (`POSIX_SPAWN_SETSIGMASK`, or sigprocmask(2)
+    /// after fork). No exception, panic, `longjmp` or `pthread_exit` may leave the call.
     pub handle_message: Option<
         unsafe extern "C" fn(
             plugin: *mut memprof_plugin_t,
@@ -189,9 +191,9 @@ pub struct memprof_plugin_entry_t {
             reply: *const memprof_reply_t,
         ) -> memprof_status_t,
     >,
-    /// [control-thread] Destroys the instance. No call is running, and none follows.
+    /// [control-thread] Destroys the instance. No call is running, and none follows. May be NULL.
     pub destroy: Option<unsafe extern "C" fn(plugin: *mut memprof_plugin_t)>,
-    /// [thread-safe] Returns the plugin's extension with this id, or NULL.
+    /// [thread-safe] Returns the plugin's extension with this id, or NULL. May be NULL.
     pub get_extension: Option<
         unsafe extern "C" fn(plugin: *mut memprof_plugin_t, id: memprof_str_t) -> *const c_void,
     >,
@@ -267,8 +269,9 @@ pub struct memprof_reply_fd_t {
     /// `begin` and no `write` before or after it. `ctx` is that of the `memprof_reply_t`. The file is a
     /// regular one that is open for reading only, or a sealed memfd, and does not change any more. The
     /// descriptor is borrowed for the call: the host duplicates it. Returns `MEMPROF_INVALID_ARGUMENT` if the
-    /// file is neither of these, `MEMPROF_IO` if the host has no descriptor left; the body is then empty, and
-    /// can still be written.
+    /// file is neither of these or shorter, or the content type is not printable ASCII, `MEMPROF_IO` if the
+    /// host has no descriptor left: the body is then empty, and can still be written. `MEMPROF_INTERNAL` if
+    /// the reply has begun.
     pub file: Option<
         unsafe extern "C" fn(
             ctx: *mut c_void,

@@ -21,8 +21,8 @@ use crate::reserve::MEMORY_POLL_INTERVAL;
 /// Stack size for memprof's frames, in bytes.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Stack size for the frames of plugins, in bytes, as memprof.h promises, besides [`STACK_BYTES`]. The kernel allocates a page only when it is
-/// touched, unless the program locks all its memory (mlockall(2)).
+/// Stack size for the frames of plugins, in bytes, as memprof.h promises, besides [`STACK_BYTES`]. The kernel allocates
+/// a page only when it is touched, unless the program locks all its memory (mlockall(2)).
 const PLUGIN_STACK_BYTES: usize = 1 << 20;
 
 /// Maximum number of bytes that an allocator maps for a new thread: jemalloc needs 2 MiB for a new arena, and maps
@@ -49,6 +49,12 @@ pub struct Needs {
 }
 
 impl Needs {
+    /// Resources of the thread of a [`ThreadSpec`].
+    const OF_SPEC: Self = Self {
+        calls_plugins: true,
+        keeps_capabilities: false,
+    };
+
     /// Size of the stack in bytes, a multiple of the page size: room for memprof's frames and those of plugins, plus the C
     /// library's minimum.
     fn stack_size(self) -> usize {
@@ -68,7 +74,8 @@ impl Needs {
     }
 }
 
-/// Specification of a thread that can be created without allocating, as in a fork handler.
+/// Specification of a thread that can be created without allocating, as in a fork handler. It may call plugins, as the
+/// thread does that creates them in a foreign program, and has few capabilities.
 #[derive(Debug)]
 pub struct ThreadSpec {
     /// Name of the thread, at most 15 bytes.
@@ -113,7 +120,7 @@ where
 /// # Errors
 /// Those of [`spawn`].
 pub fn spawn_static(spec: &'static ThreadSpec) -> io::Result<Thread> {
-    let stack = Needs::default().stack_size();
+    let stack = Needs::OF_SPEC.stack_size();
     require_memory(stack + ALLOCATOR_BYTES)?;
     // SAFETY: `run_static` accepts a `ThreadSpec` that is static and immutable.
     unsafe { create_thread(stack, run_static, ptr::from_ref(spec).cast_mut().cast()) }
@@ -142,7 +149,7 @@ extern "C" fn run_static(spec: *mut c_void) -> *mut c_void {
     allow_all_keys();
     // SAFETY: `spawn_static` passes a static `ThreadSpec`.
     let spec = unsafe { &*spec.cast::<ThreadSpec>() };
-    run_work(spec.name, Needs::default(), spec.work);
+    run_work(spec.name, Needs::OF_SPEC, spec.work);
     ptr::null_mut()
 }
 
@@ -405,12 +412,13 @@ mod tests {
     }
 
     #[test]
-    fn spawn_static_runs_work() {
+    fn spawn_static_runs_work_that_may_call_plugins() {
         static RUNS: AtomicUsize = AtomicUsize::new(0);
         static SPEC: ThreadSpec = ThreadSpec {
             name: c"memprof-test",
             work: |_| {
-                RUNS.fetch_add(1, Ordering::Relaxed);
+                // As much as the `create` of a plugin may use, below frames of memprof's.
+                RUNS.fetch_add(use_stack::<PLUGIN_STACK_BYTES>().into(), Ordering::Relaxed);
             },
         };
         spawn_static(&SPEC).unwrap().join();
