@@ -14,6 +14,7 @@ use crate::own_heap;
 use crate::process_names::pids_with_name;
 use crate::report_form::{FormArgs, open_input, show_progress};
 use crate::report_view::{ViewArgs, modification_time};
+use crate::target;
 
 /// Show who holds the memory in a heap profile, as text, graph or page
 #[derive(clap::Args, Debug)]
@@ -136,10 +137,11 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     delivered.map_err(add_remedy)
 }
 
-/// Adds to the error of a file that is no profile that a process has its name, if one has.
+/// Adds to the error of a file that is no profile that a process has its name, if one has, or a host calls itself so.
 fn name_process(error: anyhow::Error, file: &str) -> anyhow::Error {
     let is_pid = file.parse::<u32>().is_ok() && Path::new("/proc").join(file).exists();
-    match is_pid || !pids_with_name(file).is_empty() {
+    let is_host = || !file.contains('/') && target::connect(Some(file)).is_ok();
+    match is_pid || !pids_with_name(file).is_empty() || is_host() {
         true => with_exit_code(
             FAILED,
             format!(
