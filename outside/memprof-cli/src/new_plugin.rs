@@ -142,23 +142,55 @@ pub(crate) fn run(args: &NewPluginArgs) -> Outcome {
         }
         Language::C => {
             let include = include_dir(args.sdk.as_deref())?;
-            fill_templates(C, &args.name, |text| text.replace("INCLUDE", &include))
+            fill_templates(C, &args.name, |text| {
+                text.replace("INCLUDE", &make_word(&include))
+            })
         }
     };
-    std::fs::create_dir(&folder).map_err(|error| folder_error(&folder, error))?;
-    for (path, text) in files {
-        let path = folder.join(path);
-        let parent = path.parent().unwrap_or(&folder);
-        std::fs::create_dir_all(parent)
-            .with_context(|| format!("failed to write {}", path.display()))?;
-        output::publish_file(&path, |out| Ok(out.write_all(text.as_bytes())?))?;
-    }
+    make_folder(&folder, &files)?;
     let test = match args.lang {
         Language::Rust => "cargo test",
         Language::C => "make check",
     };
-    output::print(&format!("cd {} && {test}", folder.display()));
+    let folder = shell_word(&folder.display().to_string());
+    output::print(&format!("cd {folder} && {test}"));
     Ok(0.into())
+}
+
+/// Makes a new folder with these files, of which each has its path and text. If one cannot be written, as on a full
+/// disk, nothing is left.
+fn make_folder(folder: &Path, files: &[(String, String)]) -> Result<()> {
+    std::fs::create_dir(folder).map_err(|error| folder_error(folder, error))?;
+    write_files(folder, files).inspect_err(|_| {
+        // The first error is the reason; the folder was made above.
+        let _result = std::fs::remove_dir_all(folder);
+    })
+}
+
+/// Writes files into a folder, and makes the folders below it. Fails at the first that cannot be written.
+fn write_files(folder: &Path, files: &[(String, String)]) -> Result<()> {
+    for (path, text) in files {
+        let path = folder.join(path);
+        let parent = path.parent().unwrap_or(folder);
+        std::fs::create_dir_all(parent)
+            .with_context(|| format!("failed to write {}", path.display()))?;
+        output::publish_file(&path, |out| Ok(out.write_all(text.as_bytes())?))?;
+    }
+    Ok(())
+}
+
+/// Returns a text as one word of a shell, in quotes if it needs them.
+fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+,:@%".contains(c);
+    match !text.is_empty() && !text.starts_with('-') && text.chars().all(is_plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
+}
+
+/// Returns a path as a word of a command in a Makefile: make expands `$`, and ends a line at `#`.
+fn make_word(path: &str) -> String {
+    shell_word(path).replace('$', "$$").replace('#', "\\#")
 }
 
 /// Creates the error of a folder that cannot be made.
@@ -206,7 +238,12 @@ fn check_name(name: &str) -> Result<()> {
         ))
     };
     if !is_plain {
-        return refused("expected at most 64 lower-case letters, digits and `_`, a letter first");
+        let rule = "expected at most 64 lower-case letters, digits and `_`, a letter first";
+        let valid = name.to_ascii_lowercase().replace(['-', '.', ' '], "_");
+        return match valid != name && check_name(&valid).is_ok() {
+            true => refused(&format!("{rule}, such as {valid}")),
+            false => refused(rule),
+        };
     }
     if RESERVED.contains(&name) {
         return refused("cargo, C or memprof has it already");
@@ -255,7 +292,8 @@ fn cargo_patches(sdk: Option<&Path>) -> Result<String> {
             .into_iter()
             .find(|place| place.join("Cargo.toml").is_file());
         let found = found.ok_or_else(|| missing_sdk_file_error(&format!("crate {name}"), &dirs))?;
-        lines += &format!("{name} = {{ path = {:?} }}\n", found.display().to_string());
+        let path = toml::Value::String(found.display().to_string());
+        lines += &format!("{name} = {{ path = {path} }}\n");
     }
     Ok(lines)
 }
@@ -300,6 +338,56 @@ mod tests {
         ] {
             check_name(name).unwrap_err();
         }
+    }
+
+    #[test]
+    fn refused_name_comes_with_a_valid_one() {
+        let check = |name: &str, expected: &str| {
+            let refused = check_name(name).unwrap_err().to_string();
+            assert!(refused.ends_with(expected), "{refused}");
+        };
+        check("my-plugin", ", such as my_plugin");
+        check("Two Words", ", such as two_words");
+        check("c++", "a letter first");
+        check("2nd", "a letter first");
+        check("Self", "a letter first");
+        for name in ["self", "crate", "test"] {
+            check(name, "has it already");
+        }
+    }
+
+    #[test]
+    fn folder_that_cannot_be_filled_is_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("words");
+        let file = |path: &str| (path.to_owned(), "text".to_owned());
+        let unwritable = file(&format!("src/{}", "x".repeat(300)));
+        let failed = make_folder(&folder, &[file("Makefile"), unwritable]);
+        let reason = format!("{:#}", failed.unwrap_err());
+        assert!(reason.contains("File name too long"), "{reason}");
+        assert!(!folder.exists());
+        make_folder(&folder, &[file("Makefile"), file("src/lib.rs")]).unwrap();
+        let taken = make_folder(&folder, &[file("other")]).unwrap_err();
+        assert!(taken.to_string().contains("name another one"), "{taken}");
+        assert!(folder.join("src/lib.rs").exists());
+    }
+
+    #[test]
+    fn words_are_quoted_for_the_shell_and_for_make() {
+        let check = |path: &str, in_shell: &str, in_make: &str| {
+            assert_eq!(shell_word(path), in_shell);
+            assert_eq!(make_word(path), in_make);
+        };
+        check("words", "words", "words");
+        check(
+            "/usr/share/x_1-2.3",
+            "/usr/share/x_1-2.3",
+            "/usr/share/x_1-2.3",
+        );
+        check("two words", "'two words'", "'two words'");
+        check("it's", r"'it'\''s'", r"'it'\''s'");
+        check("-x", "'-x'", "'-x'");
+        check("a$b#c", "'a$b#c'", r"'a$$b\#c'");
     }
 
     #[test]
