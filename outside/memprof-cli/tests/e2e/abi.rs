@@ -69,7 +69,7 @@ pub(crate) const COMPILERS: &[(&str, &str, &[&str])] = &[
 ];
 
 /// Hosts that load plugins by a config.
-const HOSTS: &[&str] = &["c_host", "cpp_host", "rust_host"];
+const HOSTS: &[&str] = &["c_host", "c_host_static", "cpp_host", "rust_host"];
 
 /// hello_c.c by one of [`COMPILERS`], with an id of its own, linked with `libraries`.
 pub(crate) fn compiled_hello(
@@ -97,6 +97,20 @@ pub(crate) fn compiled_hello(
     compiler.arg("-o").arg(&plugin).arg(&code).args(libraries);
     tool_text("clang and g++", &mut compiler);
     plugin
+}
+
+/// hello_c.c by each of [`COMPILERS`], with memprof's adapters for foreign servers in it: id and file.
+pub(crate) fn hellos_with_adapters(place: &Path) -> Vec<(&'static str, PathBuf)> {
+    let lib = |name: &str| dist("lib").join(name).display().to_string();
+    let archive = lib("libmemprof_adapters.a");
+    let libraries = [
+        format!("-Wl,--whole-archive,{archive},--no-whole-archive"),
+        format!("-Wl,--gc-sections,--version-script={}", lib("adapters.map")),
+    ];
+    let system = ["-static-libgcc", "-lpthread", "-ldl", "-lm"].map(str::to_owned);
+    let libraries = [&libraries[..], &system].concat();
+    let compiled = |row: &(&'static str, _, _)| (row.0, compiled_hello(row, place, &libraries));
+    COMPILERS.iter().map(compiled).collect()
 }
 
 /// Plugins of each compiler, of the SDK in debug and release builds, and of version 0.1, with what they reply to `hello`.

@@ -2,6 +2,9 @@
 
 use std::process::Command;
 
+use tempfile::TempDir;
+
+use crate::abi::hellos_with_adapters;
 use crate::bus::{self, CONF, Load, Server, free_port, text_of};
 use crate::dist::{dist, tool_text};
 use crate::host::Host;
@@ -21,10 +24,7 @@ impl Server for Mosquitto {
 
     fn start(load: &Load<'_>) -> Self {
         let place = tempfile::tempdir().unwrap();
-        let port = free_port().to_string();
-        let mut config = format!(
-            "listener {port} 127.0.0.1\nallow_anonymous true\nlog_dest stderr\nuser root\n"
-        );
+        let mut config = String::new();
         for _ in 0..=usize::from(load.twice) {
             let plugin = dist("plugins/memory_profile.so");
             config += &format!("plugin {}\n", plugin.display());
@@ -33,13 +33,7 @@ impl Server for Mosquitto {
             }
         }
         config += &format!("plugin {}\n", dist("plugins/hello_rust.so").display());
-        let file = place.path().join("mosquitto.conf");
-        std::fs::write(&file, config).unwrap();
-        let mut command = Command::new(Self::PROGRAM);
-        command.arg("-c").arg(&file).envs(load.env.iter().copied());
-        let host = Host::spawn(command, place);
-        host.wait_for_log(" running");
-        Self { host, port }
+        Self::with_plugins(place, &config, load.env)
     }
 
     fn host(&self) -> &Host {
@@ -67,6 +61,20 @@ impl Server for Mosquitto {
 }
 
 impl Mosquitto {
+    /// A server with these lines in its config.
+    fn with_plugins(place: TempDir, lines: &str, env: &[(&str, &str)]) -> Self {
+        let port = free_port().to_string();
+        let listener = format!("listener {port} 127.0.0.1\nallow_anonymous true\n");
+        let file = place.path().join("mosquitto.conf");
+        let config = format!("{listener}log_dest stderr\nuser root\n{lines}");
+        std::fs::write(&file, config).unwrap();
+        let mut command = Command::new(Self::PROGRAM);
+        command.arg("-c").arg(&file).envs(env.iter().copied());
+        let host = Host::spawn(command, place);
+        host.wait_for_log(" running");
+        Self { host, port }
+    }
+
     fn client(&self, program: &str, args: &[&str]) -> String {
         let mut client = Command::new(program);
         client.args(["-p", &self.port]).args(args);
@@ -91,4 +99,29 @@ fn survives_any_misuse() {
         (&[("keep.count", "many")], "expected a whole number"),
         (&[("config", "/no/such.toml")], "config file /no/such.toml"),
     ]);
+}
+
+/// Plugins in C and C++ with memprof's adapters in them.
+#[test]
+fn plugins_of_every_compiler_reply() {
+    let place = tempfile::tempdir().unwrap();
+    let plugins = hellos_with_adapters(place.path());
+    let lines = plugins
+        .iter()
+        .map(|(_, file)| format!("plugin {}\n", file.display()));
+    let lines: String = lines.collect();
+    let server = Mosquitto::with_plugins(tempfile::tempdir().unwrap(), &lines, &[]);
+    for (id, _) in &plugins {
+        assert_eq!(server.send(id, "hello").trim_end(), "hello from C", "{id}");
+        let named = server.send(id, "hello name=\"Ada Lovelace\"");
+        assert_eq!(named.trim_end(), "hello from Ada Lovelace", "{id}");
+        for (refused, why) in [
+            ("hello nmae=Ada", "nmae"),
+            ("leave", "has no message \"leave\""),
+        ] {
+            let said = server.send(id, refused);
+            assert!(said.contains(why), "{id} {refused}: {said}");
+        }
+    }
+    server.work();
 }
