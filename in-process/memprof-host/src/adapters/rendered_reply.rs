@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "texts of the plugin's entry")]
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use memprof_plugin_abi::raw::{MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_OK};
 use memprof_plugin_abi::{Failure, JSON, TEXT};
@@ -17,6 +18,7 @@ use crate::reply::Reply;
 /// Arguments that select the format of a reply.
 const FORMATS: [&str; 2] = [JSON_FORMAT, "format=text"];
 const JSON_FORMAT: &str = "format=json";
+const FORMAT_KEY: &str = "format=";
 
 /// A reply in the format that the message requested, by default a text for people.
 #[derive(Debug)]
@@ -72,6 +74,60 @@ fn text_object(is_success: bool, text: String) -> String {
     json!({ "status": status, "text": text }).to_string()
 }
 
+/// Finds the words of `args` that begin with `format=`: their places and texts.
+fn find_formats(args: &str) -> impl Iterator<Item = (Range<usize>, &str)> {
+    let words = word_ranges(args).into_iter();
+    let words = words.map(|range| (range.clone(), &args[range]));
+    words.filter(|(_, word)| word.starts_with(FORMAT_KEY))
+}
+
+/// Removes the format from the arguments of a message that has no such argument itself, and returns both.
+///
+/// # Errors
+/// The format is unknown, or is given twice.
+fn take_format(args: &str) -> Result<(String, Option<&'static str>), Failure> {
+    let invalid = |message: String| Failure::new(MEMPROF_INVALID_ARGUMENT, message);
+    let mut formats = find_formats(args);
+    let Some((range, word)) = formats.next() else {
+        return Ok((args.to_owned(), None));
+    };
+    if formats.next().is_some() {
+        return Err(invalid("argument \"format\" is given twice".to_owned()));
+    }
+    let Some(format) = FORMATS.into_iter().find(|format| *format == word) else {
+        let value = word[FORMAT_KEY.len()..].trim_matches('"');
+        let message = format!("invalid format={value:?}: expected json or text");
+        return Err(invalid(message));
+    };
+    let rest = format!("{}{}", &args[..range.start], &args[range.end..]);
+    Ok((rest, Some(format)))
+}
+
+/// Returns the places of the words of `args`, which [`Arguments::parse`] separates in the same way: a blank within quotes
+/// ends no word.
+///
+/// [`Arguments::parse`]: memprof_plugin_abi::Arguments::parse
+fn word_ranges(args: &str) -> Vec<Range<usize>> {
+    let mut ranges = Vec::new();
+    let mut start = None;
+    let (mut is_quoted, mut is_escaped) = (false, false);
+    for (at, c) in args.char_indices() {
+        if c.is_whitespace() && !is_quoted {
+            ranges.extend(start.take().map(|start| start..at));
+            continue;
+        }
+        start.get_or_insert(at);
+        match c {
+            _ if is_escaped => is_escaped = false,
+            '\\' if is_quoted => is_escaped = true,
+            '"' => is_quoted = !is_quoted,
+            _ => {}
+        }
+    }
+    ranges.extend(start.map(|start| start..args.len()));
+    ranges
+}
+
 /// Content of a [`RenderedReply`].
 #[derive(Debug)]
 pub(super) enum ReplyContent {
@@ -117,11 +173,17 @@ impl AdapterInstance {
         data: &[u8],
         should_stop: impl Fn() -> bool,
     ) -> String {
-        let (data, format) = self.split_format(data);
+        let pid = std::process::id();
+        let (data, format) = match self.split_format(data) {
+            Ok(split) => split,
+            Err(failure) => {
+                return json!([{ "pid": pid, "error": failure.to_string() }]).to_string();
+            }
+        };
         let text = String::from_utf8_lossy(&data);
         let (name, args) = split_message(&text);
         let own = ServerProcess {
-            pid: std::process::id(),
+            pid,
             reply: Ok(self.send_message(&data)),
         };
         let others = server_processes::query_other_processes(&self.id, name, args, should_stop);
@@ -153,38 +215,36 @@ impl AdapterInstance {
         })
     }
 
-    /// Sends a message without its format argument. Also returns that argument, `None` if there is none.
+    /// Sends a message without its format argument. Also returns that argument, `None` if there is none. A message with
+    /// a wrong format is not sent; the reply is then the error.
     fn send_without_format(&self, data: &[u8]) -> (Reply, Option<&'static str>) {
-        let (data, format) = self.split_format(data);
-        (self.send_message(&data), format)
+        match self.split_format(data) {
+            Ok((data, format)) => (self.send_message(&data), format),
+            Err(failure) => (Reply::failed(&failure), None),
+        }
     }
 
     /// Removes the format argument from a message, unless the plugin's message has such an argument. Also returns it,
-    /// `None` if there is none. A text above [`FRAME_LIMIT`] bytes stays as it is.
-    fn split_format<'a>(&self, data: &'a [u8]) -> (Cow<'a, [u8]>, Option<&'static str>) {
+    /// `None` if there is none. A text above [`FRAME_LIMIT`] bytes and an unknown message stay as they are, because
+    /// [`send_message`](Self::send_message) refuses them. Fails if the format is unknown or is given twice.
+    fn split_format<'a>(
+        &self,
+        data: &'a [u8],
+    ) -> Result<(Cow<'a, [u8]>, Option<&'static str>), Failure> {
         let text = String::from_utf8_lossy(data);
         let (name, args) = split_message(&text);
-        let is_requested = |format: &&str| args.split(' ').any(|word| word == *format);
-        let format = FORMATS.into_iter().find(is_requested);
-        let plugin_has_format = || self.usage(name).contains("format=");
-        let data = match format {
-            // A longer text stays as it is: `send_message` refuses it.
-            Some(word) if data.len() <= FRAME_LIMIT && !plugin_has_format() => {
-                format!("{name} {}", args.replacen(word, "", 1))
-                    .into_bytes()
-                    .into()
-            }
-            _ => data.into(),
-        };
-        (data, format)
-    }
-
-    /// Returns the usage of a message; empty if there is no such message. It contains the message's arguments, such as
-    /// `format=`.
-    fn usage(&self, name: &str) -> String {
         let mut messages = self.messages().into_iter();
         let message = messages.find(|message| message.name == name);
-        message.map_or_else(String::new, |message| message.usage)
+        let has_none = |message: MessageUsage| !message.usage.contains(FORMAT_KEY);
+        if data.len() > FRAME_LIMIT || !message.is_some_and(has_none) {
+            let known = |(_, word): (_, &str)| FORMATS.into_iter().find(|format| *format == word);
+            return Ok((data.into(), find_formats(args).find_map(known)));
+        }
+        let (rest, format) = take_format(args)?;
+        Ok(match format {
+            Some(_) => (format!("{name} {rest}").into_bytes().into(), format),
+            None => (data.into(), None),
+        })
     }
 
     /// Returns a line for each message: its usage, and its description.
@@ -211,7 +271,40 @@ impl AdapterInstance {
 
 #[cfg(test)]
 mod tests {
-    use super::text_object;
+    use super::{take_format, text_object};
+
+    #[test]
+    fn format_is_taken_from_outside_of_quotes() {
+        let check = |args: &str, expected: Result<(&str, Option<&str>), &str>| {
+            let taken = take_format(args).map_err(|failure| failure.to_string());
+            let expected = expected.map(|(rest, format)| (rest.to_owned(), format));
+            assert_eq!(taken, expected.map_err(str::to_owned), "{args}");
+        };
+        let json = Some("format=json");
+        check("", Ok(("", None)));
+        check("format=json", Ok(("", json)));
+        check("a=1 format=json b=2", Ok(("a=1  b=2", json)));
+        check("a=1\tformat=text", Ok(("a=1\t", Some("format=text"))));
+        check("xformat=json format=json", Ok(("xformat=json ", json)));
+        for args in [
+            r#"name="a format=json b""#,
+            r#"name="a \" format=json""#,
+            r#"name="a\\" b="format=xml""#,
+            "name=format=json",
+            "formats=xml",
+        ] {
+            check(args, Ok((args, None)));
+        }
+        check(r#"name="a\\" format=json"#, Ok((r#"name="a\\" "#, json)));
+        let xml = "invalid format=\"xml\": expected json or text";
+        check("format=xml", Err(xml));
+        check("a=1 format=\"xml\"", Err(xml));
+        check("format=", Err("invalid format=\"\": expected json or text"));
+        check(
+            "format=json format=text",
+            Err("argument \"format\" is given twice"),
+        );
+    }
 
     #[test]
     fn text_becomes_an_object_unless_it_is_one() {
