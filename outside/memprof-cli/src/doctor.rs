@@ -72,6 +72,7 @@ fn diagnose_outside(pid: u32, json: bool) -> Outcome {
     let stripped = stripped_allocator(pid);
     findings.extend(stripped.map(|name| stripped_finding(pid, name)));
     let has_plugin = examined.as_ref().is_ok_and(|process| process.has_plugin);
+    findings.extend(has_plugin.then(|| plugin_without_socket_finding(pid)));
     let kind = ProgramKinds::default().kind_for_pid(pid);
     let next = match stripped {
         // Its heap is found by its own tables.
@@ -144,6 +145,22 @@ fn refusal_finding(pid: u32, refusal: &Refusal) -> Finding {
         severity: Severity::Error.into(),
         message: format!("no profile can be taken: the process {refusal}"),
         remedy,
+    }
+}
+
+/// Builds the finding that the process has the plugin, but no control socket. Whether the program has loaded it itself
+/// cannot be seen from outside.
+fn plugin_without_socket_finding(pid: u32) -> Finding {
+    Finding {
+        kind: "no_control_socket".into(),
+        severity: Severity::Notice.into(),
+        message: format!(
+            "the plugin in it has no control socket: if the program has loaded it itself, it answers the program's own \
+             command alone, and `memprof record {pid}` is refused"
+        ),
+        remedy: "send messages by that command, or start the program with `control=on` in the plugin's configuration \
+                 (in Redis `control on`); after an earlier attachment nothing is to do"
+            .to_owned(),
     }
 }
 

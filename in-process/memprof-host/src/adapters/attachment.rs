@@ -158,7 +158,11 @@ pub(super) fn attach_on_new_thread(
 ) -> Result<(), String> {
     let toml = String::from_utf8_lossy(toml).into_owned();
     let (sender, receiver) = std::sync::mpsc::channel();
-    let thread = memprof_own::spawn(c"memprof-attach", move |privileges| {
+    let needs = memprof_own::Needs {
+        calls_plugins: true,
+        ..memprof_own::Needs::default()
+    };
+    let thread = memprof_own::spawn_with(c"memprof-attach", needs, move |privileges| {
         // The threads of the socket inherit the new table, which has none of the program's files.
         memprof_own::leave_program_table();
         privileges.match_main_thread();
@@ -255,7 +259,10 @@ fn start_end_thread() -> Result<(), Failure> {
 /// Creates the error of a process in which the program itself, or another adapter, has loaded the plugin.
 fn loaded_by_program_error() -> Failure {
     let message = "the program has loaded the plugin itself";
-    Failure::new(MEMPROF_UNSUPPORTED, message)
+    Failure::new(MEMPROF_UNSUPPORTED, message).remedy(
+        "send messages by the program's own command, or start the program with a control socket: `control=on` in the \
+         plugin's configuration (in Redis `control on`)",
+    )
 }
 
 /// Opens the socket that `control` requests. If it is `None`, opens it in the default directory. If that fails, as

@@ -2,10 +2,11 @@
 
 use std::process::Command;
 
-use crate::abi::{COMPILERS, compiled_hello};
+use crate::abi::hellos_with_adapters;
 use crate::bus::{self, CONF, Load, Server, text_of};
 use crate::dist::{dist, tool_text};
 use crate::host::Host;
+use crate::memprof::memprof;
 
 pub(crate) struct Redis(Host);
 
@@ -120,18 +121,8 @@ fn survives_any_misuse() {
 #[test]
 fn plugins_of_every_compiler_reply() {
     let place = tempfile::tempdir().unwrap();
-    let lib = |name: &str| dist("lib").join(name).display().to_string();
-    let archive = lib("libmemprof_adapters.a");
-    let libraries = [
-        format!("-Wl,--whole-archive,{archive},--no-whole-archive"),
-        format!("-Wl,--gc-sections,--version-script={}", lib("adapters.map")),
-    ];
-    let system = ["-static-libgcc", "-lpthread", "-ldl", "-lm"].map(str::to_owned);
-    let libraries = [&libraries[..], &system].concat();
-    let plugins = COMPILERS.iter().map(|row| {
-        let file = compiled_hello(row, place.path(), &libraries);
-        (row.0, file, "hello from C")
-    });
+    let plugins = hellos_with_adapters(place.path()).into_iter();
+    let plugins = plugins.map(|(id, file)| (id, file, "hello from C"));
     let others = ["hello_rust", "memory_profile"].map(|id| {
         let file = dist("plugins").join(id).with_extension("so");
         (id, file, "hello, world")
@@ -311,6 +302,23 @@ fn replies_are_text_unless_json_is_requested() {
     assert_eq!(json("activate format=json for=10m")["profiling"], "active");
     let plain = ask("status format=text");
     assert!(plain.starts_with("profiling is active since "), "{plain}");
+    for (message, expected) in [
+        (
+            "status format=xml",
+            "ERR invalid format=\"xml\": expected json or text",
+        ),
+        (
+            "status format=json format=text",
+            "ERR argument \"format\" is given twice",
+        ),
+    ] {
+        assert_eq!(ask(message).trim(), expected, "{message}");
+    }
+    assert!(ask("bogus format=json").contains("\"kind\":\"unknown_message\""));
+    // A value is the client's, whatever it contains.
+    let name = "name=Ada format=json of xformat=json";
+    let greeted = redis.ask(&["HELLO_RUST", "hello", name]);
+    assert_eq!(greeted.trim(), "hello, Ada format=json of xformat=json");
     let name = "x\u{1b}".repeat(60);
     let unknown = redis.command(&["MEMORY_PROFILE".to_owned(), name]);
     assert!(
@@ -318,6 +326,27 @@ fn replies_are_text_unless_json_is_requested() {
         "{unknown}"
     );
     assert!(unknown.contains("…\""), "{unknown}");
+}
+
+/// A module answers by its own command, so neither a socket nor an attachment is needed, and both commands say so.
+#[test]
+fn module_without_a_socket_is_known_to_doctor_and_record() {
+    let plugin = dist("plugins/memory_profile.so");
+    let redis = Redis::with_words(&["--loadmodule", plugin.to_str().unwrap()]);
+    let pid = redis.0.pid().to_string();
+    let run = |args: &[&str]| memprof(&redis.0.socket_dir(), args);
+    let diagnosis = run(&["doctor", &pid, "--json"]).exits(0).json();
+    assert_eq!(diagnosis["has_plugin"], true);
+    assert_eq!(
+        diagnosis["findings"][0]["kind"], "no_control_socket",
+        "{diagnosis}"
+    );
+    let remedy = diagnosis["findings"][0]["remedy"].as_str().unwrap();
+    assert!(remedy.contains("in Redis `control on`"), "{remedy}");
+    let refused = run(&["record", &pid, "--for", "1s"]).exits(4).stderr;
+    let expected =
+        "the program has loaded the plugin itself; send messages by the program's own command";
+    assert!(refused.contains(expected), "{refused}");
 }
 
 /// A client that loads the module with a wrong config gets an error, and can load it again with a right one.
