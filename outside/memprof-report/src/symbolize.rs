@@ -10,6 +10,7 @@ mod frames;
 mod image;
 mod jit_code;
 mod jitdump;
+mod known_frames;
 mod limited_file;
 mod minidebug;
 pub(crate) mod moved_text;
@@ -41,6 +42,8 @@ use std::time::Instant;
 pub use self::limited_file::LimitedFile;
 
 use self::frames::CollectedFrames;
+use self::known_frames::BinaryId;
+pub(crate) use self::known_frames::KnownFrames;
 use self::object_files::{ObjectFile, group_by_file, unused_binary_note};
 use self::read_permits::ReadPermits;
 use self::regular_file::READ_LIMIT;
@@ -110,6 +113,10 @@ struct SymbolizedFile {
     notes: Vec<String>,
     /// Result of comparing build ids. `None` if no file was found.
     build_id_match: Option<BuildIdMatch>,
+    /// Identity of the binary, by which other processes of the report know its frames.
+    id: Option<BinaryId>,
+    /// Whether the time for the file was over before all addresses were looked up.
+    is_late: bool,
 }
 
 /// Result of comparing a file's build id with the profile's.
@@ -153,26 +160,30 @@ pub fn symbolize(
     sources: &Sources,
     progress: Progress<'_>,
 ) -> Result<Names> {
-    let mut names = find_symbols(profile, sources, progress, &mut SymbolBudget::new())?;
+    let mut budget = SymbolBudget::new(std::slice::from_ref(profile));
+    let mut known = KnownFrames::default();
+    let mut names = find_symbols(profile, sources, progress, &mut budget, &mut known)?;
     let modules = ModuleNames::new([(&*profile, &names)]);
     name_by_offset(profile, &mut names, &modules);
     Ok(names)
 }
 
-/// Like [`symbolize`], but an address without a symbol gets no frames. Stops when the `budget` is spent; warnings say what
-/// has no names because of it.
+/// Like [`symbolize`], but an address without a symbol gets no frames. Stops when the process's share of the `budget` is
+/// spent; warnings say what has no names because of it. Frames of files that other processes of the report have mapped too
+/// are taken from `known`, and added to it.
 pub(crate) fn find_symbols(
     profile: &mut Profile,
     sources: &Sources,
     progress: Progress<'_>,
     budget: &mut SymbolBudget,
+    known: &mut KnownFrames,
 ) -> Result<Names> {
     let mut names = profile.names.take().unwrap_or_default();
+    budget.begin_process(profile);
     program::set_unnamed_program(profile, sources);
     moved_text::restore_mappings(profile, Some(sources));
     let files = group_by_file(profile, &names, sources);
-    let deadline = budget.deadline();
-    let results = symbolize_files(&files, &profile.origin, sources, progress, deadline)?;
+    let results = symbolize_files(&files, &profile.origin, sources, progress, budget, known)?;
     let mut notes: Vec<String> = unused_binary_note(&files, profile, sources)
         .into_iter()
         .collect();
@@ -186,15 +197,22 @@ pub(crate) fn find_symbols(
             notes.push(build_id_match.note_on(&paths));
         }
     }
-    for result in results {
-        notes.extend(result.notes);
+    for (file, result) in files.iter().zip(results) {
         for frames in result.frames {
             frames.move_to(&mut names);
         }
         names.call_shapes.extend(result.call_shapes);
+        if let Some(id) = result.id {
+            known.copy_to(&id, &file.queries, &mut names);
+            if budget.sharers(file.path, file.build_id) > 1 {
+                known.keep(id, file, (&result.notes, result.is_late), &names);
+            }
+        }
+        notes.extend(result.notes);
     }
     profile.warnings.extend(notes);
     jit_code::name_addresses(profile, sources, &mut names, budget);
+    budget.end_process();
     Ok(names)
 }
 
@@ -252,7 +270,8 @@ fn symbolize_files(
     origin: &ProfileOrigin,
     sources: &Sources,
     progress: Progress<'_>,
-    deadline: Instant,
+    budget: &SymbolBudget,
+    known: &KnownFrames,
 ) -> Result<Vec<SymbolizedFile>> {
     let next = AtomicUsize::new(0);
     let done = AtomicUsize::new(0);
@@ -264,7 +283,8 @@ fn symbolize_files(
             let Some(file) = files.get(index) else {
                 return results;
             };
-            let result = symbolize_file(file, origin, sources, &permits, deadline);
+            let deadline = budget.deadline(budget.sharers(file.path, file.build_id));
+            let result = symbolize_file(file, origin, sources, &permits, deadline, known);
             results.push((index, result));
             progress(done.fetch_add(1, Ordering::Relaxed) + 1, files.len());
         }
@@ -289,26 +309,29 @@ fn symbolize_files(
 /// Note about `count` addresses whose `parts` (names, lines) are not known because [`TIME_LIMIT`] passed.
 fn late_note(parts: &str, count: usize) -> String {
     format!(
-        "the {parts} of {count} addresses are not read, because those before took {} s; --binary-root names a directory \
-         with a stripped copy, or --no-symbols leaves all names out",
+        "the {parts} of {count} addresses are not read: {} s are for the names of a report, of which each process has a \
+         part; --binary-root names a directory with a stripped copy, or --no-symbols leaves all names out",
         TIME_LIMIT.as_secs()
     )
 }
 
-/// Symbolizes the addresses of one file until the deadline; notes say what could not be read. Fails only if the build id
-/// differs and `sources` does not force its use.
+/// Symbolizes those addresses of one file that are not `known`, until the deadline; notes say what could not be read. Fails
+/// only if the build id differs and `sources` does not force its use.
 fn symbolize_file(
     file: &ObjectFile<'_>,
     origin: &ProfileOrigin,
     sources: &Sources,
     permits: &ReadPermits,
     deadline: Instant,
+    known: &KnownFrames,
 ) -> Result<SymbolizedFile> {
     let mut result = SymbolizedFile {
         frames: Vec::new(),
         call_shapes: Vec::new(),
         notes: Vec::new(),
         build_id_match: None,
+        id: None,
+        is_late: false,
     };
     // A program may be started by a symbolic link: Debian's redis-server points to redis-check-rdb.
     let is_other = |host: &&str| file.is_main && file.path.rsplit('/').next() != Some(host);
@@ -317,7 +340,8 @@ fn symbolize_file(
         None => file.path.to_owned(),
     };
     let note = |text: String| format!("{name}: {text}");
-    if Instant::now() > deadline {
+    let is_late = || Instant::now() > deadline;
+    if is_late() && !known.has_file(file) {
         result
             .notes
             .push(note(late_note("names", file.queries.len())));
@@ -325,8 +349,28 @@ fn symbolize_file(
     }
     match search::find_binary(file, origin.machine.as_deref(), sources)? {
         search::BinaryLookup::Nothing(reason) => result.notes.push(note(reason)),
-        search::BinaryLookup::Binary(binary) => {
+        search::BinaryLookup::Binary(mut binary) => {
             result.build_id_match = Some(binary.build_id_match);
+            result.id = BinaryId::new(&binary, file);
+            let mut queries = file.queries.clone();
+            if let Some(id) = &result.id {
+                queries = known.unknown(id, &queries);
+                if queries.is_empty() {
+                    result.notes.extend_from_slice(known.notes(id));
+                    return Ok(result);
+                }
+            }
+            if is_late() {
+                result.notes.push(note(late_note("names", queries.len())));
+                result.is_late = true;
+                return Ok(result);
+            }
+            binary.find_debug_file();
+            let file = &ObjectFile {
+                queries,
+                mappings: file.mappings.clone(),
+                ..*file
+            };
             let _held = permits.take(binary.file_bytes());
             match elf::symbolize_file(&binary, file, deadline) {
                 Ok((frames, call_shapes, notes)) => {
@@ -336,6 +380,7 @@ fn symbolize_file(
                 }
                 Err(error) => result.notes.push(note(error.to_string())),
             }
+            result.is_late = is_late();
         }
     }
     Ok(result)
@@ -369,7 +414,8 @@ mod tests {
         let check = |deadline: Instant, expected: bool| {
             let permits = ReadPermits::new(READ_LIMIT);
             let origin = ProfileOrigin::default();
-            let result = symbolize_file(&file, &origin, &sources, &permits, deadline);
+            let known = KnownFrames::default();
+            let result = symbolize_file(&file, &origin, &sources, &permits, deadline, &known);
             let notes = result.unwrap().notes;
             let is_late = notes
                 .iter()

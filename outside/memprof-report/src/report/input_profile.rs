@@ -10,7 +10,7 @@ use crate::label_shares::filter_by_label;
 use crate::options::Options;
 use crate::profile::SampleType;
 use crate::render::format_amount;
-use crate::symbolize::{Progress, Sources, SymbolBudget};
+use crate::symbolize::{KnownFrames, Progress, Sources, SymbolBudget};
 
 /// Reads the profile of each process in the input, merges them, and filters by age and label. `sources` are those of
 /// each process; the last ones serve all further processes. One budget of symbols is for all of them.
@@ -21,11 +21,13 @@ pub(super) fn read_input(
     progress: Progress<'_>,
 ) -> Result<LoadedProfile> {
     let profiles = parse_all(input.bytes, &options.limits, options.force)?;
+    let mut budget = SymbolBudget::new(&profiles);
+    let mut known = KnownFrames::default();
     let sources = |index: usize| sources.get(index).or(sources.last());
     let parts = profiles.into_iter().enumerate();
-    let mut budget = SymbolBudget::new();
     let parts = parts.map(|(index, part)| {
-        LoadedProfile::from_dump(part, sources(index), options, progress, &mut budget)
+        let symbols = (&mut budget, &mut known);
+        LoadedProfile::from_dump(part, sources(index), options, progress, symbols)
     });
     let mut loaded = merge_processes(parts.collect::<Result<_>>()?);
     let profile = &mut loaded.profile;

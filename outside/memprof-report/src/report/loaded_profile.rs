@@ -8,7 +8,9 @@ use crate::module_names::ModuleNames;
 use crate::names::Names;
 use crate::options::Options;
 use crate::profile::{Profile, SampleType};
-use crate::symbolize::{Progress, Sources, SymbolBudget, find_symbols, moved_text, name_by_offset};
+use crate::symbolize::{
+    KnownFrames, Progress, Sources, SymbolBudget, find_symbols, moved_text, name_by_offset,
+};
 use crate::symbolized_profile::SymbolizedProfile;
 use crate::unsample::unsample;
 
@@ -21,13 +23,14 @@ pub(super) struct LoadedProfile {
 }
 
 impl LoadedProfile {
-    /// Selects the sample type of a process's profile, undoes the sampling, and finds symbols within the `budget`.
+    /// Selects the sample type of a process's profile, undoes the sampling, and finds symbols within the `budget`. The
+    /// frames of files that several processes of the report have mapped are in `known`.
     pub(super) fn from_dump(
         mut profile: Profile,
         sources: Option<&Sources>,
         options: &Options,
         progress: Progress<'_>,
-        budget: &mut SymbolBudget,
+        (budget, known): (&mut SymbolBudget, &mut KnownFrames),
     ) -> Result<Self> {
         let sample_type = match profile.samples.is_empty() {
             // Without samples, the report is empty whatever types the profile has.
@@ -38,7 +41,7 @@ impl LoadedProfile {
         profile.stacks.drop_index();
         unsample(&mut profile)?;
         let mut names = match sources {
-            Some(sources) => find_symbols(&mut profile, sources, progress, budget)?,
+            Some(sources) => find_symbols(&mut profile, sources, progress, budget, known)?,
             None => {
                 moved_text::restore_mappings(&mut profile, None);
                 profile.names.take().unwrap_or_default()

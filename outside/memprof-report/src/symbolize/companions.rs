@@ -51,6 +51,11 @@ impl Companions {
         }
     }
 
+    /// Directory below which the binary was found.
+    pub(super) fn root(&self) -> &Path {
+        &self.binary.root
+    }
+
     /// Finds the debug file of the binary by its build id, else by `.gnu_debuglink` with an equal checksum, and
     /// remembers its path. `id` is `None` for a binary without a build id. Returns `None` if there is no such file.
     pub(super) fn find_debug_file(&mut self, file: &File, id: Option<&str>) -> Option<File> {

@@ -26,7 +26,7 @@ pub(super) fn name_addresses(
     if addresses.is_empty() {
         return;
     }
-    let deadline = budget.deadline();
+    let deadline = budget.deadline(1);
     let mut left_out = 0;
     let mut set = |found: Vec<(AddressId, String)>| {
         for (id, name) in found {

@@ -19,13 +19,20 @@ pub(super) enum BinaryLookup {
 /// A binary that can symbolize addresses.
 pub(super) struct Binary {
     pub(super) file: File,
-    /// Debug file, found by build id or `.gnu_debuglink`.
+    build_id: Option<String>,
+    /// Debug file, found by build id or `.gnu_debuglink`. `None` before [`find_debug_file`](Self::find_debug_file).
     pub(super) debug: Option<File>,
     pub(super) companions: Companions,
     pub(super) build_id_match: BuildIdMatch,
 }
 
 impl Binary {
+    /// Searches the debug file. This may read it whole.
+    pub(super) fn find_debug_file(&mut self) {
+        let id = self.build_id.as_deref();
+        self.debug = self.companions.find_debug_file(&self.file, id);
+    }
+
     /// Length of the file and its debug file, in bytes.
     pub(super) fn file_bytes(&self) -> u64 {
         let files = [Some(&self.file), self.debug.as_ref()]
@@ -36,7 +43,7 @@ impl Binary {
     }
 }
 
-/// Finds the binary of a mapping, with its debug file. `machine` is the name of the profile's machine, `None` if it is
+/// Finds the binary of a mapping, without its debug file. `machine` is the name of the profile's machine, `None` if it is
 /// unknown. For a profile of another machine without a build id, no file counts unless `force` is set. If no file can
 /// be read, the result says why.
 ///
@@ -77,12 +84,11 @@ pub(super) fn find_binary(
             (None, _) if is_foreign && !sources.force => continue,
             (None, _) => BuildIdMatch::Unknown,
         };
-        let mut companions = Companions::new(search_path, sources);
-        let debug = companions.find_debug_file(&file, found.as_deref());
         return Ok(BinaryLookup::Binary(Binary {
             file,
-            debug,
-            companions,
+            build_id: found,
+            debug: None,
+            companions: Companions::new(search_path, sources),
             build_id_match,
         }));
     }

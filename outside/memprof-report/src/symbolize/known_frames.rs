@@ -1,0 +1,293 @@
+//! Frames of the files of one process, for later processes of the report that have the same files mapped.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+
+use super::object_files::{CodeQuery, ObjectFile};
+use super::search::Binary;
+use crate::call_shape::CallShape;
+use crate::names::{Frame, Names, StringId, Strings};
+use crate::profile::FileOffset;
+
+/// Most addresses that are kept; further ones are looked up again.
+const MAX_ADDRESSES: usize = 1 << 20;
+/// Most bytes of the names and paths that are kept.
+const MAX_STRING_BYTES: usize = 64 << 20;
+
+/// Device, inode, size, and time of the last change of a file or directory.
+type FileId = (u64, u64, u64, i64, i64);
+
+/// Identity of a binary and of the root directory below which it and its debug file are found. A path and a build id do not
+/// suffice: a process may have put a file of its own there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct BinaryId {
+    file: FileId,
+    root: FileId,
+}
+
+impl BinaryId {
+    /// Identity of a binary by which the addresses of `file` can be looked up. `None` if it cannot be read, or if the
+    /// addresses are no offsets in the file.
+    pub(super) fn new(binary: &Binary, file: &ObjectFile<'_>) -> Option<Self> {
+        let is_linked = file
+            .mappings
+            .first()
+            .is_none_or(|mapping| mapping.is_of_linked_addresses());
+        if !file.has_offsets || is_linked {
+            return None;
+        }
+        // It cannot be read once the process has ended.
+        let root = fs::metadata(binary.companions.root()).ok()?;
+        Some(Self {
+            file: file_id(&binary.file.metadata().ok()?),
+            root: file_id(&root),
+        })
+    }
+}
+
+/// Identity by metadata.
+fn file_id(metadata: &Metadata) -> FileId {
+    (
+        metadata.dev(),
+        metadata.ino(),
+        metadata.len(),
+        metadata.ctime(),
+        metadata.ctime_nsec(),
+    )
+}
+
+/// Frames that were read for one address of a file.
+#[derive(Debug)]
+struct KnownAddress {
+    frames: Box<[Frame]>,
+    shape: Option<CallShape>,
+    /// Whether the shape of the call was looked up.
+    is_near_leaf: bool,
+}
+
+impl KnownAddress {
+    /// Whether the address need not be looked up for that query.
+    fn answers(&self, query: &CodeQuery) -> bool {
+        self.is_near_leaf || !query.is_near_leaf
+    }
+}
+
+/// A file whose addresses were looked up.
+#[derive(Debug, Default)]
+struct KnownFile {
+    addresses: HashMap<FileOffset, KnownAddress>,
+    notes: Vec<String>,
+}
+
+/// Frames by file and offset.
+#[derive(Debug, Default)]
+pub(crate) struct KnownFrames {
+    strings: Strings,
+    string_bytes: usize,
+    addresses: usize,
+    files: HashMap<BinaryId, KnownFile>,
+    /// Paths and build ids of these files.
+    paths: HashSet<(String, Option<String>)>,
+}
+
+impl KnownFrames {
+    /// Whether frames of a file of that path and build id are known. It may be another file all the same.
+    pub(super) fn has_file(&self, file: &ObjectFile<'_>) -> bool {
+        !self.paths.is_empty() && self.paths.contains(&path_of(file))
+    }
+
+    /// Returns those of the addresses in a file whose frames are not known.
+    pub(super) fn unknown(&self, id: &BinaryId, queries: &[CodeQuery]) -> Vec<CodeQuery> {
+        let Some(file) = self.files.get(id) else {
+            return queries.to_vec();
+        };
+        let is_unknown = |query: &&CodeQuery| {
+            let known = file.addresses.get(&query.offset);
+            known.is_none_or(|known| !known.answers(query))
+        };
+        queries.iter().filter(is_unknown).copied().collect()
+    }
+
+    /// Notes of the first process on that file.
+    pub(super) fn notes(&self, id: &BinaryId) -> &[String] {
+        self.files.get(id).map_or(&[], |file| &file.notes)
+    }
+
+    /// Sets the frames and call shapes of all addresses in a file that are known and have none yet.
+    pub(super) fn copy_to(&self, id: &BinaryId, queries: &[CodeQuery], names: &mut Names) {
+        let Some(file) = self.files.get(id) else {
+            return;
+        };
+        for query in queries {
+            let Some(known) = file.addresses.get(&query.offset) else {
+                continue;
+            };
+            if !names.frames(query.id).is_empty() {
+                continue;
+            }
+            let frames: Vec<_> = known
+                .frames
+                .iter()
+                .map(|frame| {
+                    let mut string = |id| names.strings.intern(self.strings.get(id));
+                    with_strings(frame, &mut string)
+                })
+                .collect();
+            names.set_frames(query.id, &frames);
+            if let Some(shape) = known.shape {
+                names.call_shapes.insert(query.id, shape);
+            }
+        }
+    }
+
+    /// Keeps the frames of the addresses in a file that were looked up, until there are too many. `is_late`: the time for
+    /// the file was over before all were looked up.
+    pub(super) fn keep(
+        &mut self,
+        id: BinaryId,
+        object_file: &ObjectFile<'_>,
+        (notes, is_late): (&[String], bool),
+        names: &Names,
+    ) {
+        self.paths.insert(path_of(object_file));
+        let file = self.files.entry(id).or_insert_with(|| KnownFile {
+            addresses: HashMap::new(),
+            notes: notes.to_vec(),
+        });
+        for query in &object_file.queries {
+            if self.addresses >= MAX_ADDRESSES || self.string_bytes >= MAX_STRING_BYTES {
+                return;
+            }
+            let known = file.addresses.get(&query.offset);
+            let is_missing = is_late && names.frames(query.id).is_empty();
+            if is_missing || known.is_some_and(|known| known.answers(query)) {
+                continue;
+            }
+            let (strings, string_bytes) = (&mut self.strings, &mut self.string_bytes);
+            let mut string = |id| {
+                let known = strings.len();
+                let text = names.strings.get(id);
+                let kept = strings.intern(text);
+                *string_bytes += if strings.len() > known { text.len() } else { 0 };
+                kept
+            };
+            let frames = names.frames(query.id).iter();
+            let address = KnownAddress {
+                frames: frames
+                    .map(|frame| with_strings(frame, &mut string))
+                    .collect(),
+                shape: names.call_shapes.get(&query.id).copied(),
+                is_near_leaf: query.is_near_leaf,
+            };
+            file.addresses.insert(query.offset, address);
+            self.addresses += 1;
+        }
+    }
+}
+
+/// The frame with other ids for its strings.
+fn with_strings(frame: &Frame, string: &mut impl FnMut(StringId) -> StringId) -> Frame {
+    Frame {
+        function: string(frame.function),
+        linkage: frame.linkage.map(&mut *string),
+        file: frame.file.map(&mut *string),
+        ..*frame
+    }
+}
+
+/// Path and build id of a file.
+fn path_of(file: &ObjectFile<'_>) -> (String, Option<String>) {
+    (file.path.to_owned(), file.build_id.map(str::to_owned))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::Address;
+    use crate::stacks::AddressId;
+
+    const ID: BinaryId = BinaryId {
+        file: (1, 2, 3, 4, 5),
+        root: (1, 1, 0, 0, 0),
+    };
+
+    /// A file with these addresses, each with its id; in the second process they have others.
+    fn file(offsets: &[u64], first_id: u32, is_near_leaf: bool) -> ObjectFile<'static> {
+        let query = |(offset, id): (&u64, u32)| CodeQuery {
+            address: Address(0x7000 + offset),
+            offset: FileOffset(*offset),
+            id: AddressId(id),
+            is_near_leaf,
+        };
+        ObjectFile {
+            path: "/bin/server",
+            build_id: None,
+            is_main: true,
+            is_replaced: false,
+            is_unloaded: false,
+            has_offsets: true,
+            mappings: Vec::new(),
+            queries: offsets.iter().zip(first_id..).map(query).collect(),
+        }
+    }
+
+    /// Names of a process in which the address 0 is in `serve`, and no other one has a name.
+    fn names() -> Names {
+        let mut names = Names::default();
+        names.strings.intern("of this process alone");
+        let frame = Frame {
+            function: names.strings.intern("serve"),
+            linkage: None,
+            file: Some(names.strings.intern("server.c")),
+            line: 7,
+            named: true,
+        };
+        names.set_frames(AddressId(0), &[frame]);
+        names
+    }
+
+    #[test]
+    fn frames_of_one_process_are_those_of_the_next() {
+        let mut known = KnownFrames::default();
+        let notes = ["it is stripped".to_owned()];
+        let first = file(&[0x10, 0x20], 0, false);
+        assert!(!known.has_file(&first));
+        known.keep(ID, &first, (&notes, false), &names());
+        let second = file(&[0x20, 0x10, 0x30], 5, false);
+        assert!(known.has_file(&second));
+        let offsets = |id: &BinaryId, file: &ObjectFile<'_>| {
+            let unknown = known.unknown(id, &file.queries);
+            let offsets = unknown.iter().map(|query| query.offset.0);
+            offsets.collect::<Vec<_>>()
+        };
+        assert_eq!(offsets(&ID, &second), [0x30]);
+        // Another file at that path; addresses whose calls were not read.
+        let other = BinaryId {
+            file: (1, 9, 3, 4, 5),
+            ..ID
+        };
+        assert_eq!(offsets(&other, &second), [0x20, 0x10, 0x30]);
+        assert_eq!(offsets(&ID, &file(&[0x10], 5, true)), [0x10]);
+        assert_eq!(known.notes(&ID), notes);
+        let mut names = Names::default();
+        known.copy_to(&ID, &second.queries, &mut names);
+        let [frame] = names.frames(AddressId(6)) else {
+            panic!("{names:?}");
+        };
+        let text = |id| names.strings.get(id);
+        let found = (text(frame.function), frame.file.map(text), frame.line);
+        assert_eq!(found, ("serve", Some("server.c"), 7));
+        assert_eq!(names.frames(AddressId(5)), []);
+    }
+
+    #[test]
+    fn names_that_came_too_late_are_looked_up_again() {
+        let mut known = KnownFrames::default();
+        let file = file(&[0x10, 0x20], 0, false);
+        known.keep(ID, &file, (&[], true), &names());
+        let unknown = known.unknown(&ID, &file.queries);
+        assert_eq!(unknown.len(), 1);
+        assert_eq!(unknown[0].offset, FileOffset(0x20));
+    }
+}
