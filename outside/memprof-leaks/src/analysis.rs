@@ -250,7 +250,7 @@ impl AnalysisReport {
         let types = python.as_ref().map(|python| python.types(&view));
         if let Some(mut types) = types.or_else(|| PythonTypes::without_layout(&view)) {
             types.record_gc_heads(&objects, &mut budget)?;
-            if let Some(warning) = types.warning() {
+            if let Some(warning) = types.type_warning() {
                 self.add_warning(warning);
             }
         }

@@ -1,10 +1,13 @@
 //! Counts the objects of a Python process by their types.
 
+mod unread;
+
 use std::collections::HashMap;
 use std::rc::Rc;
 
 use memprof_ptrace::ProgramWatch;
 
+use self::unread::Unread;
 use crate::analysis::{AnalysisOptions, AnalysisReport, AnalyzedSnapshot, OnPhase, Phase};
 use crate::error::Error;
 use crate::objects::{Object, Objects};
@@ -62,14 +65,18 @@ fn take_census(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Res
     let mut report = AnalysisReport::new(&target.status, options);
     let census = report.with_snapshot(&target, options, progress, |report, analyzed| {
         progress(Phase::Count(report.objects));
-        count_objects(&analyzed)
+        count_objects(&analyzed, report)
     })?;
     Ok(Census { report, ..census })
 }
 
-/// Counts the Python objects of a snapshot. Types beyond the first [`MAX_TYPES`] are counted together. Fails with
-/// `NoPython` if no interpreter was found, and with `Headroom` if memory runs short meanwhile.
-fn count_objects(analyzed: &AnalyzedSnapshot<'_>) -> Result<Census, Error> {
+/// Counts the Python objects of a snapshot. Types beyond the first [`MAX_TYPES`] are counted together. Warnings of the
+/// `report` say what could not be read, with its size. Fails with `NoPython` if no interpreter was found, and with
+/// `Headroom` if memory runs short meanwhile.
+fn count_objects(
+    analyzed: &AnalyzedSnapshot<'_>,
+    report: &mut AnalysisReport,
+) -> Result<Census, Error> {
     let view = &analyzed.view;
     let interpreters = analyzed.python.as_ref().ok_or(Error::NoPython)?;
     let mut types = interpreters.types(view);
@@ -83,6 +90,7 @@ fn count_objects(analyzed: &AnalyzedSnapshot<'_>) -> Result<Census, Error> {
         ..Census::default()
     };
     let mut counts: HashMap<Rc<str>, [u64; 2]> = HashMap::new();
+    let mut unread = Unread::default();
     let mut memory = CachedReader::new(view);
     for (index, object) in analyzed.objects.all().enumerate() {
         if index % HEADROOM_INTERVAL == 0 {
@@ -91,25 +99,38 @@ fn count_objects(analyzed: &AnalyzedSnapshot<'_>) -> Result<Census, Error> {
         if types.is_in_pool(object.range.start) {
             census.pool_used += object.size();
         }
+        let unread_before = types.unread_types();
         let Some((prefix, found)) = types.find_type(&mut memory, &object) else {
+            if types.unread_types() > unread_before {
+                unread.untyped.add(object.size());
+            }
             continue;
         };
         let start = object.range.start + prefix;
         let size = size_of_object(view, &mut memory, interpreters, start, &found);
         // Without the data of debug hooks, which are none of the object's.
         let own_prefix = found.prefix(Some(interpreters.minor()));
-        let bytes = size.map(|size| counted_bytes(&size, own_prefix, &object, &analyzed.objects));
+        let bytes = size
+            .as_ref()
+            .map(|size| counted_bytes(size, own_prefix, &object, &analyzed.objects));
+        match &size {
+            Some(size) => unread.add_foreign_tables(size, &analyzed.objects, view),
+            None => unread.inconsistent.add(object.size()),
+        }
+        let bytes = bytes.unwrap_or_else(|| object.size());
         let is_new = counts.len() >= MAX_TYPES && !counts.contains_key(&found.name);
         let name = if is_new {
+            unread.other_types.add(bytes);
             OTHER_TYPES.into()
         } else {
             found.name
         };
         let [count, sum] = counts.entry(name).or_default();
         *count += 1;
-        // Inconsistent fields: the memory that the object has.
-        *sum = sum.saturating_add(bytes.unwrap_or_else(|| object.size()));
+        *sum = sum.saturating_add(bytes);
     }
+    let unread = unread.warnings().into_iter().chain(types.warnings());
+    unread.for_each(|warning| report.add_warning(warning));
     let totals = counts
         .into_iter()
         .map(|(name, [objects, bytes])| TypeTotals {

@@ -21,6 +21,8 @@ pub(crate) struct UnsymbolizedGroups {
     mappings: Vec<Mapping>,
     /// Mean bytes between the samples, if it is known.
     interval: Option<u64>,
+    /// Warnings about types of Python that were not read.
+    warnings: Vec<String>,
 }
 
 impl UnsymbolizedGroups {
@@ -52,6 +54,7 @@ impl UnsymbolizedGroups {
         Self {
             groups,
             interval: stacks.interval(),
+            warnings: names.python_warnings(),
             mappings: executable_mappings(&analyzed.view),
         }
     }
@@ -60,6 +63,9 @@ impl UnsymbolizedGroups {
     /// within functions. If the sampling interval is known, names the probable origins of groups without a stack.
     /// Groups with most bytes come first. Stacks that cannot be symbolized are dropped with a warning.
     pub(crate) fn symbolize(self, pid: u32, report: &mut AnalysisReport) -> Vec<LeakGroup> {
+        for warning in self.warnings {
+            report.add_warning(warning);
+        }
         let stacks = self.groups.keys().map(|(.., stack)| stack.as_ref());
         let named = symbolize(stacks.flatten(), self.mappings, pid);
         let named = named.unwrap_or_else(|message| {

@@ -173,6 +173,9 @@ fn find_holders(
     budget.reserve(sampled.as_ref().map_or(0, samples::SampledObjects::memory))?;
     let mut names = NameResolver::new(&analyzed.view, analyzed.python.as_ref());
     let scanner = PointerScanner::new(analyzed, &object_index, &mut budget)?;
+    for warning in &scanner.python.warnings {
+        report.add_warning(warning.clone());
+    }
     report.searched = scanner.searched_bytes();
     let required = budget.require_bytes(report.objects * BYTES_PER_OBJECT);
     if required.is_err() && matches!(detail, Detail::None) {
@@ -180,6 +183,7 @@ fn find_holders(
     }
     required?;
     let kinds = HeapObjectKinds::read(&object_index, &mut names);
+    warn_of_unread_types(&names, report);
     let holders = ExternalHolders::find(analyzed, &scanner, &mut names, &mut budget)?;
     budget.require_bytes(report.objects * BYTES_PER_OBJECT)?;
     let (method, tree) = match PointerGraph::read(&scanner, budget.remaining()) {
@@ -245,6 +249,7 @@ fn find_groups_only(
         limit: budget.limit(),
     })?;
     analyzed.snapshot.require_headroom()?;
+    warn_of_unread_types(names, report);
     warn_of_incomplete(is_complete, report);
     Ok(FoundHolders {
         method: Method::ShortestPath,
@@ -252,6 +257,13 @@ fn find_groups_only(
         object: None,
         samples: None,
     })
+}
+
+/// Warns of types of Python that were not read.
+fn warn_of_unread_types(names: &NameResolver<'_>, report: &mut AnalysisReport) {
+    for warning in names.python_warnings() {
+        report.add_warning(warning);
+    }
 }
 
 /// Warns unless each object is in a group of its kind.

@@ -82,6 +82,13 @@ impl<'a> NameResolver<'a> {
         self.python.as_mut()?.dict_table(&mut self.memory, dict)
     }
 
+    /// Warnings about types of Python that were not read.
+    pub(crate) fn python_warnings(&self) -> Vec<String> {
+        self.python
+            .as_ref()
+            .map_or_else(Vec::new, PythonTypes::warnings)
+    }
+
     /// Variable that contains an address. `None` if no program or library has its variables there.
     pub(crate) fn variable(&mut self, address: u64) -> Option<Variable> {
         self.symbols.variable(address)

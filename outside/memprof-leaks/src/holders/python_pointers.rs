@@ -35,6 +35,8 @@ pub(super) struct PythonPointers {
     padded: Vec<u64>,
     /// Ends of the pointers in tables that have room for more.
     ends: HashMap<u32, u64>,
+    /// Warnings about what was not read.
+    pub(super) warnings: Vec<String>,
 }
 
 impl PythonPointers {
@@ -46,7 +48,8 @@ impl PythonPointers {
             return found;
         };
         let mut types = interpreters.types(&analyzed.view);
-        for variable in find_variables(&analyzed.view, interpreters, &mut types) {
+        let (variables, left_out) = find_variables(&analyzed.view, interpreters, &mut types);
+        for variable in variables {
             // Constants of the interpreter are in no heap.
             let Some(value) = object_index.number(variable.value) else {
                 continue;
@@ -86,6 +89,12 @@ impl PythonPointers {
                 }
             }
         }
+        let warnings = [
+            interpreters.skipped_warning(),
+            left_out,
+            types.type_warning(),
+        ];
+        found.warnings.extend(warnings.into_iter().flatten());
         found
     }
 

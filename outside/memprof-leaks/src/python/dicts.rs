@@ -88,7 +88,8 @@ impl KeyTable {
 
 impl Dict {
     /// Reads a dict, and takes the number of its entries from `budget`. `None` if it is no dict, shares its keys, or
-    /// cannot be read. Also `None` if it has more than [`MAX_ENTRIES`] or more than the budget has left.
+    /// cannot be read. Also `None` if it has more than [`MAX_ENTRIES`], or more than the budget has left, of which nothing
+    /// is left then.
     pub(super) fn read(
         view: &SnapshotMemory,
         layout: &Layout,
@@ -106,7 +107,9 @@ impl Dict {
             return None;
         }
         // Before the entries are read: those that were deleted or cannot be read cost time too.
-        *budget = budget.checked_sub(keys.used)?;
+        let left = budget.checked_sub(keys.used);
+        *budget = left.unwrap_or(0);
+        left?;
         let mut bytes = vec![0; (keys.used * keys.stride) as usize];
         if view.read(table.checked_add(keys.head)?, &mut bytes) < bytes.len() {
             return None;

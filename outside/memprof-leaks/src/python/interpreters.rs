@@ -30,6 +30,10 @@ pub(crate) struct Interpreters {
     pub(crate) frames: Vec<FrameMemory>,
     /// Memory of pymalloc's pools, by address.
     pub(crate) pools: Vec<Range<u64>>,
+    /// Number of interpreters whose `sys.modules` cannot be read.
+    unreadable: usize,
+    /// Whether there are more than [`MAX_INTERPRETERS`].
+    has_more: bool,
 }
 
 /// Memory with local variables of a thread's functions (`_PyStackChunk`).
@@ -59,6 +63,8 @@ impl Interpreters {
             modules: Vec::new(),
             frames: Vec::new(),
             pools: Vec::new(),
+            unreadable: 0,
+            has_more: false,
         };
         for _ in 0..MAX_INTERPRETERS {
             if next == 0 {
@@ -67,6 +73,7 @@ impl Interpreters {
             found.add_interpreter(view, next, &mut types);
             next = view.field(next, layout.next).unwrap_or_default();
         }
+        found.has_more = next != 0;
         match found.modules.is_empty() {
             true => Err("its sys.modules is not found".to_owned()),
             false => Ok(Some(found)),
@@ -76,6 +83,16 @@ impl Interpreters {
     /// Reader of the types of the interpreters' objects.
     pub(crate) fn types<'a>(&self, view: &'a SnapshotMemory) -> PythonTypes<'a> {
         PythonTypes::new(view, Some(self.layout), self.pools.clone())
+    }
+
+    /// Warning about interpreters that are not read. `None` if all are.
+    pub(crate) fn skipped_warning(&self) -> Option<String> {
+        let text = "interpreters of Python, their variables have no names";
+        match (self.has_more, self.unreadable) {
+            (true, _) => Some(format!("only {MAX_INTERPRETERS} are read of the {text}")),
+            (false, 0) => None,
+            (false, unreadable) => Some(format!("cannot read {unreadable} {text}")),
+        }
     }
 
     /// `CPython`'s minor version: 8 for 3.8.
@@ -105,6 +122,7 @@ impl Interpreters {
             })
         });
         let Some(modules) = modules else {
+            self.unreadable += 1;
             return;
         };
         self.modules.push(modules);

@@ -30,8 +30,8 @@ pub(super) struct TypeCache {
     bases: HashMap<u64, BuiltinBases>,
     /// Number of types and bases that may still be read.
     budget: u32,
-    /// Whether a type was not read because of the budget.
-    is_incomplete: bool,
+    /// Number of attempts to read a type or a base that failed because of the budget.
+    refused: u64,
 }
 
 /// A type, and whether its name has been completed by its module.
@@ -49,13 +49,13 @@ impl TypeCache {
             others: HashSet::new(),
             bases: HashMap::new(),
             budget: MAX_READ_TYPES,
-            is_incomplete: false,
+            refused: 0,
         }
     }
 
     /// Warning about the types that were not read. `None` if all were.
     pub(super) fn warning(&self) -> Option<String> {
-        self.is_incomplete.then(|| {
+        (self.refused > 0).then(|| {
             format!(
                 "only {MAX_READ_TYPES} types of Python were read: objects of further ones are shown without their type, and \
                  those that the collector knows count as in use"
@@ -154,7 +154,12 @@ impl TypeCache {
     fn charge(&mut self) -> bool {
         let left = self.budget.checked_sub(1);
         self.budget = left.unwrap_or(0);
-        self.is_incomplete |= left.is_none();
+        self.refused += u64::from(left.is_none());
         left.is_some()
+    }
+
+    /// Number of attempts to read a type or a base that failed because of the budget.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused
     }
 }

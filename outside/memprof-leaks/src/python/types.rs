@@ -58,6 +58,9 @@ pub(crate) struct PythonTypes<'a> {
     names_left: u32,
     /// Whether the name of a class is being read.
     is_naming: bool,
+    /// Number of classes whose module was not read because of the budgets. One that was dropped from the cache counts
+    /// again.
+    unnamed_classes: u64,
 }
 
 impl<'a> PythonTypes<'a> {
@@ -76,6 +79,7 @@ impl<'a> PythonTypes<'a> {
             name_budget: MAX_NAME_ENTRIES,
             names_left: MAX_NAMES,
             is_naming: false,
+            unnamed_classes: 0,
         }
     }
 
@@ -124,19 +128,36 @@ impl<'a> PythonTypes<'a> {
         Some(())
     }
 
+    /// Whether as many names were read as may be.
+    pub(super) fn are_names_read(&self) -> bool {
+        self.names_left == 0
+    }
+
     /// Whether the object at an address is a module.
     pub(super) fn is_module(&mut self, object: u64) -> bool {
         let found = self.type_of(object);
         found.is_some_and(|found| found.is_a(Builtin::Module))
     }
 
-    /// Warning about types and names that were not read. `None` if all were.
-    pub(crate) fn warning(&self) -> Option<String> {
-        let unnamed = || {
-            let text = "names of Python were read: further classes are shown without their module";
-            (self.names_left == 0).then(|| format!("only {MAX_NAMES} {text}"))
-        };
-        self.cache.warning().or_else(unnamed)
+    /// Warnings about types and names that this reader has not read, with the numbers of these. Empty if it has read all.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let unnamed = (self.unnamed_classes > 0).then(|| {
+            format!(
+                "{} classes of Python are shown without their module, because too many names were read before",
+                self.unnamed_classes
+            )
+        });
+        self.type_warning().into_iter().chain(unnamed).collect()
+    }
+
+    /// Warning about types that this reader has not read. `None` if it has read all.
+    pub(crate) fn type_warning(&self) -> Option<String> {
+        self.cache.warning()
+    }
+
+    /// Number of types that were not read so far because too many were. One that several objects have counts for each.
+    pub(crate) fn unread_types(&self) -> u64 {
+        self.cache.refused()
     }
 
     /// Name of the type of an object. `None` if it is no Python object.
@@ -284,6 +305,8 @@ impl<'a> PythonTypes<'a> {
         let layout = self.layout.filter(|_| !own.contains('.'))?;
         let mut budget = self.name_budget;
         let name = layout.class_name(self.view, address, self, &mut budget);
+        let is_late = self.are_names_read() || budget == 0;
+        self.unnamed_classes += u64::from(name.is_none() && is_late);
         self.name_budget = budget;
         name
     }

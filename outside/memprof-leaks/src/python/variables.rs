@@ -78,14 +78,49 @@ struct VariableSearch<'a, 't> {
     /// Bytes of the names of `found`.
     name_bytes: usize,
     found: Vec<PythonVariable>,
+    left_out: LeftOut,
 }
 
-/// Finds the variables of all modules in `sys.modules`, and those of their classes, until a limit is reached.
+/// Numbers of parts that a limit has left out.
+#[derive(Clone, Copy, Debug, Default)]
+struct LeftOut {
+    /// Modules whose variables were not read.
+    modules: u64,
+    /// Classes whose attributes were not read.
+    classes: u64,
+    /// Variables of other modules and classes.
+    variables: u64,
+}
+
+impl LeftOut {
+    /// Warning about the parts. `None` if nothing was left out.
+    fn warning(self) -> Option<String> {
+        let parts = [
+            (self.modules, "modules"),
+            (self.classes, "classes"),
+            (self.variables, "single variables"),
+        ];
+        let parts = parts.iter().filter(|(count, _)| *count > 0);
+        let parts: Vec<_> = parts
+            .map(|(count, part)| format!("{count} {part}"))
+            .collect();
+        (!parts.is_empty()).then(|| {
+            format!(
+                "what Python's variables hold is shown below others for {}: too much was read before, or a table has too \
+                 many entries",
+                parts.join(", ")
+            )
+        })
+    }
+}
+
+/// Finds the variables of all modules in `sys.modules`, and those of their classes, until a limit is reached. Returns also
+/// a warning with the numbers of those that are left out.
 pub(crate) fn find_variables<'a>(
     view: &'a SnapshotMemory,
     interpreters: &'a Interpreters,
     types: &mut PythonTypes<'a>,
-) -> Vec<PythonVariable> {
+) -> (Vec<PythonVariable>, Option<String>) {
     let mut search = VariableSearch {
         view,
         interpreters,
@@ -94,6 +129,7 @@ pub(crate) fn find_variables<'a>(
         budget: MAX_READ_ENTRIES,
         name_bytes: 0,
         found: Vec::new(),
+        left_out: LeftOut::default(),
     };
     for modules in &interpreters.modules {
         for (name, module) in search
@@ -103,7 +139,7 @@ pub(crate) fn find_variables<'a>(
             search.add_module(name, module);
         }
     }
-    search.found
+    (search.found, search.left_out.warning())
 }
 
 impl VariableSearch<'_, '_> {
@@ -127,10 +163,12 @@ impl VariableSearch<'_, '_> {
             return;
         }
         let Some(module_name) = self.text(name) else {
+            self.left_out.modules += u64::from(self.types.are_names_read());
             return;
         };
         let dict = self.view.field(module, MODULE_DICT);
         let Some(dict) = dict.and_then(|dict| self.dict(dict)) else {
+            self.left_out.modules += 1;
             return;
         };
         let own: Rc<str> = module_name.as_str().into();
@@ -138,9 +176,14 @@ impl VariableSearch<'_, '_> {
             // Names such as `__loader__` are those of the import system.
             let name = self.text(key).filter(|name| !name.starts_with("__"));
             let (Some(name), Some(class)) = (name, self.types.class_of(value)) else {
+                self.left_out.variables += u64::from(self.types.are_names_read());
                 continue;
             };
-            if self.is_full() || self.types.is_module(value) {
+            if self.types.is_module(value) {
+                continue;
+            }
+            if self.is_full() {
+                self.left_out.variables += 1;
                 continue;
             }
             let name = format!("{module_name}.{name}");
@@ -184,25 +227,30 @@ impl VariableSearch<'_, '_> {
     /// Adds the attributes of a class that are data, and those of classes in it, down to `depth` levels. Does nothing
     /// for a class that was added before.
     fn add_class(&mut self, name: &str, class: u64, depth: usize) {
-        if depth == 0 || self.seen.len() >= MAX_CLASSES || !self.seen.insert(class) {
+        if depth == 0 || self.seen.contains(&class) {
             return;
         }
-        let dict = self
-            .view
-            .field(class, CLASS_DICT)
-            .and_then(|dict| self.dict(dict));
-        let Some(dict) = dict else {
+        let dict = self.view.field(class, CLASS_DICT);
+        let dict = dict.filter(|_| self.seen.len() < MAX_CLASSES);
+        let Some(dict) = dict.and_then(|dict| self.dict(dict)) else {
+            self.left_out.classes += 1;
             return;
         };
+        self.seen.insert(class);
         for (key, value) in dict.entries {
             let own = self.text(key).filter(|own| !own.starts_with("__"));
             let (Some(own), Some(class)) = (own, self.types.class_of(value)) else {
+                self.left_out.variables += u64::from(self.types.are_names_read());
                 continue;
             };
             let name = format!("{name}.{own}");
             if self.types.has_flag(value, TypeFlag::Class) {
                 self.add_class(&name, value, depth - 1);
-            } else if !CLASS_PARTS.contains(&&*class) && !self.is_full() {
+            } else if CLASS_PARTS.contains(&&*class) {
+                continue;
+            } else if self.is_full() {
+                self.left_out.variables += 1;
+            } else {
                 self.add(VariableOwner::Data { name, class }, dict.table, value);
             }
         }

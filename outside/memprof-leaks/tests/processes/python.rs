@@ -140,6 +140,8 @@ fn census_is_that_of_collector_and_getsizeof() {
         target.assert_unharmed();
         assert_eq!(counted.pools > 0, allocator.starts_with("pymalloc"));
         assert!(counted.pool_used <= counted.pools);
+        let warnings = &counted.report.warnings;
+        assert!(warnings.is_empty(), "{allocator}: {warnings:?}");
         for name in [
             "dict",
             "tuple",
@@ -184,6 +186,24 @@ fn parse_truth(line: &str) -> BTreeMap<String, [u64; 2]> {
         (name.trim_matches('"').to_owned(), numbers)
     });
     entries.collect()
+}
+
+#[test]
+fn census_says_what_it_could_not_read_with_its_size() {
+    let mut target = python("unread.py", &["300", "100000"], "pymalloc");
+    let counted = census(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+    target.assert_unharmed();
+    let warnings = &counted.report.warnings;
+    let is_said = |text: &str| warnings.iter().any(|warning| warning.contains(text));
+    // Strings of 22 characters, in blocks of 80 bytes; pointers of eight.
+    assert!(
+        is_said("23.44KiB in 300 objects have inconsistent fields"),
+        "{warnings:?}"
+    );
+    assert!(
+        is_said("781.25KiB in 1 tables of objects do not count"),
+        "{warnings:?}"
+    );
 }
 
 #[test]
@@ -306,10 +326,18 @@ fn table_of_many_types_ends_analysis_in_bounded_time() {
             .err()
     });
     target.assert_unharmed();
-    let is_said = warnings
-        .iter()
-        .any(|warning| warning.contains("types of Python were read"));
-    assert!(is_said, "{warnings:?}");
+    let is_said = |warnings: &[String], text: &str| {
+        let is_said = warnings.iter().any(|warning| warning.contains(text));
+        assert!(is_said, "{warnings:?}");
+    };
+    is_said(&warnings, "types of Python were read");
+    check_ends(1, || {
+        census(pid, LONG_PAUSE, &|_| {})
+            .map(|census| warnings = census.report.warnings)
+            .err()
+    });
+    is_said(&warnings, "types of Python were read");
+    is_said(&warnings, "objects are in no row: too many types were read");
 }
 
 /// Compiles a file of this folder to a library.
