@@ -102,7 +102,7 @@ fn record_attached(
     let recorded = record(sampling, &mut attachment.client, interrupts, leftovers);
     let has_ended = recorded
         .as_ref()
-        .is_ok_and(|recorded| matches!(recorded.end, SamplingEnd::Host(_)));
+        .is_ok_and(|recorded| matches!(recorded.end, SamplingEnd::Host(_) | SamplingEnd::Exec));
     let detached = attachment.close(has_ended, interrupts);
     match (recorded, detached) {
         (Ok(recorded), detached) => Ok(Recorded {
@@ -172,7 +172,7 @@ fn record(
     }
     match recorded.end {
         SamplingEnd::Halt(_) => {}
-        SamplingEnd::Host(_) => {
+        SamplingEnd::Host(_) | SamplingEnd::Exec => {
             if activation.is_new() {
                 interrupts.remove_last_change(pid);
             }

@@ -89,8 +89,7 @@ fn sample_and_search(
             end_sampling(&activation, client, interrupts);
             anyhow::bail!("ended by a signal; the process was not searched");
         }
-        SamplingEnd::Host(reason) => Some(reason),
-        SamplingEnd::Halt(halt) => Some(format!("does not answer: {halt}")),
+        SamplingEnd::Host(_) | SamplingEnd::Exec | SamplingEnd::Halt(_) => end.early_reason(),
     };
     if let Some(reason) = reason {
         let name = describe_process(pid);

@@ -29,9 +29,10 @@ pub(crate) struct RecordArgs {
 
     /// Record its descendants too, also those that it forks meanwhile; one report shows all of them together
     ///
-    /// Each is recorded as one process is. The report says how many they are and what each holds, and names those that could
-    /// not be recorded. At most 64 descendants are; forked ones are looked for every quarter of a second. The dump of -o then
-    /// has those of all, one after the other, for `memprof report` and --base.
+    /// Each is recorded as one process is. One that executes another program, as uWSGI does to reload itself, is recorded
+    /// again. The report says how many they are and what each holds, and names those that could not be recorded. At most 64
+    /// descendants are; forked ones are looked for every quarter of a second. The dump of -o then has those of all, one after
+    /// the other, for `memprof report` and --base.
     #[arg(long)]
     pub(super) tree: bool,
 

@@ -11,6 +11,7 @@ use memprof_ptrace::pidfd::PidFd;
 use memprof_ptrace::process::{ProcStatus, ProcessState};
 
 use super::recorded::{MAX_DESCENDANTS, ProcessResult, Recorded, RecordedProcesses};
+use super::sampling::SamplingEnd;
 use super::sampling_options::SamplingOptions;
 use super::{RecordArgs, record_attached};
 use crate::analysis_summary::describe_process;
@@ -20,6 +21,12 @@ use crate::process_tree::descendants;
 
 /// Time between two looks for descendants that were forked meanwhile, and the least time of a recording.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Most programs of one process that are recorded, each executed by the one before.
+const MAX_PROGRAMS: usize = 16;
+
+/// Time between the execution of a program and its recording, in which it loads its libraries.
+const LOAD_TIME: Duration = Duration::from_secs(1);
 
 /// Records a process and, with `--tree`, its descendants beside it, each in a thread of its own.
 pub(super) fn record_processes(
@@ -40,10 +47,14 @@ pub(super) fn record_processes(
             };
             scope.spawn(move || record_descendants(args, &root, interrupts))
         });
-        let record_root = || record_attached(args, &sampling, root, interrupts);
         let mut all = match others {
-            None => RecordedProcesses::of_one(root, record_root()),
-            Some(_) => RecordedProcesses::new(vec![record_beside(root, record_root)], Vec::new()),
+            None => {
+                RecordedProcesses::of_one(root, record_attached(args, &sampling, root, interrupts))
+            }
+            Some(_) => {
+                let programs = record_programs(args, &sampling, root, interrupts);
+                RecordedProcesses::new(programs, Vec::new())
+            }
         };
         is_root_done.store(true, Ordering::Relaxed);
         if let Some(others) = others {
@@ -125,17 +136,57 @@ fn record_descendants(
         }
         let ended = recordings
             .into_iter()
-            .map(|(pid, recording)| match recording {
+            .flat_map(|(pid, recording)| match recording {
                 Ok(thread) => join(thread),
-                Err(error) => ProcessResult {
+                Err(error) => vec![ProcessResult {
                     pid,
                     recorded: Err(error),
                     name: describe_process(pid),
                     notes: Vec::new(),
-                },
+                }],
             });
         RecordedProcesses::new(ended.collect(), left_out.into_iter().collect())
     })
+}
+
+/// Records one of several processes. If it executes another program, as uWSGI does to reload itself, that is recorded too,
+/// for the time that remains. Returns the results in this order.
+fn record_programs(
+    args: &RecordArgs,
+    sampling: &SamplingOptions,
+    pid: u32,
+    interrupts: &Interrupts,
+) -> Vec<ProcessResult> {
+    let start = Instant::now();
+    // Before the first recording: the pid may be another process's once this one has ended.
+    let process = PidFd::open(pid);
+    let is_alive = || {
+        let process = process.as_ref();
+        process.is_ok_and(|process| !process.wait_for_end(Duration::ZERO))
+    };
+    let record = |sampling: &SamplingOptions| record_attached(args, sampling, pid, interrupts);
+    let mut programs = vec![record_beside(pid, || record(sampling))];
+    while programs.len() < MAX_PROGRAMS
+        && programs.last().is_some_and(has_executed)
+        && interrupts
+            .wait(LOAD_TIME)
+            .is_ok_and(|is_interrupted| !is_interrupted)
+        && is_alive()
+        && let Some(remaining) = sampling.duration.checked_sub(start.elapsed())
+    {
+        let rest = SamplingOptions {
+            duration: remaining,
+            ..sampling.clone()
+        };
+        programs.push(record_beside(pid, || record(&rest)));
+    }
+    programs
+}
+
+/// Whether a recording ended because the process executed another program.
+fn has_executed(program: &ProcessResult) -> bool {
+    let recorded = program.recorded.as_ref();
+    recorded.is_ok_and(|recorded| recorded.end == SamplingEnd::Exec)
 }
 
 /// Records one of several processes by `record`, and keeps the notes meanwhile.
@@ -152,7 +203,7 @@ fn record_beside(pid: u32, record: impl FnOnce() -> anyhow::Result<Recorded>) ->
 }
 
 /// Thread that records a process; an error if it could not be started.
-type RecordingThread<'scope> = anyhow::Result<ScopedJoinHandle<'scope, ProcessResult>>;
+type RecordingThread<'scope> = anyhow::Result<ScopedJoinHandle<'scope, Vec<ProcessResult>>>;
 
 /// Starts a thread that records a process for the time that remains.
 fn start_recording<'scope>(
@@ -167,7 +218,7 @@ fn start_recording<'scope>(
         hides_interval: true,
         ..args.sampling()
     };
-    let work = move || record_beside(pid, || record_attached(args, &sampling, pid, interrupts));
+    let work = move || record_programs(args, &sampling, pid, interrupts);
     let thread = thread::Builder::new().name(format!("record {pid}"));
     thread
         .spawn_scoped(scope, work)

@@ -51,11 +51,7 @@ impl Recorded {
     /// Returns why the sampling ended early, and what became of the profile; `shown` is the error of its report. `None` if
     /// it did not.
     fn early_end_text(&self, shown: Option<&anyhow::Error>) -> Option<String> {
-        let reason = match &self.end {
-            SamplingEnd::Host(reason) => reason.clone(),
-            SamplingEnd::Halt(halt) => format!("does not answer: {halt}"),
-            SamplingEnd::Time | SamplingEnd::Interrupt => return None,
-        };
+        let reason = self.end.early_reason()?;
         let profile = match (shown, self.age) {
             (Some(error), _) => exit::error_chain(error),
             (None, Some(age)) => format!("the profile is that of its first {age:.1?}"),
@@ -70,7 +66,7 @@ impl Recorded {
 #[derive(Debug)]
 pub(super) struct ProcessResult {
     pub(super) pid: u32,
-    /// Pid and name.
+    /// Pid and name, before the recording.
     pub(super) name: String,
     pub(super) recorded: anyhow::Result<Recorded>,
     /// Notes that were not printed yet.
@@ -105,7 +101,7 @@ impl RecordedProcesses {
         Self::new(vec![only], Vec::new())
     }
 
-    /// Adds results of descendants.
+    /// Adds results of other processes.
     pub(super) fn append(&mut self, mut others: Self) {
         self.processes.append(&mut others.processes);
         self.left_out.append(&mut others.left_out);

@@ -31,8 +31,22 @@ pub(crate) enum SamplingEnd {
     Interrupt,
     /// The host has ended or lost the plugin; the text is a predicate.
     Host(String),
+    /// The process has executed another program.
+    Exec,
     /// The host is halted and cannot reply.
     Halt(Halt),
+}
+
+impl SamplingEnd {
+    /// Returns why the sampling ended early, as a predicate. `None` if it did not.
+    pub(crate) fn early_reason(&self) -> Option<String> {
+        match self {
+            Self::Host(reason) => Some(reason.clone()),
+            Self::Exec => Some("has executed another program".to_owned()),
+            Self::Halt(halt) => Some(format!("does not answer: {halt}")),
+            Self::Time | Self::Interrupt => None,
+        }
+    }
 }
 
 /// The process of a host, opened before its recording.
@@ -162,7 +176,7 @@ impl HostProcess {
             Some(status) => format!("has ended {}", describe_exit(status)),
             None if has_ended => "has ended; with what status, only its parent is told".to_owned(),
             None if may_end => return Ok(None),
-            None => "has executed another program".to_owned(),
+            None => return Ok(Some(SamplingEnd::Exec)),
         };
         Ok(Some(SamplingEnd::Host(reason)))
     }

@@ -199,6 +199,30 @@ fn each_process_is_as_before_whatever_ends_the_recording() {
 }
 
 #[test]
+fn process_that_executes_its_program_anew_is_recorded_again() {
+    let mut server = Server::start(1, &[]);
+    let recording = server.record(&["--sample-interval", "64KiB"]);
+    server.wait_until_sampled();
+    server.tell("leak 2");
+    server.process.type_line("exec");
+    assert_eq!(server.process.line(), "ready\n");
+    server.workers.clear();
+    server.fork();
+    server.wait_until_sampled();
+    server.tell("leak 5");
+    let run = interrupt(recording);
+    assert_eq!(run.code, 130, "{run:?}");
+    let row = run.stdout.lines().find(|line| line.contains("leak "));
+    let mebibytes = row.and_then(|row| row.split("MiB").next()?.trim().parse().ok());
+    // Those of before may have been fetched.
+    let is_right = mebibytes.is_some_and(|found: f64| (9.9..=14.1).contains(&found));
+    assert!(is_right, "{run:?}");
+    let note = format!("{} has executed another program", server.process.pid);
+    assert!(run.stderr.contains(&note), "{run:?}");
+    server.is_as_before();
+}
+
+#[test]
 fn tree_needs_a_process() {
     let check = |args: &[&str], text: &str| {
         let run = memprof(
