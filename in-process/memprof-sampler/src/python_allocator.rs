@@ -47,6 +47,8 @@ pub struct PythonFunctions {
     pub name: usize,
     /// `Py_IsInitialized`.
     pub is_initialized: usize,
+    /// Start and end of the code in which these functions are, and those of pymalloc.
+    pub code: [usize; 2],
 }
 
 /// The functions of one `CPython` that read and set its allocators.
@@ -56,6 +58,8 @@ pub struct PythonAllocator {
     set: SetAllocator,
     name: AllocatorName,
     is_initialized: IsInitialized,
+    /// Start and end of the interpreter's code.
+    code: [usize; 2],
 }
 
 /// Reason why pymalloc is not wrapped.
@@ -88,6 +92,7 @@ impl PythonAllocator {
             name: unsafe { original_function(functions.name) },
             // SAFETY: as above; pylifecycle.h.
             is_initialized: unsafe { original_function(functions.is_initialized) },
+            code: functions.code,
         }
     }
 
@@ -116,7 +121,16 @@ impl PythonAllocator {
             let [memory, objects] = current;
             // The name is that of the same functions only if they did not change meanwhile.
             let is_same = memory == objects && self.current() == current;
-            if !is_same || !keep_originals(objects.functions) {
+            if !is_same {
+                return Err(UnwrappedPython::OtherHook);
+            }
+            // A file may only call itself CPython.
+            let [start, end] = self.code;
+            let is_own = |function: usize| (start..end).contains(&function);
+            if !objects.functions.into_iter().all(is_own) {
+                return Err(UnwrappedPython::OtherAllocator);
+            }
+            if !keep_originals(objects.functions) {
                 return Err(UnwrappedPython::OtherHook);
             }
         }
@@ -303,7 +317,15 @@ mod tests {
             set,
             name,
             is_initialized,
+            code: [0x10, 0x41],
         };
+        // One function lies elsewhere.
+        let foreign = PythonAllocator {
+            code: [0x10, 0x40],
+            ..python
+        };
+        assert_eq!(foreign.wrap(1), Err(UnwrappedPython::OtherAllocator));
+        assert_eq!(allocators(), [PYMALLOC; 2]);
         let wrapped = [PYMALLOC.with(hooks()); 2];
         // Before the interpreter is initialized, and after that.
         assert_eq!(python.wrap(1), Ok(()));

@@ -97,7 +97,7 @@ fn find_cpython(object: &LoadedObject) -> Option<Interpreter> {
     Some(Interpreter {
         version,
         path: real_path(&object.path).display().to_string(),
-        objects: python_objects::find_objects(&exported),
+        objects: python_objects::find_objects(&exported, object),
         off_because: reason,
     })
 }

@@ -7,7 +7,7 @@ use memprof_languages::enter_object_type;
 use memprof_sampler::{PythonAllocator, PythonFunctions, UnwrappedPython};
 
 use super::sampled_allocator;
-use crate::allocators::loaded_objects::ForkGuard;
+use crate::allocators::loaded_objects::{ForkGuard, LoadedObject};
 use crate::allocators::symbols::ExportedSymbols;
 use crate::lock::lock;
 
@@ -74,16 +74,23 @@ pub(super) struct ObjectMark {
     pub(super) type_type: u64,
 }
 
-/// Finds the symbols that a `CPython` exports for the sampling of its objects. `None` if it lacks one. For a version
-/// whose frames are not read, [`choose_objects`] gets a reason, so that the functions are never called.
+/// Finds the symbols that a `CPython` in `object` exports for the sampling of its objects. `None` if it lacks one. For a
+/// version whose frames are not read, [`choose_objects`] gets a reason, so that the functions are never called.
 #[expect(unsafe_code, reason = "functions by their names")]
-pub(super) fn find_objects(exported: &ExportedSymbols) -> Option<PythonObjects> {
+pub(super) fn find_objects(
+    exported: &ExportedSymbols,
+    object: &LoadedObject,
+) -> Option<PythonObjects> {
     let address = |name: &CStr| exported.find(name).map(|(address, _)| address);
+    let set = address(c"PyMem_SetAllocator")?;
+    let mut segments = object.segments.iter();
+    let code = segments.find(|segment| segment.range.contains(&set))?;
     let functions = PythonFunctions {
         get: address(c"PyMem_GetAllocator")?,
-        set: address(c"PyMem_SetAllocator")?,
+        set,
         name: address(c"_PyMem_GetCurrentAllocatorName")?,
         is_initialized: address(c"Py_IsInitialized")?,
+        code: [code.range.start, code.range.end],
     };
     Some(PythonObjects {
         // SAFETY: the object exports the functions by these names, and `exported` keeps it loaded.
