@@ -89,6 +89,11 @@ impl Process {
         assert_eq!(self.line(), "still there?\n", "{self:?}");
     }
 
+    /// Waits until it ends by itself. Returns its exit code; `None` if a signal ended it.
+    pub(crate) fn end(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+
     /// Its row of a listing.
     fn row<'a>(&self, listing: &'a Value) -> Option<&'a Value> {
         row(listing, self.pid)

@@ -6,9 +6,9 @@ use std::process::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::dist::source;
+use crate::dist::{source, tool_text};
 use crate::memprof::{Run, memprof};
-use crate::processes::Process;
+use crate::processes::{Process, compiled};
 
 const PYTHON: &str = "/usr/bin/python3";
 
@@ -22,7 +22,10 @@ struct Attached {
 
 impl Attached {
     fn start(arguments: &[&str]) -> Self {
-        let process = Process::start(Command::new(PYTHON), arguments);
+        Self::attach(Process::start(Command::new(PYTHON), arguments))
+    }
+
+    fn attach(process: Process) -> Self {
         let sockets = tempfile::tempdir().unwrap();
         let attached = Self { process, sockets };
         let dumps = format!("dump_dir={}", attached.sockets.path().display());
@@ -142,6 +145,77 @@ fn row_is_function_with_file_and_line_until_languages_are_off() {
         json.contains("are in no stack: languages=off was chosen"),
         "{json}"
     );
+}
+
+/// Starts odd.py with a FIFO as its gate.
+fn start_odd() -> (Attached, TempDir) {
+    let place = tempfile::tempdir().unwrap();
+    let gate = place.path().join("gate");
+    nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let odd = source("outside/memprof-cli/tests/fixtures/python/odd.py");
+    let mut command = Command::new(PYTHON);
+    command.arg(odd).arg(gate);
+    let mut process = Process::start(command, &[]);
+    process.type_line("lock");
+    assert_eq!(process.line(), "locked\n");
+    (Attached::attach(process), place)
+}
+
+#[test]
+fn interpreter_that_is_locked_or_makes_odd_code_is_read() {
+    // Attached and activated while the only thread is in C with the global lock.
+    let (mut python, place) = start_odd();
+    python
+        .memprof("activate", &["sample_interval=64KiB"])
+        .exits(0);
+    std::fs::write(place.path().join("gate"), "x").unwrap();
+    assert_eq!(python.process.line(), "done\n");
+    for word in ["remade", "long"] {
+        python.process.type_line(word);
+        assert_eq!(python.process.line(), "done\n");
+    }
+    let stacks = allocations(&python.report(&["--format", "collapsed"]));
+    let made = |stack: &&String| {
+        let (_, function) = stack.rsplit_once(';')?;
+        Some(
+            function
+                .strip_prefix("made_")?
+                .split_once(' ')?
+                .0
+                .to_owned(),
+        )
+    };
+    let found: Vec<_> = stacks.keys().filter_map(|stack| made(&stack)).collect();
+    let expected: Vec<_> = (0..200).map(|number| format!("{number:03}")).collect();
+    assert_eq!(found, expected);
+    let is_cut = |stack: &String| stack.contains("nnnnnnnn") && stack.len() < 1000;
+    assert!(stacks.keys().any(is_cut), "{stacks:?}");
+    let language = python.language();
+    assert_eq!(language["ended_early"], 0, "{language}");
+    // It ends as it would, with a finalizer that allocates, while it is sampled.
+    python.process.type_line("end");
+    assert_eq!(python.process.line(), "finalized\n");
+    assert_eq!(python.process.end(), Some(0));
+}
+
+#[test]
+fn library_that_only_calls_itself_python_is_left_alone() {
+    let (place, program) = compiled("cc", "echo.c", &[]);
+    let library = place.path().join("libpython3.11.so.1.0");
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o"]).arg(&library);
+    cc.arg(source("outside/memprof-cli/tests/fixtures/fake_python.c"));
+    tool_text("cc", &mut cc);
+    let mut command = Command::new(program);
+    command.env("LD_PRELOAD", library);
+    let mut fake = Attached::attach(Process::start(command, &["serve"]));
+    fake.memprof("activate", &["sample_interval=4KiB"]).exits(0);
+    let language = fake.language();
+    let off = language["objects_off_because"].as_str();
+    assert_eq!(off, Some("its allocator is not known"), "{language}");
+    fake.process.is_unharmed();
+    fake.memprof("detach", &[]).exits(0);
+    fake.process.is_unharmed();
 }
 
 /// A program with 1,000 small objects in an attribute of a class, beside others.
