@@ -73,7 +73,7 @@ fn compile(compiler: &str, name: &str, dir: &Path) -> Result<Vec<PathBuf>> {
 /// Runs the suite `gate` with each program, and returns its figures in one line. Fails if too little growth is
 /// detected, or if there are too many false alarms.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
-    let runs = length.pick(3, 100);
+    let runs = length.pick(2, 100);
     let lines = PROGRAMS
         .iter()
         .map(|program| check_program(program, runs, length));

@@ -32,7 +32,7 @@ const LEAK_FREE_SERVERS: [&str; 5] = ["redis", "memcached", "nginx worker", "mar
 /// Runs the suite `leaks`, and returns its figures in one line. Fails if too few planted leaks are found, if a leak is
 /// reported that is none, or if a program does not answer afterwards.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
-    let (rounds, times, kills) = (length.pick(2, 50), length.pick(1, 50), length.pick(10, 100));
+    let (rounds, times, kills) = (length.pick(1, 50), length.pick(1, 50), length.pick(6, 100));
     let mut stops = Vec::new();
     let (mut found, mut planted) = (0, 0);
     for (preload, expected) in [

@@ -42,8 +42,10 @@ mod tls;
 mod unwind;
 mod zoo;
 
+use std::iter;
 use std::panic::catch_unwind;
-use std::thread;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -52,7 +54,7 @@ use xtask::packages;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SuiteLength {
-    /// Seconds; CI runs this.
+    /// Seconds for most suites, with each fault a few times; CI runs this.
     Short,
     /// Minutes; the published figures come from this.
     Long,
@@ -71,7 +73,15 @@ impl SuiteLength {
 /// Name of a suite, and the function that runs it and returns its line.
 type Suite = (&'static str, fn(SuiteLength) -> Result<String>);
 
+/// All suites; those that take longest come first.
 const SUITES: &[Suite] = &[
+    ("zoo", zoo::run),
+    ("hostile", hostile::run),
+    ("bombs", bombs::run),
+    ("fleet", fleet::run),
+    ("machines", fleet::run_machines),
+    ("clients", clients::run),
+    ("leaks", leaks::run),
     ("storm", message_storm::run),
     ("stall", slow_disk::run),
     ("memory", memory::run),
@@ -79,7 +89,6 @@ const SUITES: &[Suite] = &[
     ("seccomp", seccomp::run),
     ("inject", inject::run),
     ("kill", kill::run),
-    ("hostile", hostile::run),
     ("hosts", hosts::run),
     ("paths", paths::run),
     ("resources", resources::run),
@@ -87,22 +96,16 @@ const SUITES: &[Suite] = &[
     ("space", address_space::run),
     ("privileges", privileges::run),
     ("exit", exit::run),
-    ("clients", clients::run),
-    ("bombs", bombs::run),
     ("closefrom", close_all_fds::run),
     ("fork", fork::run),
     ("attach", attach::run),
-    ("leaks", leaks::run),
     ("interrupts", interrupts::run),
     ("sampler", sampler::run),
     ("accuracy", accuracy::run),
     ("churn", churn::run),
     ("gate", gate::run),
-    ("fleet", fleet::run),
-    ("machines", fleet::run_machines),
     ("servers", servers::run),
     ("unwind", unwind::run),
-    ("zoo", zoo::run),
 ];
 
 /// Runs all suites or one, by the arguments `[SUITE] [--short]`.
@@ -127,21 +130,27 @@ pub fn run(args: &[&str]) -> Result<()> {
     }
 }
 
-/// Suite that takes as long as all others together: the long form runs it beside them.
-const LONGEST_SUITE: &str = "zoo";
+/// Suites that run at the same time. Most of them wait for other processes, and all must bear the load of the tests, beside
+/// which CI runs them.
+const LANES: usize = 2;
 
 /// Builds the programs of torture, runs the suites, and fails if one of them failed. What `cargo xtask build` builds
-/// must be there.
+/// must be there, and the library of the suite `unwind`.
 fn run_suites(length: SuiteLength, suites: &[Suite]) -> Result<()> {
     packages::ensure_installed(packages::TEST)?;
     programs::build_all()?;
-    let is_beside = |(name, _): &Suite| length == SuiteLength::Long && *name == LONGEST_SUITE;
-    let (beside, in_turn): (Vec<Suite>, Vec<Suite>) = suites.iter().copied().partition(is_beside);
-    let failed = thread::scope(|scope| {
-        let beside = scope.spawn(|| run_in_turn(length, &beside));
-        let mut failed = run_in_turn(length, &in_turn);
-        failed.extend(beside.join().expect("a suite's panic is caught"));
+    let next = AtomicUsize::new(0);
+    let lane = || {
+        let rest = iter::from_fn(|| suites.get(next.fetch_add(1, Ordering::Relaxed)));
+        let failed = rest.filter(|suite| !run_suite(length, suite));
+        failed.map(|(name, _)| *name).collect::<Vec<_>>()
+    };
+    let failed: Vec<_> = thread::scope(|scope| {
+        let lanes: Vec<_> = (0..LANES).map(|_| scope.spawn(lane)).collect();
+        let failed = lanes.into_iter().map(ScopedJoinHandle::join);
         failed
+            .flat_map(|failed| failed.expect("a suite's panic is caught"))
+            .collect()
     });
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
@@ -149,21 +158,14 @@ fn run_suites(length: SuiteLength, suites: &[Suite]) -> Result<()> {
     Ok(())
 }
 
-/// Runs suites one after another, prints the line of each with the time it took, and returns the names of those that
-/// failed. A suite that panics fails alone.
-fn run_in_turn(length: SuiteLength, suites: &[Suite]) -> Vec<&'static str> {
-    let mut failed = Vec::new();
-    for (name, run) in suites {
-        let start = Instant::now();
-        let result = catch_unwind(|| run(length)).unwrap_or_else(|_| Err(anyhow!("it panicked")));
-        let seconds = start.elapsed().as_secs_f64();
-        match result {
-            Ok(line) => println!("{name}: {line} ({seconds:.1} s)"),
-            Err(error) => {
-                println!("{name}: FAILED: {error:#} ({seconds:.1} s)");
-                failed.push(*name);
-            }
-        }
+/// Runs a suite, prints its line with the time it took, and returns whether it passed. A suite that panics fails alone.
+fn run_suite(length: SuiteLength, (name, run): &Suite) -> bool {
+    let start = Instant::now();
+    let result = catch_unwind(|| run(length)).unwrap_or_else(|_| Err(anyhow!("it panicked")));
+    let seconds = start.elapsed().as_secs_f64();
+    match &result {
+        Ok(line) => println!("{name}: {line} ({seconds:.1} s)"),
+        Err(error) => println!("{name}: FAILED: {error:#} ({seconds:.1} s)"),
     }
-    failed
+    result.is_ok()
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 
@@ -79,11 +80,12 @@ pub const PACKAGE: &[&str] = &["binutils", "mmdebstrap", "python3-venv", "rpm"];
 /// Installs the missing ones of `packages` if this is root, without starting their servers. Otherwise fails with the
 /// command that installs them.
 pub fn ensure_installed(packages: &[&str]) -> Result<()> {
-    let missing: Vec<&str> = packages
-        .iter()
-        .copied()
-        .filter(|package| !is_installed(package))
-        .collect();
+    if find_missing(packages).is_empty() {
+        return Ok(());
+    }
+    let _guard = APT.lock().unwrap_or_else(PoisonError::into_inner);
+    // Another thread may have installed them meanwhile.
+    let missing = find_missing(packages);
     if missing.is_empty() {
         return Ok(());
     }
@@ -111,6 +113,15 @@ pub fn ensure_installed(packages: &[&str]) -> Result<()> {
         missing.as_slice(),
     ]
     .concat())
+}
+
+/// Held while apt-get runs, which fails beside another one.
+static APT: Mutex<()> = Mutex::new(());
+
+/// Those of `packages` that are not installed.
+fn find_missing<'a>(packages: &[&'a str]) -> Vec<&'a str> {
+    let missing = packages.iter().filter(|package| !is_installed(package));
+    missing.copied().collect()
 }
 
 /// Returns whether a Debian package is installed; false in a system without dpkg.
