@@ -7,7 +7,6 @@ use std::process::Command;
 use anyhow::Result;
 
 use torture::probe::{self, Report, WalkMode};
-use torture::programs::build_probe;
 use xtask::dist::{self, Profile, dist};
 use xtask::packages;
 use xtask::run::output;
@@ -27,7 +26,7 @@ const LG_SAMPLE: u32 = 14;
 /// Records the walk's cost in the micro benchmark and in real programs.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     packages::ensure_installed(packages::TEST)?;
-    build_probe(Profile::Release)?;
+    dist::build_probe(Profile::Release)?;
     let threads = ["-lpthread", "-ldl"];
     dist::compile(
         "cc",

@@ -1,10 +1,7 @@
 //! Builds the programs of the suites, in `target/dist/torture`; needs [`dist::build_all`] first.
 
 use anyhow::Result;
-use xtask::dist::{
-    self, Profile, build_packages, built_dir, dist, host_library, host_link_args,
-    host_link_args_with_jemalloc, install,
-};
+use xtask::dist::{self, host_library, host_link_args, host_link_args_with_jemalloc};
 
 /// KiB of thread-local variables in the programs for the suite `tls`.
 pub(crate) const TLS_SIZES: [u32; 6] = [64, 220, 232, 256, 1024, 4096];
@@ -46,7 +43,6 @@ pub(crate) fn build_all() -> Result<()> {
         let options = [&host_link_args(&library)[..], &[&define]].concat();
         compile("stress_host.c", &target(tls_host_name(kib)), &options)?;
     }
-    build_probe(Profile::Dev)?;
     compile("unwind/hazards.c", "torture/hazards", &THREADS)?;
     let without = [&THREADS[..], &["-Wl,--no-eh-frame-hdr"]].concat();
     compile("unwind/hazards.c", "torture/hazards_without_hdr", &without)?;
@@ -72,17 +68,6 @@ pub fn build_stress_host() -> Result<()> {
         "torture/stress_host",
         &host_link_args(&library),
     )
-}
-
-/// Builds `torture/unwind_probe.so`, which [`crate::probe`] preloads, with a profile of cargo.
-///
-/// # Errors
-/// The compiler fails.
-pub fn build_probe(profile: Profile) -> Result<()> {
-    // `torture unwind` reads the library of memprof-unwind itself.
-    build_packages(&["memprof-unwind", "unwind-probe"], profile)?;
-    let probe = built_dir(profile).join("libunwind_probe.so");
-    install(&probe, &dist().join("torture/unwind_probe.so"))
 }
 
 /// Name of the program with this much thread-local data.

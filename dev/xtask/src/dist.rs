@@ -194,6 +194,18 @@ pub fn build_demo() -> Result<()> {
     build_unprepared()
 }
 
+/// Builds `torture/unwind_probe.so`, which torture and bench preload, with a profile of cargo. Beside it lies the library
+/// of memprof-unwind, which `torture unwind` reads.
+pub fn build_probe(profile: Profile) -> Result<()> {
+    build_packages(&["memprof-unwind", "unwind-probe"], profile)?;
+    let probe = (
+        "unwind-probe",
+        "libunwind_probe.so",
+        "torture/unwind_probe.so",
+    );
+    install_artifact(&probe, profile)
+}
+
 /// Builds libraries, each alone: together, one may get features that another requests.
 fn build_libraries(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
     for built in list {

@@ -8,17 +8,20 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use xtask::dist::{Profile, build_programs, built_dir};
+use xtask::dist::{Profile, built_dir};
 use xtask::run::{output, root};
 
 /// Directories of crates whose folder `fuzz` has targets, and for each target a folder of seeds.
 const CRATES: [&str; 2] = ["outside/memprof-report", "in-process/memprof-unwind"];
 
-/// Runs each target once over all of its seeds, inputs that once showed a fault.
+/// Name of each target, by which cargo builds it.
+pub(crate) fn target_names() -> Result<Vec<String>> {
+    Ok(find_targets()?.into_iter().map(|(_, name)| name).collect())
+}
+
+/// Runs each target, which must be built, once over all of its seeds, inputs that once showed a fault.
 pub(crate) fn replay_seeds() -> Result<()> {
-    let targets = find_targets()?;
-    build_programs(targets.iter().map(|(_, target)| target))?;
-    for (folder, target) in targets {
+    for (folder, target) in find_targets()? {
         let seeds = list_files(&folder.join("seeds").join(&target))?;
         output(Command::new(built_dir(Profile::Dev).join(&target)).args(&seeds))?;
         println!("{target}: {} seeds", seeds.len());

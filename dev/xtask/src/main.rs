@@ -43,21 +43,28 @@ usage: cargo xtask COMMAND
   fuzz                each fuzz target over its seeds
   pictures            draw the pictures of README anew, from a run of Redis
   deny                licences and sources of the crates that are built in, by cargo-deny: before a release
-  ci                  format, lint, clippy, features, docs, build, test, demo, bench truth --short,
-                      bench scale --short, fuzz and torture --short: what CI runs, and how long each took";
+  ci                  format, lint, build, test, demo, bench truth --short, bench scale --short, fuzz and
+                      torture --short, beside them clippy, features and docs: what CI runs, and how long
+                      each took";
 
 /// Builds and runs torture, which is a crate of its own so that other commands need not wait for its build.
 fn run_torture(args: &[&str]) -> anyhow::Result<()> {
     dist::build_all(Profile::Dev)?;
+    dist::build_probe(Profile::Dev)?;
     dist::build_programs(["torture"])?;
     run(&mut torture_command(args))
 }
 
-/// Command of torture, which must be built, in the project's root.
+/// Command of torture, which must be built.
 fn torture_command(args: &[&str]) -> Command {
-    let mut torture = Command::new(dist::built_dir(Profile::Dev).join("torture"));
-    torture.args(args).current_dir(root());
-    torture
+    built_command("torture", args)
+}
+
+/// Command of a program in `target/debug`, in the project's root.
+fn built_command(program: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(dist::built_dir(Profile::Dev).join(program));
+    command.args(args).current_dir(root());
+    command
 }
 
 /// Builds and runs bench. It gets the crates that memprof is compared with if the arguments name the part `peers`, or
@@ -73,8 +80,13 @@ fn run_bench(args: &[&str]) -> anyhow::Result<()> {
 /// Builds and runs truth or growth, not optimized: they only ask memprof of target/dist.
 fn run_cases(program: &str, args: &[&str]) -> anyhow::Result<()> {
     dist::build_programs([program])?;
-    let program = dist::built_dir(Profile::Dev).join(program);
-    run(Command::new(program).args(args).current_dir(root()))
+    run(&mut built_command(program, args))
+}
+
+/// Builds and runs the fuzz targets over their seeds.
+fn run_fuzz() -> anyhow::Result<()> {
+    dist::build_programs(fuzz::target_names()?)?;
+    fuzz::replay_seeds()
 }
 
 /// Measures how cost grows, by the cases of growth that the arguments select. Without any but `--check`, also by the
@@ -105,7 +117,7 @@ fn main() -> ExitCode {
         ["book"] => book::build_book(),
         ["lint"] => lint::check(),
         ["features"] => features::check_features(),
-        ["fuzz"] => fuzz::replay_seeds(),
+        ["fuzz"] => run_fuzz(),
         ["pictures"] => pictures::draw_pictures(),
         ["deny"] => ci::check_dependencies(),
         ["ci"] => ci::run_ci(),

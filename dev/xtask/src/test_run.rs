@@ -8,6 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
@@ -16,7 +17,7 @@ use xtask::run::{cargo, output, run};
 
 /// A test binary, as cargo names it once it is built.
 #[derive(Debug, Deserialize)]
-struct TestBinary {
+pub(crate) struct TestBinary {
     executable: PathBuf,
     manifest_path: PathBuf,
     profile: Profile,
@@ -34,10 +35,9 @@ struct Target {
     kind: Vec<String>,
 }
 
-/// Runs every test of the workspace, as many test programs at once as there are processors. Prints the tests that
+/// Runs the tests of all binaries and of the documentation, as many test programs at once as there are processors. Prints the tests that
 /// passed only the second time, alone. Fails if a test fails twice.
-pub(crate) fn run_tests() -> Result<()> {
-    let binaries = build_binaries()?;
+pub(crate) fn run_tests(binaries: &[TestBinary]) -> Result<()> {
     let (next, flaky) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let lane = || -> Result<()> {
         while let Some(binary) = binaries.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -74,9 +74,9 @@ pub(crate) fn run_tests() -> Result<()> {
 }
 
 /// Builds all test binaries; the longest, those of whole programs, come first.
-fn build_binaries() -> Result<Vec<TestBinary>> {
+pub(crate) fn build_binaries() -> Result<Vec<TestBinary>> {
     let mut build = cargo(&["test", "--workspace", "--no-run", "--quiet"]);
-    let messages = output(build.arg("--message-format=json"))?;
+    let messages = output(build.arg("--message-format=json-render-diagnostics"))?;
     let mut binaries: Vec<TestBinary> = messages
         .lines()
         // Other messages, and libraries, lack an executable.
@@ -112,9 +112,10 @@ impl TestBinary {
         let name = self.name();
         println!("run: {name}");
         // More threads than processors, because most tests wait for another process.
+        let begun = Instant::now();
         let first = self.run(2 * thread::available_parallelism()?.get(), &[])?;
         if first.status.success() {
-            println!("ok: {name}");
+            println!("ok: {name} ({:.1} s)", begun.elapsed().as_secs_f64());
             print_skipped(&first);
             return Ok(Vec::new());
         }
