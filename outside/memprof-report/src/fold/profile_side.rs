@@ -172,13 +172,7 @@ impl<'p> ProfileSide<'p> {
     /// Appends the functions of a sample's stack, root first. Leaves out allocator functions that were inlined at the
     /// leaf, unless there are no others: then the outermost one stays.
     pub(super) fn append_functions(&self, sample: usize, functions: &mut Vec<StringId>) {
-        let stack = self.samples()[sample].stack;
-        if let Some(own) = self.own_lists.get(&stack) {
-            functions.extend_from_slice(own);
-            return;
-        }
-        let addresses = self.named.program_frames(stack);
-        functions.extend(self.functions_root_first(addresses, self.trimmed_count(addresses)));
+        functions.extend(self.functions_of_stack(self.samples()[sample].stack));
     }
 
     /// Compares the stack of a sample with that of another sample, which may be in the other profile, by the ranks of
@@ -219,12 +213,20 @@ impl<'p> ProfileSide<'p> {
                 return one.cmp(other.functions_root_first(two, other_trimmed).map(rank));
             }
         }
-        let by_rank = |side: &Self, sample| {
-            let mut functions = Vec::new();
-            side.append_functions(sample, &mut functions);
-            functions.into_iter().map(|id| ranks[id.0 as usize])
-        };
-        by_rank(self, sample).cmp(by_rank(other, other_sample))
+        let rank = |id: StringId| ranks[id.0 as usize];
+        let one = self.functions_of_stack(one_stack).map(rank);
+        one.cmp(other.functions_of_stack(other_stack).map(rank))
+    }
+
+    /// Functions of a stack, root first, as [`append_functions`](Self::append_functions) says. Allocates nothing.
+    fn functions_of_stack(&self, stack: StackId) -> impl Iterator<Item = StringId> {
+        let own = self.own_lists.get(&stack).map(|list| list.iter().copied());
+        let of_addresses = own.is_none().then(|| {
+            let addresses = self.named.program_frames(stack);
+            self.functions_root_first(addresses, self.trimmed_count(addresses))
+        });
+        let own = own.into_iter().flatten();
+        own.chain(of_addresses.into_iter().flatten())
     }
 
     /// Samples of the profile.
