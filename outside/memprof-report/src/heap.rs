@@ -24,7 +24,7 @@ pub use tcmalloc::write_tcmalloc;
 use std::io::BufRead;
 
 use crate::error::{Error, Quoted, Result};
-use crate::limits::{Limits, ParseBudget, ProfileItem};
+use crate::limits::{Limits, ParseBudget, ProfileItem, reserve_in_steps};
 use crate::lines::{InputEnd, for_each_line};
 use crate::names::replace_unprintable;
 use crate::profile::{Address, Profile, Sample, SampleValues};
@@ -287,6 +287,7 @@ impl<'a> DumpReader<'a> {
         let index = self.profile.samples.len();
         self.code_history
             .set_generation(index, self.marks.code_generation);
+        reserve_in_steps(&mut self.profile.samples, 1);
         self.profile.samples.push(Sample {
             stack,
             counts: [0; 2],

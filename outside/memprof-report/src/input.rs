@@ -7,7 +7,7 @@ use flate2::bufread::MultiGzDecoder;
 
 use crate::error::{Error, Quoted, Result};
 use crate::file_magic::read_magic;
-use crate::limits::Limits;
+use crate::limits::{Limits, reserve_in_steps};
 use crate::profile::Profile;
 use crate::{heap, pprof};
 
@@ -144,6 +144,7 @@ fn parse_pprof(
             break;
         }
         let length = chunk.len();
+        reserve_in_steps(&mut bytes, length);
         bytes.extend_from_slice(chunk);
         input.consume(length);
         if !scan.advance(&bytes) {

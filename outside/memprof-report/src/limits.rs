@@ -51,6 +51,8 @@ impl Default for Limits {
 /// its row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ProfileItem {
+    /// Input of this many bytes that stays in memory while it is read.
+    Input(usize),
     /// A distinct address with its name and its function.
     Address,
     /// The values of one stack.
@@ -74,6 +76,7 @@ impl ProfileItem {
     /// measure that they suffice.
     fn cost(self) -> u64 {
         match self {
+            Self::Input(bytes) => bytes as u64,
             Self::Address => 700,
             Self::Sample => 56,
             Self::Value => 8,
@@ -104,7 +107,18 @@ impl ParseBudget {
 
     /// Counts an item after `bytes_read` bytes of the input were read. Fails if the limit is exceeded.
     pub(crate) fn spend(&mut self, item: ProfileItem, bytes_read: u64) -> Result<()> {
-        self.spent += item.cost();
+        self.spend_all(item, 1, bytes_read)
+    }
+
+    /// Counts `count` items as [`spend`](Self::spend) does.
+    pub(crate) fn spend_all(
+        &mut self,
+        item: ProfileItem,
+        count: usize,
+        bytes_read: u64,
+    ) -> Result<()> {
+        let cost = item.cost().saturating_mul(count as u64);
+        self.spent = self.spent.saturating_add(cost);
         // Charges nothing more, but checks the limit.
         self.memory_left(bytes_read).charge(0)
     }
@@ -148,5 +162,33 @@ impl MemoryLeft {
                 limit: self.limit,
             }),
         }
+    }
+}
+
+/// Makes room for `additional` more items of a table that may take a large part of the memory budget. `Vec` itself
+/// would double its capacity: up to twice the memory that was counted for the items.
+pub(crate) fn reserve_in_steps<T>(table: &mut Vec<T>, additional: usize) {
+    if table.capacity() - table.len() < additional {
+        table.reserve_exact(additional.max(table.len() / 8));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::reserve_in_steps;
+
+    #[test]
+    fn table_is_at_most_an_eighth_larger_than_its_items() {
+        let mut table = Vec::new();
+        let mut growths = 0;
+        for item in 0..1_000_000_u32 {
+            let before = table.capacity();
+            reserve_in_steps(&mut table, 1);
+            growths += usize::from(table.capacity() != before);
+            table.push(item);
+            let items = table.len();
+            assert!(table.capacity() <= items + items / 8, "{items}");
+        }
+        assert!(growths < 200, "{growths}");
     }
 }

@@ -50,7 +50,9 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
         strings: Vec::new(),
         functions: Vec::new(),
     };
+    reader.spend(ProfileItem::Input(bytes.len()))?;
     let mut sample_types: Vec<proto::ValueType> = Vec::new();
+    let mut sample_count = 0;
     let mut mappings = Vec::new();
     let (mut period, mut period_type) = (0, None);
     let mut header = PprofHeader::default();
@@ -62,6 +64,7 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
                 sample_types.push(decode_message(value)?);
                 reader.spend(ProfileItem::Entry)?;
             }
+            tag::SAMPLE => sample_count += 1,
             tag::STRING => reader.add_string(value)?,
             tag::FUNCTION => {
                 reader.functions.push(decode_message(value)?);
@@ -93,7 +96,8 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
         let id = pair[0].id;
         return Err(Error::pprof(format!("there are two functions {id}")));
     }
-    let (types, columns) = reader.arrange_value_types(&sample_types)?;
+    let (mut types, columns) = reader.arrange_value_types(&sample_types)?;
+    reader.require_samples(sample_count, &types)?;
     for index in comments {
         let comment = reader.printable_string(index.cast_signed())?;
         reader.spend(ProfileItem::Text(comment.len()))?;
@@ -115,6 +119,8 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
     let mut named_mappings = Vec::new();
     let locations = reader.read_locations(&mut profile, &mut named_mappings)?;
     mappings::assign_mappings(&mut profile, &named_mappings, &indexes);
+    profile.samples.reserve_exact(sample_count);
+    types.reserve_rows(sample_count);
     reader.read_samples(&mut profile, types, &columns, &locations)?;
     profile.warnings.extend(reader.not_utf8_note());
     profile.memory_left = reader.budget.memory_left(bytes.len() as u64);

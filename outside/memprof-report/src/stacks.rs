@@ -7,6 +7,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use hashbrown::HashTable;
 
 use crate::address::Address;
+use crate::limits::reserve_in_steps;
 use crate::managed::ManagedNames;
 
 /// Id of a place in one [`Stacks`]. Several places of a pprof profile may have the same address.
@@ -64,6 +65,7 @@ impl Stacks {
 
     /// Adds a frame, towards the root, to the pending stack.
     pub fn push_frame(&mut self, frame: AddressId) {
+        reserve_in_steps(&mut self.frames, 1);
         self.frames.push(frame);
     }
 

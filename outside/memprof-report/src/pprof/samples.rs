@@ -39,6 +39,21 @@ impl<'a> Reader<'a> {
         Ok((types, columns.into_iter().zip(factors).collect()))
     }
 
+    /// Counts the memory of all samples before any of it is allocated. `types` are those of their values. Fails if they
+    /// exceed a limit.
+    pub(super) fn require_samples(&mut self, count: usize, types: &ValueTypes) -> Result<()> {
+        if count > self.limits.samples {
+            return Err(Error::Limit {
+                what: "samples",
+                limit: self.limits.samples as u64,
+            });
+        }
+        let values = count.saturating_mul(types.row_len());
+        let bytes = self.bytes.len() as u64;
+        self.budget.spend_all(ProfileItem::Sample, count, bytes)?;
+        self.budget.spend_all(ProfileItem::Value, values, bytes)
+    }
+
     /// Reads the samples into `profile`. `columns` has, for each value of a sample, its place and the factor to
     /// multiply it by; `locations` are ascending by id. Fails if a sample is malformed, has another number of values,
     /// names no location, or exceeds a limit.
@@ -56,12 +71,6 @@ impl<'a> Reader<'a> {
             let (tag::SAMPLE, value) = field? else {
                 continue;
             };
-            if profile.samples.len() == self.limits.samples {
-                return Err(Error::Limit {
-                    what: "samples",
-                    limit: self.limits.samples as u64,
-                });
-            }
             let mut values = SampleValues::default();
             let mut count = 0;
             labels.clear();
@@ -103,10 +112,6 @@ impl<'a> Reader<'a> {
             }
             let (known, depth) = (profile.stacks.len(), profile.stacks.pending_depth());
             let stack = profile.stacks.finish_stack();
-            self.spend(ProfileItem::Sample)?;
-            for _ in &row {
-                self.spend(ProfileItem::Value)?;
-            }
             if profile.stacks.len() > known {
                 self.spend(ProfileItem::Stack(depth))?;
             }

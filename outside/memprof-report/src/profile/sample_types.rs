@@ -151,6 +151,12 @@ impl ValueTypes {
         self.in_rows.len()
     }
 
+    /// Makes room for the rows of exactly `samples` samples.
+    pub(crate) fn reserve_rows(&mut self, samples: usize) {
+        self.rows
+            .reserve_exact(samples.saturating_mul(self.row_len()));
+    }
+
     /// Appends a row of [`row_len`](Self::row_len) values for the next sample.
     pub(crate) fn push_row(&mut self, values: &[i64]) {
         self.rows.extend_from_slice(values);

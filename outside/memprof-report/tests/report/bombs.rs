@@ -141,6 +141,28 @@ fn empty_samples_are_bounded() {
     check(&pprof(|_| field(2, &[0x10, 0])), "the profile is empty");
 }
 
+/// A limit of the system counts memory that is requested, the peak only what is used of it.
+#[test]
+fn memory_that_samples_request_is_bounded() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("bomb");
+    let bomb = pprof(|_| field(2, &[0x10, 0]));
+    fs::write(&file, &bomb).expect("it can be written");
+    let limit = (8 * bomb.len() as u64 + FLOOR) >> 10;
+    let output = Command::new("sh")
+        .args(["-c", "ulimit -d \"$0\" && exec \"$@\""])
+        .arg(limit.to_string())
+        .arg(std::env::current_exe().expect("it has a name"))
+        .args(["--exact", "bombs::read_bomb_from_environment"])
+        .args(["--nocapture", "--test-threads=1"])
+        .env(BOMB, format!("0 {}", file.display()))
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("the profile is empty"), "{text}{errors}");
+}
+
 #[test]
 fn empty_locations_are_bounded() {
     check(&pprof(|index| field(4, &number(1, index + 1))), MEMORY);
