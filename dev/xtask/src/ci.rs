@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File};
 use std::panic::resume_unwind;
-use std::path::Path;
 use std::process::Command;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
@@ -176,17 +175,6 @@ fn run_clippy() -> Result<()> {
 fn build_docs() -> Result<()> {
     let mut docs = cargo(&["doc", "--workspace", "--all-features", "--no-deps"]);
     docs.args(["--document-private-items", "--quiet"]);
-    let mut sysroot = Command::new("rustc");
-    let sysroot = output(sysroot.args(["--print", "sysroot"]).current_dir(root()))?;
-    // As cargo-clippy sets them: what it checked of the crates is not checked again for those that use them.
-    docs.env(
-        "RUSTC_WORKSPACE_WRAPPER",
-        Path::new(sysroot.trim_end()).join("bin/clippy-driver"),
-    );
-    docs.env(
-        "CLIPPY_ARGS",
-        "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__",
-    );
     run(docs.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
