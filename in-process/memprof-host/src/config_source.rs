@@ -58,7 +58,10 @@ impl ConfigSource {
     /// Returns the remedy for an invalid config.
     pub(crate) fn remedy(&self) -> String {
         match self {
-            Self::Unknown => "correct the plugin's config, and load the plugin again".to_owned(),
+            Self::Unknown => {
+                "correct the plugin's config, and restart the program or load the plugin again"
+                    .to_owned()
+            }
             #[cfg(any(feature = "adapters", feature = "loader"))]
             Self::File(file) => correct_file(file),
             #[cfg(feature = "loader")]
@@ -88,7 +91,10 @@ impl ConfigSource {
 /// Returns the remedy for an error in `file`.
 #[cfg(any(feature = "adapters", feature = "loader"))]
 fn correct_file(file: &Path) -> String {
-    format!("correct {}, and load the plugin again", file.display())
+    format!(
+        "correct {}, and restart the program or load the plugin again",
+        file.display()
+    )
 }
 
 /// Returns the key that is set at a position such as `line 6, column 1` of a TOML text. `None` if none is.
