@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use memprof_host::client::Client;
-use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover};
+use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover, discover_among};
 use memprof_messages::PLUGIN;
 use serde::Serialize;
 
@@ -62,14 +62,23 @@ struct UnreachableRow {
 }
 
 /// Runs `memprof ps`. With `all`, also lists processes that are no hosts, and how they grow during `growth_time`. If
-/// that is `None`, [`processes::process_rows`] chooses the time.
+/// that is `None`, [`processes::Processes::measure_growth`] chooses the time.
 pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outcome {
-    let found = discover(DiscoveryScope::AllProcesses, |client| {
+    let query = |client: &mut Client| {
         query_plugins(client).unwrap_or_else(|error| PluginSummary {
             profiling: format!("{error:#}"),
             ..PluginSummary::default()
         })
-    });
+    };
+    // The list reads the maps of all processes, which need not be read for the hosts again.
+    let processes = match all {
+        true => Some(processes::list_processes()?),
+        false => None,
+    };
+    let found = match &processes {
+        Some(processes) => discover_among(&processes.plugin_pids, query),
+        None => discover(DiscoveryScope::AllProcesses, query),
+    };
     let mut listing = Listing {
         schema_version: 1,
         hosts: found.hosts.into_iter().map(host_row).collect(),
@@ -78,12 +87,13 @@ pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outco
         unexamined: Vec::new(),
     };
     let mut other_user_count = 0;
-    if all {
+    if let Some(mut processes) = processes {
         let hosts = listing.hosts.iter().map(|host| host.pid).collect();
-        let found = processes::process_rows(hosts, growth_time)?;
-        listing.processes = Some(found.rows);
-        other_user_count = found.other_user_count;
-        listing.unexamined = found.unexamined;
+        processes.mark_hosts(&hosts);
+        processes.measure_growth(growth_time);
+        listing.processes = Some(processes.rows);
+        other_user_count = processes.other_user_count;
+        listing.unexamined = processes.unexamined;
     }
     if json {
         output::print(&serde_json::to_string(&listing)?);

@@ -152,7 +152,7 @@ impl ProcDir {
     /// Returns the command line, its arguments joined by spaces, up to [`MAX_COMMAND_BYTES`]; empty if the process has
     /// cleared it, has ended, or is a kernel thread.
     pub(crate) fn command(&self) -> String {
-        let mut arguments = Vec::new();
+        let mut arguments = Vec::with_capacity(FIRST_READ);
         if let Ok(file) = File::open(self.path.join("cmdline")) {
             // A part is shown as well as the whole.
             let _read = file.take(MAX_COMMAND_BYTES).read_to_end(&mut arguments);

@@ -43,11 +43,17 @@ pub(super) struct PluginProcess {
     pub(super) is_starting: bool,
 }
 
-/// Finds the processes with the plugin that this user may inspect, except the `known` ones and this one. Waits up to 5 s
-/// for all plugins that are being started.
-pub(super) fn find_processes_with_plugin(known: &HashSet<u32>) -> Vec<PluginProcess> {
+/// Lists the pids of all processes.
+pub(super) fn list_pids() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.collect()
+}
+
+/// Finds the processes with the plugin among `pids` that this user may inspect, except the `known` ones and this one.
+/// Waits up to 5 s for all plugins that are being started.
+pub(super) fn find_processes_with_plugin(pids: &[u32], known: &HashSet<u32>) -> Vec<PluginProcess> {
+    let pids = pids.iter().copied();
     let others = pids.filter(|pid| !known.contains(pid) && *pid != std::process::id());
     let found: Vec<_> = others.filter_map(inspect_process).collect();
     let deadline = Instant::now() + START_TIMEOUT;

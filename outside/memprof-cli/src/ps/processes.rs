@@ -1,11 +1,12 @@
 //! Processes of this machine: what they are, how fast they grow, and what memprof can do with each.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::sync::Arc;
+use std::fs::File;
+use std::io::Read;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use memchr::memmem::find;
 use memprof_ptrace::{ExaminedProcess, ListResult, ListedProcess, ProcessLister, Refusal};
 use memprof_report::{SampleType, format_amount};
 use nix::unistd::{Uid, User};
@@ -29,12 +30,20 @@ pub(super) struct Processes {
     pub(super) other_user_count: usize,
     /// Pids of the processes that were not examined in [`LIST_TIME`].
     pub(super) unexamined: Vec<u32>,
+    /// Pids of the processes that may have the plugin.
+    pub(super) plugin_pids: Vec<u32>,
+    /// Time before the first process was examined.
+    start: Instant,
 }
 
 /// Row of a process, or what it is instead.
 #[derive(Debug)]
 enum RowResult {
-    Row(Box<ProcessRow>),
+    Row {
+        row: Box<ProcessRow>,
+        /// Whether it may have the plugin.
+        has_plugin: bool,
+    },
     OtherUser,
     Omitted,
 }
@@ -85,110 +94,125 @@ enum AttachState {
     Refused,
 }
 
+/// File of the plugin in /proc/PID/maps, in any directory.
+const PLUGIN_NAME: &[u8] = b"memory_profile.so";
+/// Bytes for /proc/PID/statm: seven numbers of up to 20 digits.
+const STATM_SIZE: usize = 160;
+/// Commands that work on a process to which memprof can attach.
+const ALL_COMMANDS: &[&str] = &["record", "leaks", "holders", "ledger"];
+
 /// Note on a process in which the plugin is, and does not answer.
 const PLUGIN_NOTE: &str =
     "the plugin is in it, since an earlier attachment or without a control socket";
 /// Note on a process whose seccomp filter can be read only while a thread is stopped.
 const FILTER_NOTE: &str = "its seccomp filter is read at attach";
 
-/// Lists the processes of /proc, the largest first, and measures how they grow during `growth_time`; if it is `None`,
-/// during [`MIN_GROWTH_TIME`]. Those not examined in [`LIST_TIME`] are only named. `hosts` are the pids of the hosts.
+/// Lists the processes of /proc, the largest first, none of them as a host. Those not examined in [`LIST_TIME`] are only
+/// named.
 ///
 /// # Errors
 /// /proc is not mounted.
-pub(super) fn process_rows(
-    hosts: HashSet<u32>,
-    growth_time: Option<Duration>,
-) -> anyhow::Result<Processes> {
+pub(super) fn list_processes() -> anyhow::Result<Processes> {
     let start = Instant::now();
     let failed = |error: Refusal| with_exit_code(FAILED, error.to_string());
     let lister = ProcessLister::new().map_err(failed)?;
     let pids = lister.pids().map_err(failed)?;
-    let hosts = Arc::new(hosts);
     let listed = work_within(LIST_TIME, pids, || {
-        let (lister, hosts) = (lister.clone(), Arc::clone(&hosts));
+        let lister = lister.clone();
         let (mut kinds, mut users) = (ProgramKinds::default(), HashMap::new());
         move |pid| match lister.examine(pid) {
-            ListResult::Process(process) => RowResult::Row(Box::new(process_row(
-                *process, &hosts, &mut kinds, &mut users,
-            ))),
+            ListResult::Process(process) => RowResult::Row {
+                has_plugin: find(&process.maps, PLUGIN_NAME).is_some(),
+                row: Box::new(process_row(*process, &mut kinds, &mut users)),
+            },
             ListResult::OtherUser => RowResult::OtherUser,
             ListResult::Omitted => RowResult::Omitted,
         }
     });
-    let mut rows = Vec::new();
-    let mut other_user_count = 0;
+    let mut processes = Processes {
+        rows: Vec::new(),
+        other_user_count: 0,
+        unexamined: listed.unfinished,
+        plugin_pids: Vec::new(),
+        start,
+    };
     for result in listed.results {
         match result {
-            RowResult::Row(row) => rows.push(*row),
-            RowResult::OtherUser => other_user_count += 1,
+            RowResult::Row { row, has_plugin } => {
+                processes.plugin_pids.extend(has_plugin.then_some(row.pid));
+                processes.rows.push(*row);
+            }
+            RowResult::OtherUser => processes.other_user_count += 1,
             RowResult::Omitted => {}
         }
     }
-    rows.sort_by_key(|row| (std::cmp::Reverse(row.rss), row.pid));
-    thread::sleep(
-        growth_time
-            .unwrap_or(MIN_GROWTH_TIME)
-            .saturating_sub(start.elapsed()),
-    );
-    for row in &mut rows {
-        row.growth_bytes_per_s = resident_bytes(row.pid).map(|now| {
-            let grown = now.cast_signed() - row.rss.cast_signed();
-            (grown as f64 / start.elapsed().as_secs_f64()) as i64
-        });
+    let by_size = |row: &ProcessRow| (std::cmp::Reverse(row.rss), row.pid);
+    processes.rows.sort_by_key(by_size);
+    Ok(processes)
+}
+
+impl Processes {
+    /// Marks the rows of the hosts with these pids.
+    pub(super) fn mark_hosts(&mut self, hosts: &HashSet<u32>) {
+        for row in self.rows.iter_mut().filter(|row| hosts.contains(&row.pid)) {
+            row.state = AttachState::Loaded;
+            row.can = ALL_COMMANDS;
+            (row.reason, row.remedy, row.note) = (None, None, None);
+        }
     }
-    Ok(Processes {
-        rows,
-        other_user_count,
-        unexamined: listed.unfinished,
-    })
+
+    /// Measures how the processes grow until `growth_time` after the start of the list; if it is `None`, until
+    /// [`MIN_GROWTH_TIME`] after it.
+    pub(super) fn measure_growth(&mut self, growth_time: Option<Duration>) {
+        let time = growth_time.unwrap_or(MIN_GROWTH_TIME);
+        thread::sleep(time.saturating_sub(self.start.elapsed()));
+        for row in &mut self.rows {
+            row.growth_bytes_per_s = resident_bytes(row.pid).map(|now| {
+                let grown = now.cast_signed() - row.rss.cast_signed();
+                (grown as f64 / self.start.elapsed().as_secs_f64()) as i64
+            });
+        }
+    }
 }
 
 /// Returns the resident memory of a process in bytes; `None` if it has ended.
 fn resident_bytes(pid: u32) -> Option<u64> {
-    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let mut statm = [0; STATM_SIZE];
+    let mut file = File::open(format!("/proc/{pid}/statm")).ok()?;
+    let length = file.read(&mut statm).ok()?;
+    let statm = str::from_utf8(&statm[..length]).ok()?;
     let pages: u64 = statm.split_ascii_whitespace().nth(1)?.parse().ok()?;
     Some(pages * rustix::param::page_size() as u64)
 }
 
-/// Returns the row of a process: its state, and the reason if attaching is refused. `kinds` and `users` remember what
-/// was found for processes before.
+/// Returns the row of a process that is no host: its state, and the reason if attaching is refused. `kinds` and `users`
+/// remember what was found for processes before.
 fn process_row(
     process: ListedProcess,
-    hosts: &HashSet<u32>,
     kinds: &mut ProgramKinds,
     users: &mut HashMap<u32, String>,
 ) -> ProcessRow {
     let pid = process.pid;
-    let is_host = hosts.contains(&pid);
-    let refusal = process.outcome.as_ref().err().filter(|_| !is_host);
+    let refusal = process.outcome.as_ref().err();
     // The effective user of real, effective, saved and file system user (proc(5)).
     let uid = process.status.uids[1];
     let kind = kinds.kind_for_maps(pid, &process.maps);
-    let state = match (is_host, refusal) {
-        (true, _) => AttachState::Loaded,
-        (false, None) => AttachState::Attachable,
-        (false, Some(_)) => AttachState::Refused,
+    let state = match refusal {
+        None => AttachState::Attachable,
+        Some(_) => AttachState::Refused,
     };
     ProcessRow {
         pid,
         state,
         can: match state {
-            AttachState::Loaded | AttachState::Attachable => {
-                &["record", "leaks", "holders", "ledger"]
-            }
+            AttachState::Loaded | AttachState::Attachable => ALL_COMMANDS,
             AttachState::Refused if process.is_readable => &["leaks", "holders", "ledger"],
             AttachState::Refused if !process.maps.is_empty() => &["ledger"],
             AttachState::Refused => &[],
         },
         reason: refusal.map(Refusal::to_string),
         remedy: refusal.and_then(|refusal| memprof_attach::remedy(pid, refusal)),
-        note: process
-            .outcome
-            .as_ref()
-            .ok()
-            .filter(|_| !is_host)
-            .and_then(attach_note),
+        note: process.outcome.as_ref().ok().and_then(attach_note),
         name: process.status.name,
         command: process.command,
         uid,

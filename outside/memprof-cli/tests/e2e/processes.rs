@@ -112,6 +112,33 @@ fn row(listing: &Value, pid: u32) -> Option<&Value> {
     rows.iter().find(|row| row["pid"] == pid)
 }
 
+/// The kernel makes each file of /proc anew for every reader, which is most of the command's cost.
+#[test]
+fn each_file_of_a_process_is_opened_once() {
+    let (place, program) = compiled("cc", "target.c", &["-O1", "-pthread"]);
+    let process = Process::start(Command::new(program), &["serve"]);
+    let trace = place.path().join("trace");
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-qq", "-e", "trace=openat", "-o"]);
+    strace.arg(&trace).arg(dist("bin/memprof"));
+    strace.args(["ps", "--all"]);
+    tool_text("strace", &mut strace);
+    let trace = fs::read_to_string(trace).unwrap();
+    let directory = format!("\"/proc/{}/", process.pid);
+    let names = trace.lines().filter_map(|line| {
+        let (_, name) = line.split_once(&directory)?;
+        Some(name.split_once('"')?.0)
+    });
+    // The program's file is read for its language once for each program and thread.
+    let is_program = |name: &&str| ["exe", "mountinfo"].contains(name);
+    let mut names: Vec<_> = names.filter(|name| !is_program(name)).collect();
+    names.sort_unstable();
+    let expected = [
+        "auxv", "cgroup", "cmdline", "maps", "mem", "stat", "statm", "status",
+    ];
+    assert_eq!(names, expected);
+}
+
 #[test]
 fn every_process_is_loaded_attachable_or_refused() {
     let (_place, dynamic) = compiled("cc", "echo.c", &[]);
