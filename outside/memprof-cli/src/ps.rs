@@ -2,6 +2,7 @@
 
 mod bounded_work;
 mod processes;
+mod resident;
 mod unexamined;
 
 use std::path::PathBuf;

@@ -1,8 +1,6 @@
 //! Processes of this machine: what they are, how fast they grow, and what memprof can do with each.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::io::Read;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +11,7 @@ use nix::unistd::{Uid, User};
 use serde::Serialize;
 
 use super::bounded_work::work_within;
+use super::resident::{resident_bytes, short_size};
 use super::unexamined::LIST_TIME;
 use crate::container::Container;
 use crate::exit::{FAILED, with_exit_code};
@@ -96,8 +95,6 @@ enum AttachState {
 
 /// File of the plugin in /proc/PID/maps, in any directory.
 const PLUGIN_NAME: &[u8] = b"memory_profile.so";
-/// Bytes for /proc/PID/statm: seven numbers of up to 20 digits.
-const STATM_SIZE: usize = 160;
 /// Commands that work on a process to which memprof can attach.
 const ALL_COMMANDS: &[&str] = &["record", "leaks", "holders", "ledger"];
 
@@ -173,16 +170,6 @@ impl Processes {
             });
         }
     }
-}
-
-/// Returns the resident memory of a process in bytes; `None` if it has ended.
-fn resident_bytes(pid: u32) -> Option<u64> {
-    let mut statm = [0; STATM_SIZE];
-    let mut file = File::open(format!("/proc/{pid}/statm")).ok()?;
-    let length = file.read(&mut statm).ok()?;
-    let statm = str::from_utf8(&statm[..length]).ok()?;
-    let pages: u64 = statm.split_ascii_whitespace().nth(1)?.parse().ok()?;
-    Some(pages * rustix::param::page_size() as u64)
 }
 
 /// Returns the row of a process that is no host: its state, and the reason if attaching is refused. `kinds` and `users`
@@ -394,26 +381,6 @@ fn table_of(
     output::table_within(width, limits, heads, &cells)
 }
 
-/// Returns the size with three digits and a letter, as top(1) shows it: `1.31G`, `694M`.
-fn short_size(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["", "K", "M", "G", "T"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    // From 999.5 on, a value would be rounded to four digits.
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    // From 9.995 and 99.95 on, a value would be rounded to four digits with another decimal place.
-    let digits = match value {
-        _ if unit == 0 => 0,
-        ..9.995 => 2,
-        ..99.95 => 1,
-        _ => 0,
-    };
-    format!("{value:.digits$}{}", UNITS[unit])
-}
-
 /// Returns the explanation of the states of a terminal's table; `None` if all processes can be attached to.
 pub(super) fn states_note(rows: &[ProcessRow]) -> Option<String> {
     let refused = rows.iter().find(|row| row.state == AttachState::Refused)?;
@@ -421,25 +388,4 @@ pub(super) fn states_note(rows: &[ProcessRow]) -> Option<String> {
         "read-only: leaks, holders and ledger work; `memprof doctor {}` says why no more, and of any other process",
         refused.pid
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_three_digits() {
-        for (bytes, expected) in [
-            (0, "0"),
-            (999, "999"),
-            (1023, "1.00K"),
-            (28 << 10, "28.0K"),
-            (694 << 20, "694M"),
-            (1000 << 20, "0.98G"),
-            (1341 << 20, "1.31G"),
-            (20 << 40, "20.0T"),
-        ] {
-            assert_eq!(short_size(bytes), expected);
-        }
-    }
 }
