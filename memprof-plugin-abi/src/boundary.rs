@@ -65,6 +65,10 @@ pub const fn entry<P: Plugin, const COUNT: usize>(
     }
 }
 
+impl<P: Plugin> host_log::LogTarget for P {
+    const TARGET: &'static str = P::ID;
+}
+
 /// Pid of the process that has an instance, or is creating one; 0 if there is none. Compared with the current pid,
 /// because a forked child inherits the value but not the claim.
 static OWNER: AtomicU32 = AtomicU32::new(0);

@@ -17,7 +17,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::raw::memprof_host_t;
-use crate::{Host, Plugin, escape_controls};
+use crate::{Host, escape_controls};
 
 /// Address of the host's struct from `create` to `destroy`; null at other times.
 static HOST: AtomicPtr<memprof_host_t> = AtomicPtr::new(ptr::null_mut());
@@ -28,12 +28,17 @@ static IN_FLIGHT: InFlightCalls = InFlightCalls::new();
 /// Time between two checks for running calls.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
+/// Id of the plugin that a library contains: the target of its log lines.
+pub(crate) trait LogTarget: Send + Sync + 'static {
+    const TARGET: &'static str;
+}
+
 /// Sends the log lines and panics of this library, which contains plugin `P`, to `host`. A later call only replaces the
 /// host.
 ///
 /// # Safety
 /// Only one thread of the process may call it at a time.
-pub(crate) unsafe fn set_host<P: Plugin>(host: Host) {
+pub(crate) unsafe fn set_host<P: LogTarget>(host: Host) {
     HOST.store(host.address().as_ptr(), Ordering::SeqCst);
     // Not `set_logger`: in a forked child, it would wait for a thread of the parent that was just setting the logger.
     // SAFETY: the caller guarantees one thread at a time, and nothing else in this library sets a logger.
@@ -42,7 +47,7 @@ pub(crate) unsafe fn set_host<P: Plugin>(host: Host) {
     if set.is_ok() {
         log::set_max_level(log::LevelFilter::Trace);
         // The default hook prints to stderr. If stderr is a broken pipe, that would kill the host.
-        panic::set_hook(Box::new(|info| log_panic(P::ID, info)));
+        panic::set_hook(Box::new(|info| log_panic(P::TARGET, info)));
     }
 }
 
@@ -147,7 +152,7 @@ impl Drop for InFlightCall {
 /// module logs it, as memprof.h says.
 struct HostLogger<P>(PhantomData<P>);
 
-impl<P: Plugin> HostLogger<P> {
+impl<P: LogTarget> HostLogger<P> {
     const LOGGER: &'static Self = &Self(PhantomData);
 
     /// Calls `work` with the host if there is one. The host stays valid during the call, because [`clear_host`] waits
@@ -161,7 +166,7 @@ impl<P: Plugin> HostLogger<P> {
     }
 }
 
-impl<P: Plugin> log::Log for HostLogger<P> {
+impl<P: LogTarget> log::Log for HostLogger<P> {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
         let mut enabled = false;
         Self::with_host(|host| enabled = host.log_enabled(metadata.level()));
@@ -179,7 +184,7 @@ impl<P: Plugin> log::Log for HostLogger<P> {
                     .into_owned()
                     .into(),
             };
-            host.log(record.level(), P::ID, &text);
+            host.log(record.level(), P::TARGET, &text);
         });
     }
 

@@ -49,8 +49,8 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Resources of the thread of a [`ThreadSpec`].
-    const OF_SPEC: Self = Self {
+    /// Resources of a thread that calls plugins in a foreign program, and of that of a [`ThreadSpec`].
+    pub const FOR_PLUGINS: Self = Self {
         calls_plugins: true,
         keeps_capabilities: false,
     };
@@ -120,7 +120,7 @@ where
 /// # Errors
 /// Those of [`spawn`].
 pub fn spawn_static(spec: &'static ThreadSpec) -> io::Result<Thread> {
-    let stack = Needs::OF_SPEC.stack_size();
+    let stack = Needs::FOR_PLUGINS.stack_size();
     require_memory(stack + ALLOCATOR_BYTES)?;
     // SAFETY: `run_static` accepts a `ThreadSpec` that is static and immutable.
     unsafe { create_thread(stack, run_static, ptr::from_ref(spec).cast_mut().cast()) }
@@ -149,7 +149,7 @@ extern "C" fn run_static(spec: *mut c_void) -> *mut c_void {
     allow_all_keys();
     // SAFETY: `spawn_static` passes a static `ThreadSpec`.
     let spec = unsafe { &*spec.cast::<ThreadSpec>() };
-    run_work(spec.name, Needs::OF_SPEC, spec.work);
+    run_work(spec.name, Needs::FOR_PLUGINS, spec.work);
     ptr::null_mut()
 }
 

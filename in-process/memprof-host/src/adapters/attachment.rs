@@ -24,9 +24,7 @@ use std::time::Duration;
 use log::LevelFilter;
 use memprof_own::{DescriptorTable, Privileges, ProcessOnce, ThreadSpec, boot_time};
 use memprof_plugin_abi::Failure;
-use memprof_plugin_abi::raw::{
-    MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_UNSUPPORTED, memprof_plugin_entry_t,
-};
+use memprof_plugin_abi::raw::{MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 use rustix::thread::Timespec;
 use rustix::thread::futex::{self, Flags};
 use serde::Deserialize;
@@ -36,7 +34,7 @@ use super::instance::{self, Adapter, AdapterInstance};
 use super::log::ProgramLog;
 use super::{catch_panic, control};
 use crate::socket_dir::{self, abstract_name};
-use attach_lock::lock_when_detached;
+use attach_lock::{loaded_by_program_error, lock_when_detached};
 use thread_limit::RaisedThreadLimit;
 
 /// Memory in bytes that must be free: for the first threads of an attachment, and their heaps.
@@ -158,10 +156,7 @@ pub(super) fn attach_on_new_thread(
 ) -> Result<(), String> {
     let toml = String::from_utf8_lossy(toml).into_owned();
     let (sender, receiver) = std::sync::mpsc::channel();
-    let needs = memprof_own::Needs {
-        calls_plugins: true,
-        ..memprof_own::Needs::default()
-    };
+    let needs = memprof_own::Needs::FOR_PLUGINS;
     let thread = memprof_own::spawn_with(c"memprof-attach", needs, move |privileges| {
         // The threads of the socket inherit the new table, which has none of the program's files.
         memprof_own::leave_program_table();
@@ -254,15 +249,6 @@ fn start_end_thread() -> Result<(), Failure> {
         let message = format!("failed to start the thread that ends the attachment: {error}");
         Failure::new(MEMPROF_INTERNAL, message)
     })
-}
-
-/// Creates the error of a process in which the program itself, or another adapter, has loaded the plugin.
-fn loaded_by_program_error() -> Failure {
-    let message = "the program has loaded the plugin itself";
-    Failure::new(MEMPROF_UNSUPPORTED, message).remedy(
-        "send messages by the program's own command, or start the program with a control socket: `control=on` in the \
-         plugin's configuration (in Redis `control on`)",
-    )
 }
 
 /// Opens the socket that `control` requests. If it is `None`, opens it in the default directory. If that fails, as

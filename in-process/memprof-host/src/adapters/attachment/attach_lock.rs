@@ -38,6 +38,15 @@ pub(super) fn lock_when_detached() -> Result<ProcessLockGuard<'static>, Failure>
     }
 }
 
+/// Creates the error of a process in which the program itself, or another adapter, has loaded the plugin.
+pub(super) fn loaded_by_program_error() -> Failure {
+    let message = "the program has loaded the plugin itself";
+    Failure::new(MEMPROF_UNSUPPORTED, message).remedy(
+        "send messages by the program's own command, or start the program with a control socket: `control=on` in the \
+         plugin's configuration (in Redis `control on`)",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
