@@ -87,7 +87,7 @@ impl SymbolBudget {
         self.sharers.get(&file).copied().unwrap_or(1).max(1)
     }
 
-    /// Time at which no more names are read of a file that so many of the processes have.
+    /// Time at which no more names are read of a file that this number of processes has.
     pub(super) fn deadline(&self, sharers: u32) -> Instant {
         self.start + self.share * sharers.clamp(1, self.processes.max(1))
     }
