@@ -138,7 +138,7 @@ pub(crate) fn filter_count() -> Option<u64> {
     )?)
 }
 
-/// Upper bound of the length of the status of a thread.
+/// Bytes that are read of the status of a thread. With some hundred groups of the user it is longer.
 const STATUS_BYTES: usize = 4096;
 
 /// Reads the status of the calling thread. `None` if /proc is missing. Does not use `std::fs::read`, because it makes
@@ -182,7 +182,10 @@ fn descriptor_end() -> c_long {
 fn probe_in_child(timeouts: &[Timespec]) -> io::Result<Option<&'static str>> {
     let shared = ProbePage::map()?;
     let descriptors = descriptor_end();
-    let (child, exit) = fork_child(|| make_calls(shared.progress(), descriptors))?;
+    let (child, exit) = fork_child(|| {
+        close_descriptors(descriptors);
+        make_calls(shared.progress());
+    })?;
     let mut has_ended = has_exited(&exit, timeouts)?;
     let started = shared.progress().load(Ordering::Acquire);
     // The filter leaves a call to a supervisor that does not answer (`SECCOMP_RET_USER_NOTIF`).
@@ -194,7 +197,7 @@ fn probe_in_child(timeouts: &[Timespec]) -> io::Result<Option<&'static str>> {
     // table.
     let may_wait = started > 1;
     if is_held {
-        has_ended = kill_by_child(child, &exit, timeouts, may_wait);
+        has_ended = kill_by_child(child, &exit, descriptors, timeouts, may_wait);
     }
     if has_ended && may_wait {
         reap(child);
@@ -206,9 +209,16 @@ fn probe_in_child(timeouts: &[Timespec]) -> io::Result<Option<&'static str>> {
 }
 
 /// Kills the held process `child`, whose pidfd is `exit`: it would keep a copy of the program's memory. Another child
-/// calls kill(2), at which the filter may end the caller. Returns whether the held process has ended.
-fn kill_by_child(child: pid_t, exit: &OwnedFd, timeouts: &[Timespec], may_wait: bool) -> bool {
+/// does so, because the filter may end the caller of kill(2), or hold it. Returns whether the held process has ended.
+fn kill_by_child(
+    child: pid_t,
+    exit: &OwnedFd,
+    descriptors: c_long,
+    timeouts: &[Timespec],
+    may_wait: bool,
+) -> bool {
     let kill = || {
+        close_descriptors(descriptors);
         // SAFETY: kill(2) takes numbers; the pid is that of the held process, which is not reaped before.
         unsafe { libc::syscall(libc::SYS_kill, child, libc::SIGKILL) };
     };
@@ -322,14 +332,18 @@ fn fork_child(run: impl FnOnce()) -> io::Result<(pid_t, OwnedFd)> {
     }
 }
 
-/// Closes the descriptors below `descriptors`, and makes all [`CALLS`], in the child: a call at which it is held must not
-/// keep the program's files and sockets open. Every program closes descriptors, so its filter allows close(2).
-fn make_calls(progress: &AtomicUsize, descriptors: c_long) {
-    const NOTHING: [u64; 4] = [0; 4];
-    for descriptor in 0..descriptors {
+/// Closes the descriptors below `end`, in a forked child: one that the filter holds must not keep the program's files and
+/// sockets open. Every program closes descriptors, so its filter allows close(2).
+fn close_descriptors(end: c_long) {
+    for descriptor in 0..end {
         // SAFETY: close(2) in the child, which uses no descriptor.
         unsafe { libc::syscall(libc::SYS_close, descriptor) };
     }
+}
+
+/// Makes all [`CALLS`] in the child, and counts them in `progress`.
+fn make_calls(progress: &AtomicUsize) {
+    const NOTHING: [u64; 4] = [0; 4];
     for (index, (_, number, [a, b, c, d, e])) in CALLS.iter().enumerate() {
         progress.store(index + 1, Ordering::Release);
         // SAFETY: no argument is a valid pointer or descriptor, so the kernel only reports errors.
@@ -444,8 +458,8 @@ mod tests {
         let check = |number, name| {
             let (read_end, write_end) = std::os::unix::net::UnixStream::pair().unwrap();
             let timeouts = [Timespec {
-                tv_sec: 0,
-                tv_nsec: 300_000_000,
+                tv_sec: 2,
+                tv_nsec: 0,
             }];
             let listener_flag = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
             let notify = libc::SECCOMP_RET_USER_NOTIF;
