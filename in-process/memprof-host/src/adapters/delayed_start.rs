@@ -1,9 +1,10 @@
 //! Delayed start in programs whose config has no plugins: they are configured by environment variables and get a
 //! control socket.
 //!
-//! A thread waits for 100 ms, and longer on a busy machine ([`startup_delay`]), before it creates the plugin and opens
-//! the socket: a process that ends or executes another program sooner is not touched, unless it sends a message. If the environment names a config file of the plugin, an
-//! exit in that time waits until the plugin is created: it may dump at exit, or the config may be wrong.
+//! A thread waits for 100 ms, and longer on a busy machine, before it creates the plugin and opens the socket: a process
+//! that ends or executes another program sooner is not touched, unless it sends a message. If the environment names a
+//! config file of the plugin, an exit in that time waits until the plugin is created: it may dump at exit, or the config
+//! may be wrong.
 //!
 //! - A forked child closes its parent's socket at once, and opens its own by the same rule. A child of `vfork`, `_Fork`
 //!   or a bare `clone` is not noticed until it executes a program.
@@ -26,17 +27,18 @@ use super::host_symbols::MissingSymbol;
 use super::instance::{self, Adapter, AdapterInstance};
 use super::log::ProgramLog;
 use super::one_time_event::OneTimeEvent;
+use super::startup_delay::FirstDelay;
 use super::stderr_log::LogDestination;
-use super::{catch_panic, environment, library_copies, startup_delay};
+use super::{catch_panic, environment, library_copies};
 use crate::socket_dir::own_default_dir;
 
 /// The thread that starts the plugin after a delay. A fork handler creates it too, so it must not need an allocation.
 static DELAYED_START_THREAD: ThreadSpec = ThreadSpec {
     name: c"memprof-start",
     work: |privileges| {
-        startup_delay::wait(&EXIT_STARTED);
+        let delay = FirstDelay::wait(&EXIT_STARTED);
         leave_table_if_requested();
-        startup_delay::wait_for_busy_program(&EXIT_STARTED);
+        delay.wait_for_busy_program(&EXIT_STARTED);
         catch_panic((), || start_plugin(privileges));
         START_FINISHED.set();
     },
