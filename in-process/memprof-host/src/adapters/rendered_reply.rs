@@ -94,8 +94,9 @@ fn take_format(args: &str) -> Result<(String, Option<&'static str>), Failure> {
     if formats.next().is_some() {
         return Err(invalid("argument \"format\" is given twice".to_owned()));
     }
-    let Some(format) = FORMATS.into_iter().find(|format| *format == word) else {
-        let value = word[FORMAT_KEY.len()..].trim_matches('"');
+    let value = word[FORMAT_KEY.len()..].trim_matches('"');
+    let named = |format: &&str| format[FORMAT_KEY.len()..] == *value;
+    let Some(format) = FORMATS.into_iter().find(named) else {
         let message = format!("invalid format={value:?}: expected json or text");
         return Err(invalid(message));
     };
