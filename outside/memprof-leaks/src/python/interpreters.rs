@@ -87,11 +87,14 @@ impl Interpreters {
 
     /// Warning about interpreters that are not read. `None` if all are.
     pub(crate) fn skipped_warning(&self) -> Option<String> {
-        let text = "interpreters of Python, their variables have no names";
         match (self.has_more, self.unreadable) {
-            (true, _) => Some(format!("only {MAX_INTERPRETERS} are read of the {text}")),
+            (true, _) => Some(format!(
+                "only {MAX_INTERPRETERS} interpreters of Python are read; the variables of further ones have no names"
+            )),
             (false, 0) => None,
-            (false, unreadable) => Some(format!("cannot read {unreadable} {text}")),
+            (false, unreadable) => Some(format!(
+                "cannot read {unreadable} interpreters of Python, their variables have no names"
+            )),
         }
     }
 

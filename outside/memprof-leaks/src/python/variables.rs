@@ -230,13 +230,19 @@ impl VariableSearch<'_, '_> {
         if depth == 0 || self.seen.contains(&class) {
             return;
         }
-        let dict = self.view.field(class, CLASS_DICT);
-        let dict = dict.filter(|_| self.seen.len() < MAX_CLASSES);
-        let Some(dict) = dict.and_then(|dict| self.dict(dict)) else {
+        let address = self.view.field(class, CLASS_DICT);
+        if address == Some(0) {
+            // Static types have none here from 3.12 on, and hold nothing of the program.
+            return;
+        }
+        let address = address.filter(|_| self.seen.len() < MAX_CLASSES);
+        if address.is_some() {
+            self.seen.insert(class);
+        }
+        let Some(dict) = address.and_then(|address| self.dict(address)) else {
             self.left_out.classes += 1;
             return;
         };
-        self.seen.insert(class);
         for (key, value) in dict.entries {
             let own = self.text(key).filter(|own| !own.starts_with("__"));
             let (Some(own), Some(class)) = (own, self.types.class_of(value)) else {

@@ -54,22 +54,27 @@ fn features_of_others(address: u64) -> Vec<u64> {
 /// Empty if it has none, or if this user may not inspect it.
 fn features_held_by(pid: u32, address: u64) -> Vec<u64> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
-    let served = descriptors
+    let numbers = descriptors
         .into_iter()
         .flatten()
         .flatten()
         .filter_map(|descriptor| {
             let link = fs::read_link(descriptor.path()).ok()?;
-            let is_server = link == Path::new(DESCRIPTOR_LINK);
             let number: i32 = descriptor.file_name().to_str()?.parse().ok()?;
-            // One that does not say may serve it.
-            (is_server && serves_address(pid, number, address).unwrap_or(true)).then_some(number)
+            (link == Path::new(DESCRIPTOR_LINK)).then_some(number)
         });
-    // An unknown form may be one with the feature.
-    served
-        .filter_map(|number| fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok())
-        .map(|text| parse_features(&text).unwrap_or(u64::MAX))
-        .collect()
+    let features = numbers.filter_map(|number| {
+        let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
+        // An unknown form may be one with the feature.
+        let features = parse_features(&text).unwrap_or(u64::MAX);
+        let is_server = match serves_address(pid, number, address) {
+            Ok(serves) => serves,
+            // One that does not say may serve it; it proves nothing about the memory if it has not the feature.
+            Err(_) => features & EVENT_FORK != 0,
+        };
+        is_server.then_some(features)
+    });
+    features.collect()
 }
 
 /// Parses the features of a descriptor's fdinfo: the second of the hexadecimal numbers of the line `API:`. `None` if
