@@ -150,7 +150,7 @@ fn record_descendants(
 }
 
 /// Records one of several processes. If it executes another program, as uWSGI does to reload itself, that is recorded too,
-/// for the time that remains. Returns the results in this order.
+/// for the time that remains. Returns the results in this order, without those of [`leave_out_freed`].
 fn record_programs(
     args: &RecordArgs,
     sampling: &SamplingOptions,
@@ -173,6 +173,7 @@ fn record_programs(
             .is_ok_and(|is_interrupted| !is_interrupted)
         && is_alive()
         && let Some(remaining) = sampling.duration.checked_sub(start.elapsed())
+        && remaining > LOOK_INTERVAL
     {
         let rest = SamplingOptions {
             duration: remaining,
@@ -180,7 +181,26 @@ fn record_programs(
         };
         programs.push(record_beside(pid, || record(&rest)));
     }
-    programs
+    leave_out_freed(programs)
+}
+
+/// Leaves out the programs before the last one if that has a profile, with a note: execve(2) has freed their memory.
+fn leave_out_freed(mut programs: Vec<ProcessResult>) -> Vec<ProcessResult> {
+    let has_profile = |program: &ProcessResult| {
+        let recorded = program.recorded.as_ref();
+        recorded.is_ok_and(|recorded| recorded.profile.is_some())
+    };
+    let Some(mut last) = programs.pop_if(|program| has_profile(program)) else {
+        return programs;
+    };
+    if !programs.is_empty() {
+        last.notes.push(format!(
+            "{} has executed another program meanwhile: its profile is that of the last one, for the memory of the one \
+             before is freed",
+            last.name
+        ));
+    }
+    vec![last]
 }
 
 /// Whether a recording ended because the process executed another program.
