@@ -154,7 +154,8 @@ impl BuildIdMatch {
 /// Frames hold return addresses, so the byte before each is looked up.
 ///
 /// # Errors
-/// Only binaries with another build id exist, and `sources` does not force their use.
+/// Only binaries with another build id exist for the main program, or for the file that `sources.binary` replaces, and
+/// `sources` does not force their use.
 pub fn symbolize(
     profile: &mut Profile,
     sources: &Sources,
@@ -316,7 +317,7 @@ fn late_note(parts: &str, count: usize) -> String {
 }
 
 /// Symbolizes those addresses of one file that are not `known`, until the deadline; notes say what could not be read. Fails
-/// only if the build id differs and `sources` does not force its use.
+/// as [`find_binary`](search::find_binary) does.
 fn symbolize_file(
     file: &ObjectFile<'_>,
     origin: &ProfileOrigin,

@@ -4,6 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+
 use super::object_files::{CodeQuery, ObjectFile};
 use super::search::Binary;
 use crate::call_shape::CallShape;
@@ -19,11 +21,13 @@ const MAX_STRING_BYTES: usize = 64 << 20;
 type FileId = (u64, u64, u64, i64, i64);
 
 /// Identity of a binary and of the root directory below which it and its debug file are found. A path and a build id do not
-/// suffice: a process may have put a file of its own there.
+/// suffice: a process may have put a file of its own there, also by a mount in a mount namespace of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct BinaryId {
     file: FileId,
     root: FileId,
+    /// Mount of the root directory, which differs between mount namespaces (statx(2)).
+    root_mount: u64,
 }
 
 impl BinaryId {
@@ -38,10 +42,14 @@ impl BinaryId {
             return None;
         }
         // It cannot be read once the process has ended.
-        let root = fs::metadata(binary.companions.root()).ok()?;
+        let root = binary.companions.root();
+        let mount = statx(CWD, root, AtFlags::empty(), StatxFlags::MNT_ID).ok()?;
+        // Linux before 5.8 numbers no mounts.
+        let is_numbered = mount.stx_mask & StatxFlags::MNT_ID.bits() != 0;
         Some(Self {
             file: file_id(&binary.file.metadata().ok()?),
-            root: file_id(&root),
+            root: file_id(&fs::metadata(root).ok()?),
+            root_mount: is_numbered.then_some(mount.stx_mnt_id)?,
         })
     }
 }
@@ -77,7 +85,8 @@ impl KnownAddress {
 #[derive(Debug, Default)]
 struct KnownFile {
     addresses: HashMap<FileOffset, KnownAddress>,
-    notes: Vec<String>,
+    /// Notes of the first process for which all addresses were looked up in time; `None` before.
+    notes: Option<Vec<String>>,
 }
 
 /// Frames by file and offset.
@@ -109,9 +118,10 @@ impl KnownFrames {
         queries.iter().filter(is_unknown).copied().collect()
     }
 
-    /// Notes of the first process on that file.
+    /// Notes on that file, without those on addresses that were looked up too late.
     pub(super) fn notes(&self, id: &BinaryId) -> &[String] {
-        self.files.get(id).map_or(&[], |file| &file.notes)
+        let file = self.files.get(id);
+        file.and_then(|file| file.notes.as_deref()).unwrap_or(&[])
     }
 
     /// Sets the frames and call shapes of all addresses in a file that are known and have none yet.
@@ -151,10 +161,10 @@ impl KnownFrames {
         names: &Names,
     ) {
         self.paths.insert(path_of(object_file));
-        let file = self.files.entry(id).or_insert_with(|| KnownFile {
-            addresses: HashMap::new(),
-            notes: notes.to_vec(),
-        });
+        let file = self.files.entry(id).or_default();
+        if !is_late {
+            file.notes.get_or_insert_with(|| notes.to_vec());
+        }
         for query in &object_file.queries {
             if self.addresses >= MAX_ADDRESSES || self.string_bytes >= MAX_STRING_BYTES {
                 return;
@@ -210,6 +220,7 @@ mod tests {
     const ID: BinaryId = BinaryId {
         file: (1, 2, 3, 4, 5),
         root: (1, 1, 0, 0, 0),
+        root_mount: 1,
     };
 
     /// A file with these addresses, each with its id; in the second process they have others.
