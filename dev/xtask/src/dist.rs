@@ -194,8 +194,8 @@ pub fn build_demo() -> Result<()> {
     build_unprepared()
 }
 
-/// Builds `torture/unwind_probe.so`, which torture and bench preload, with a profile of cargo. Beside it lies the library
-/// of memprof-unwind, which `torture unwind` reads.
+/// Builds `torture/unwind_probe.so`, which torture and bench preload, with a profile of cargo. Also builds the library of
+/// memprof-unwind; `torture unwind` reads that of [`Profile::Dev`] where cargo has written it.
 pub fn build_probe(profile: Profile) -> Result<()> {
     build_packages(&["memprof-unwind", "unwind-probe"], profile)?;
     let probe = (

@@ -43,9 +43,8 @@ usage: cargo xtask COMMAND
   fuzz                each fuzz target over its seeds
   pictures            draw the pictures of README anew, from a run of Redis
   deny                licences and sources of the crates that are built in, by cargo-deny: before a release
-  ci                  format, lint, build, test, demo, bench truth --short, bench scale --short, fuzz and
-                      torture --short, beside them clippy, features and docs: what CI runs, and how long
-                      each took";
+  ci                  format, lint, build, test, demo, bench truth --short, fuzz and torture --short,
+                      beside them clippy, features and docs: what CI runs, and how long each took";
 
 /// Builds and runs torture, which is a crate of its own so that other commands need not wait for its build.
 fn run_torture(args: &[&str]) -> anyhow::Result<()> {

@@ -140,7 +140,7 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
 /// Adds to the error of a file that is no profile that a process has its name, if one has, or a host calls itself so.
 fn name_process(error: anyhow::Error, file: &str) -> anyhow::Error {
     let is_pid = file.parse::<u32>().is_ok() && Path::new("/proc").join(file).exists();
-    let is_host = || !file.contains('/') && target::connect(Some(file)).is_ok();
+    let is_host = || file != "-" && !file.contains('/') && target::connect(Some(file)).is_ok();
     match is_pid || !pids_with_name(file).is_empty() || is_host() {
         true => with_exit_code(
             FAILED,
