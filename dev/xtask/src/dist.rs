@@ -114,12 +114,19 @@ pub fn pack_sdk(verify: bool) -> Result<()> {
     if packed.exists() {
         fs::remove_dir_all(&packed).with_context(|| packed.display().to_string())?;
     }
+    let target = root().join("target/abi");
+    // Packed crates keep their version and times, so cargo would take what it has built of an earlier state.
+    let mut clean = cargo(&["clean", "--quiet"]);
+    for name in SDK {
+        clean.args(["--package", name]);
+    }
+    run(clean.arg("--target-dir").arg(&target))?;
     let mut package = cargo(&["package", "--quiet", "--allow-dirty"]);
     package.args((!verify).then_some("--no-verify"));
     for name in SDK {
         package.args(["--package", name]);
     }
-    run(package.arg("--target-dir").arg(root().join("target/abi")))
+    run(package.arg("--target-dir").arg(target))
 }
 
 const HEADERS: &[&str] = &[
