@@ -173,6 +173,7 @@ fn walk_process(pid: u32, ledger: &mut Ledger) -> Result<(), String> {
     let walked = heap_residency(pid, AnalysisOptions::default());
     let walked = walked.map_err(|error| format!("the process {error}"))?;
     let resident = walk::ResidentMemory::read(pid).ok_or("the process has ended")?;
+    let resident = resident.without_growth_since(walked.anonymous);
     walk::apply_walk(ledger, &walked, resident, walk::lazily_free_bytes(pid));
     // Without the parts, their row stays whole.
     if let Ok(found) = mapped_parts(pid, Some(&walked)) {

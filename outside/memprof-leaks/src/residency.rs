@@ -4,6 +4,8 @@ use std::fs::File;
 use std::ops::Range;
 use std::time::Duration;
 
+use memprof_ptrace::process::ProcStatus;
+
 use crate::address_ranges::merge_ranges;
 use crate::analysis::AnalysisOptions;
 use crate::budget::MemoryBudget;
@@ -42,6 +44,8 @@ pub struct HeapResidency {
     pub purgeable: u64,
     /// Headers and tables of the allocators.
     pub metadata: u64,
+    /// Anonymous memory of the whole process when it was copied (`RssAnon` of `proc_pid_status(5)`).
+    pub anonymous: u64,
     /// Addresses of the heaps, sorted.
     pub ranges: Vec<Range<u64>>,
     /// Addresses of the tables of memprof's sampler.
@@ -109,8 +113,11 @@ fn measure_heaps(
         }))
     };
     let is_huge = |region: &Region| region.name.starts_with(HUGE_PAGES_NAME);
+    let uncopied = pages(&|region| region.is_uncopied && !is_huge(region));
+    let copied = ProcStatus::read_thread(snapshot.copy_pid())?.resident_anonymous;
     Ok(Ok(HeapResidency {
         allocators,
+        anonymous: copied + uncopied.bytes_in(&(0..u64::MAX)),
         sampler_tables: SamplerTables::find(&view).table_ranges().collect(),
         stopped: snapshot.stopped,
         ..account_heaps(found, &pages(&|region| !region.is_file), &pages(&is_huge))

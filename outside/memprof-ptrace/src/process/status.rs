@@ -25,6 +25,8 @@ pub struct ProcStatus {
     pub ns_pids: Vec<u32>,
     /// Resident memory in bytes; 0 for a process without memory.
     pub resident: u64,
+    /// Anonymous part of `resident` in bytes.
+    pub resident_anonymous: u64,
     /// Mapped memory in bytes, current and peak; 0 for a process without memory.
     pub size: [u64; 2],
     /// Memory locked by mlock(2) or mlockall(2), in bytes.
@@ -96,6 +98,7 @@ impl ProcStatus {
             gids: fields.four_numbers("Gid")?,
             ns_pids: fields.numbers("NSpid")?,
             resident: fields.amount_in_bytes("VmRSS"),
+            resident_anonymous: fields.amount_in_bytes("RssAnon"),
             size: [
                 fields.amount_in_bytes("VmSize"),
                 fields.amount_in_bytes("VmPeak"),
