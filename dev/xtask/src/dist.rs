@@ -9,6 +9,10 @@ use anyhow::{Context, Result};
 use crate::packages;
 use crate::run::{cargo, root, run};
 
+mod sdk;
+
+pub use sdk::{SDK, lay_out_sdk, pack_sdk};
+
 /// Cargo profile of a build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
@@ -81,7 +85,7 @@ fn build_with(programs: &[BuiltArtifact], profile: Profile) -> Result<()> {
     packages::ensure_installed(packages::BUILD)?;
     build_libraries(LIBRARIES, profile)?;
     build_and_install_programs(programs, profile)?;
-    for header in HEADERS {
+    for header in sdk::HEADERS {
         let name = Path::new(header).file_name().expect("a header's file");
         install(&root().join(header), &dist().join("include").join(name))?;
     }
@@ -89,108 +93,6 @@ fn build_with(programs: &[BuiltArtifact], profile: Profile) -> Result<()> {
     install(&exports, &dist().join("lib/adapters.map"))?;
     lay_out_sdk(&dist().join("sdk"))?;
     build_c()
-}
-
-/// Crates that authors of plugins and hosts depend on, and those of the project that these need.
-pub const SDK: &[&str] = &[
-    "memprof-host",
-    "memprof-host-c",
-    "memprof-labels",
-    "memprof-messages",
-    "memprof-own",
-    "memprof-plugin-abi",
-    "memprof-ptrace",
-];
-
-/// Directory into which cargo packs the SDK. Tests build outside of the workspace beside it, with the same dependencies.
-fn packed_sdk() -> PathBuf {
-    root().join("target/abi/package")
-}
-
-/// Packs the crates of the SDK as they would be published. With `verify`, builds each from its package.
-pub fn pack_sdk(verify: bool) -> Result<()> {
-    let packed = packed_sdk();
-    // An older version's files would be unpacked too.
-    if packed.exists() {
-        fs::remove_dir_all(&packed).with_context(|| packed.display().to_string())?;
-    }
-    let target = root().join("target/abi");
-    // Packed crates keep their version and times, so cargo would take what it has built of an earlier state.
-    let mut clean = cargo(&["clean", "--quiet"]);
-    for name in SDK {
-        clean.args(["--package", name]);
-    }
-    run(clean.arg("--target-dir").arg(&target))?;
-    let mut package = cargo(&["package", "--quiet", "--allow-dirty"]);
-    package.args((!verify).then_some("--no-verify"));
-    for name in SDK {
-        package.args(["--package", name]);
-    }
-    run(package.arg("--target-dir").arg(target))
-}
-
-const HEADERS: &[&str] = &[
-    "memprof-plugin-abi/include/memprof.h",
-    "in-process/memprof-host-c/include/memprof_host.h",
-];
-
-/// Plugins and hosts that the book's parts for authors compile.
-const SDK_EXAMPLES: &[&str] = &[
-    "hosts-examples/c/c_host.c",
-    "hosts-examples/c-admin/admin_host.c",
-    "hosts-examples/unprepared/unprepared.c",
-    "in-process/memprof-host/examples/admin_host.rs",
-    "plugins/hello-c/hello_c.c",
-    "plugins/hello-c/worker.c",
-];
-
-/// Lays out what authors of plugins and hosts need: the crates of the SDK as they would be published, each in a folder
-/// with its name, headers and examples.
-pub fn lay_out_sdk(sdk: &Path) -> Result<()> {
-    for (files, folder) in [(HEADERS, "include"), (SDK_EXAMPLES, "examples")] {
-        for file in files {
-            let name = Path::new(file).file_name().context("a file's name")?;
-            install(&root().join(file), &sdk.join(folder).join(name))?;
-        }
-    }
-    pack_sdk(false)?;
-    let crates = packed_sdk();
-    for file in fs::read_dir(&crates).with_context(|| crates.display().to_string())? {
-        let path = file?.path();
-        let name = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .unwrap_or_default();
-        // From the end, where the longer of two names is: `memprof-host-c` also begins with `memprof-host-`.
-        let Some(name) = SDK.iter().rev().find(|known| {
-            let version = name
-                .strip_prefix(**known)
-                .and_then(|rest| rest.strip_prefix('-'));
-            version.is_some_and(|version| version.ends_with(".crate"))
-        }) else {
-            continue;
-        };
-        let folder = sdk.join(name);
-        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-        let mut tar = Command::new("tar");
-        tar.args(["--strip-components=1", "--file"]).arg(&path);
-        run(tar
-            .args(["--extract", "--gzip", "--directory"])
-            .arg(&folder))?;
-        add_neighbour_paths(&folder.join("Cargo.toml"))?;
-    }
-    Ok(())
-}
-
-/// Writes the path of its neighbour into each dependency of a packed crate on another crate of the SDK, so that `cargo
-/// add --path` is enough.
-fn add_neighbour_paths(manifest: &Path) -> Result<()> {
-    let text = fs::read_to_string(manifest).with_context(|| manifest.display().to_string())?;
-    let with_paths = SDK.iter().fold(text, |text, name| {
-        let table = format!("dependencies.{name}]\n");
-        text.replace(&table, &format!("{table}path = \"../{name}\"\n"))
-    });
-    fs::write(manifest, with_paths).with_context(|| manifest.display().to_string())
 }
 
 /// Builds only what the demo runs.

@@ -1,0 +1,157 @@
+//! The SDK: what authors of plugins and hosts need, as it would be published.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::install;
+use crate::run::{cargo, root, run};
+
+/// Crates that authors of plugins and hosts depend on, and those of the project that these need.
+pub const SDK: &[&str] = &[
+    "memprof-host",
+    "memprof-host-c",
+    "memprof-labels",
+    "memprof-messages",
+    "memprof-own",
+    "memprof-plugin-abi",
+    "memprof-ptrace",
+];
+
+/// Directory into which cargo packs the SDK. Tests build outside of the workspace beside it, with the same dependencies.
+fn packed_sdk() -> PathBuf {
+    root().join("target/abi/package")
+}
+
+/// Packs the crates of the SDK as they would be published. With `verify`, builds each from its package.
+pub fn pack_sdk(verify: bool) -> Result<()> {
+    let packed = packed_sdk();
+    // An older version's files would be unpacked too.
+    if packed.exists() {
+        fs::remove_dir_all(&packed).with_context(|| packed.display().to_string())?;
+    }
+    let target = root().join("target/abi");
+    forget_packed(&target)?;
+    let mut package = cargo(&["package", "--quiet", "--allow-dirty"]);
+    package.args((!verify).then_some("--no-verify"));
+    for name in SDK {
+        package.args(["--package", name]);
+    }
+    run(package.arg("--target-dir").arg(target))
+}
+
+/// Removes what cargo keeps of packed crates: their sources, unpacked in its home, and what it has built in `target`. It
+/// knows them by their versions, and would take those of an earlier state.
+fn forget_packed(target: &Path) -> Result<()> {
+    let mut clean = cargo(&["clean", "--quiet"]);
+    for name in SDK {
+        clean.args(["--package", name]);
+    }
+    run(clean.arg("--target-dir").arg(target))?;
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(std::env::home_dir()?.join(".cargo")));
+    let sources = home.context("HOME is not set")?.join("registry/src");
+    let is_packed = |path: &Path| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let is_version_of = |name: &str, of: &str| {
+            let version = name
+                .strip_prefix(of)
+                .and_then(|rest| rest.strip_prefix('-'));
+            version.is_some_and(|version| version.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        name.is_some_and(|name| SDK.iter().any(|of| is_version_of(name, of)))
+    };
+    // The registry of packed crates has no name before the hash of its path.
+    let is_unnamed = |path: &PathBuf| {
+        let name = path.file_name();
+        name.is_some_and(|name| name.as_encoded_bytes().starts_with(b"-"))
+    };
+    for registry in list_directory(&sources)?
+        .iter()
+        .filter(|path| is_unnamed(path))
+    {
+        for unpacked in list_directory(registry)?
+            .iter()
+            .filter(|path| is_packed(path))
+        {
+            fs::remove_dir_all(unpacked).with_context(|| unpacked.display().to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// Paths in a directory; none if it does not exist.
+fn list_directory(directory: &Path) -> Result<Vec<PathBuf>> {
+    if !directory.exists() {
+        return Ok(Vec::new());
+    }
+    let entries = fs::read_dir(directory).with_context(|| directory.display().to_string())?;
+    entries.map(|entry| Ok(entry?.path())).collect()
+}
+
+/// Headers for plugins and hosts in C.
+pub(super) const HEADERS: &[&str] = &[
+    "memprof-plugin-abi/include/memprof.h",
+    "in-process/memprof-host-c/include/memprof_host.h",
+];
+
+/// Plugins and hosts that the book's parts for authors compile.
+const SDK_EXAMPLES: &[&str] = &[
+    "hosts-examples/c/c_host.c",
+    "hosts-examples/c-admin/admin_host.c",
+    "hosts-examples/unprepared/unprepared.c",
+    "in-process/memprof-host/examples/admin_host.rs",
+    "plugins/hello-c/hello_c.c",
+    "plugins/hello-c/worker.c",
+];
+
+/// Lays out what authors of plugins and hosts need: the crates of the SDK as they would be published, each in a folder
+/// with its name, headers and examples.
+pub fn lay_out_sdk(sdk: &Path) -> Result<()> {
+    for (files, folder) in [(HEADERS, "include"), (SDK_EXAMPLES, "examples")] {
+        for file in files {
+            let name = Path::new(file).file_name().context("a file's name")?;
+            install(&root().join(file), &sdk.join(folder).join(name))?;
+        }
+    }
+    pack_sdk(false)?;
+    let crates = packed_sdk();
+    for file in fs::read_dir(&crates).with_context(|| crates.display().to_string())? {
+        let path = file?.path();
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
+        // From the end, where the longer of two names is: `memprof-host-c` also begins with `memprof-host-`.
+        let Some(name) = SDK.iter().rev().find(|known| {
+            let version = name
+                .strip_prefix(**known)
+                .and_then(|rest| rest.strip_prefix('-'));
+            version.is_some_and(|version| version.ends_with(".crate"))
+        }) else {
+            continue;
+        };
+        let folder = sdk.join(name);
+        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        let mut tar = Command::new("tar");
+        tar.args(["--strip-components=1", "--file"]).arg(&path);
+        run(tar
+            .args(["--extract", "--gzip", "--directory"])
+            .arg(&folder))?;
+        add_neighbour_paths(&folder.join("Cargo.toml"))?;
+    }
+    Ok(())
+}
+
+/// Writes the path of its neighbour into each dependency of a packed crate on another crate of the SDK, so that `cargo
+/// add --path` is enough.
+fn add_neighbour_paths(manifest: &Path) -> Result<()> {
+    let text = fs::read_to_string(manifest).with_context(|| manifest.display().to_string())?;
+    let with_paths = SDK.iter().fold(text, |text, name| {
+        let table = format!("dependencies.{name}]\n");
+        text.replace(&table, &format!("{table}path = \"../{name}\"\n"))
+    });
+    fs::write(manifest, with_paths).with_context(|| manifest.display().to_string())
+}
