@@ -194,11 +194,11 @@ fn leave_out_freed(mut programs: Vec<ProcessResult>) -> Vec<ProcessResult> {
         return programs;
     };
     if !programs.is_empty() {
-        last.notes.push(format!(
-            "{} has executed another program meanwhile: its profile is that of the last one, for the memory of the one \
-             before is freed",
-            last.name
-        ));
+        last.notes.push(
+            "it has executed another program meanwhile: the profile is that of the last one, for the memory of the one \
+             before is freed"
+                .to_owned(),
+        );
     }
     vec![last]
 }

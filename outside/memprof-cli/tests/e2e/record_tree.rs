@@ -153,7 +153,7 @@ fn row_is_the_sum_over_workers_also_over_those_forked_meanwhile() {
     let report = report.exits(0).json();
     let (name, mebibytes) = first_row(&report);
     assert!(
-        name.starts_with("leak ") && name.ends_with("prefork.py:17"),
+        name.starts_with("leak ") && name.ends_with("prefork.py:18"),
         "{name}"
     );
     assert!((28.9..29.1).contains(&mebibytes), "{mebibytes}");
@@ -217,7 +217,10 @@ fn process_that_executes_its_program_anew_is_recorded_again() {
     // Without those of before, whose memory is freed.
     let is_right = mebibytes.is_some_and(|found: f64| (9.9..=10.1).contains(&found));
     assert!(is_right, "{run:?}");
-    let note = format!("{} has executed another program", server.process.pid);
+    let note = format!(
+        "{} (python3): it has executed another program",
+        server.process.pid
+    );
     assert!(run.stderr.contains(&note), "{run:?}");
     server.is_as_before();
 }
