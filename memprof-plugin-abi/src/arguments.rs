@@ -21,7 +21,7 @@ impl Arguments {
     /// `InvalidArgument`: a word without `=` or with an empty key, an open quote, or a repeated key.
     pub fn parse(args: &str) -> Result<Self, Failure> {
         let mut words: Vec<(String, String)> = Vec::new();
-        for word in split_words(args)? {
+        for word in Self::split(args)? {
             let Some((key, value)) = word.split_once('=').filter(|(key, _)| !key.is_empty()) else {
                 return Err(invalid_argument(format!(
                     "argument {word:?} is not of the form key=value"
@@ -42,6 +42,36 @@ impl Arguments {
     /// Sets the usage of the message, from which [`require`](Self::require) knows which other arguments are valid.
     pub(crate) fn with_usage(self, usage: &'static str) -> Self {
         Self { usage, ..self }
+    }
+
+    /// Splits a text at blanks outside of quotes. Removes the quotes, and each backslash that escapes a character inside of
+    /// them. [`join`](Self::join) puts the words together again.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: a quote is left open.
+    pub fn split(args: &str) -> Result<Vec<String>, Failure> {
+        let mut words = Vec::new();
+        let mut word: Option<String> = None;
+        let mut quoted = false;
+        let mut chars = args.chars();
+        while let Some(c) = chars.next() {
+            match c {
+                '"' => {
+                    quoted = !quoted;
+                    word.get_or_insert_default();
+                }
+                '\\' if quoted => word.get_or_insert_default().extend(chars.next()),
+                c if c.is_whitespace() && !quoted => words.extend(word.take()),
+                c => word.get_or_insert_default().push(c),
+            }
+        }
+        if quoted {
+            return Err(invalid_argument(format!(
+                "a quote is left open in {args:?}"
+            )));
+        }
+        words.extend(word);
+        Ok(words)
     }
 
     /// Joins the words of a command line to one text, which [`parse`](Self::parse) splits into the same words. Adds
@@ -119,36 +149,6 @@ fn usage_keys(usage: &str) -> Vec<&str> {
 /// Failure of kind `InvalidArgument`, without a remedy.
 fn invalid_argument(message: String) -> Failure {
     Failure::new(MEMPROF_INVALID_ARGUMENT, message)
-}
-
-/// Splits `args` at blanks outside of quotes. Removes the quotes, and each backslash that escapes a character inside of
-/// them.
-///
-/// # Errors
-/// `InvalidArgument`: a quote is left open.
-fn split_words(args: &str) -> Result<Vec<String>, Failure> {
-    let mut words = Vec::new();
-    let mut word: Option<String> = None;
-    let mut quoted = false;
-    let mut chars = args.chars();
-    while let Some(c) = chars.next() {
-        match c {
-            '"' => {
-                quoted = !quoted;
-                word.get_or_insert_default();
-            }
-            '\\' if quoted => word.get_or_insert_default().extend(chars.next()),
-            c if c.is_whitespace() && !quoted => words.extend(word.take()),
-            c => word.get_or_insert_default().push(c),
-        }
-    }
-    if quoted {
-        return Err(invalid_argument(format!(
-            "a quote is left open in {args:?}"
-        )));
-    }
-    words.extend(word);
-    Ok(words)
 }
 
 #[cfg(test)]

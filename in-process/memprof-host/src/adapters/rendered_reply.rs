@@ -2,10 +2,9 @@
 #![expect(unsafe_code, reason = "texts of the plugin's entry")]
 
 use std::borrow::Cow;
-use std::ops::Range;
 
 use memprof_plugin_abi::raw::{MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_OK};
-use memprof_plugin_abi::{Failure, JSON, TEXT};
+use memprof_plugin_abi::{Arguments, Failure, JSON, TEXT};
 use serde_json::{Map, Value, json};
 
 use super::instance::AdapterInstance;
@@ -74,59 +73,30 @@ fn text_object(is_success: bool, text: String) -> String {
     json!({ "status": status, "text": text }).to_string()
 }
 
-/// Finds the words of `args` that begin with `format=`: their places and texts.
-fn find_formats(args: &str) -> impl Iterator<Item = (Range<usize>, &str)> {
-    let words = word_ranges(args).into_iter();
-    let words = words.map(|range| (range.clone(), &args[range]));
-    words.filter(|(_, word)| word.starts_with(FORMAT_KEY))
-}
-
-/// Removes the format from the arguments of a message that has no such argument itself, and returns both.
+/// Removes the format from the arguments of a message that has no such argument itself, and returns both. A text that is
+/// no list of words stays as it is: the plugin refuses it.
 ///
 /// # Errors
 /// The format is unknown, or is given twice.
 fn take_format(args: &str) -> Result<(String, Option<&'static str>), Failure> {
     let invalid = |message: String| Failure::new(MEMPROF_INVALID_ARGUMENT, message);
-    let mut formats = find_formats(args);
-    let Some((range, word)) = formats.next() else {
-        return Ok((args.to_owned(), None));
-    };
-    if formats.next().is_some() {
-        return Err(invalid("argument \"format\" is given twice".to_owned()));
-    }
-    let value = word[FORMAT_KEY.len()..].trim_matches('"');
-    let named = |format: &&str| format[FORMAT_KEY.len()..] == *value;
-    let Some(format) = FORMATS.into_iter().find(named) else {
-        let message = format!("invalid format={value:?}: expected json or text");
-        return Err(invalid(message));
-    };
-    let rest = format!("{}{}", &args[..range.start], &args[range.end..]);
-    Ok((rest, Some(format)))
-}
-
-/// Returns the places of the words of `args`, which [`Arguments::parse`] separates in the same way: a blank within quotes
-/// ends no word.
-///
-/// [`Arguments::parse`]: memprof_plugin_abi::Arguments::parse
-fn word_ranges(args: &str) -> Vec<Range<usize>> {
-    let mut ranges = Vec::new();
-    let mut start = None;
-    let (mut is_quoted, mut is_escaped) = (false, false);
-    for (at, c) in args.char_indices() {
-        if c.is_whitespace() && !is_quoted {
-            ranges.extend(start.take().map(|start| start..at));
-            continue;
+    let words = Arguments::split(args).unwrap_or_default();
+    let (formats, rest): (Vec<&str>, Vec<&str>) = words
+        .iter()
+        .map(String::as_str)
+        .partition(|word| word.starts_with(FORMAT_KEY));
+    match formats[..] {
+        [] => Ok((args.to_owned(), None)),
+        [word] => {
+            let value = &word[FORMAT_KEY.len()..];
+            let known = FORMATS.into_iter().find(|format| *format == word);
+            let format = known.ok_or_else(|| {
+                invalid(format!("invalid format={value:?}: expected json or text"))
+            })?;
+            Ok((Arguments::join(rest), Some(format)))
         }
-        start.get_or_insert(at);
-        match c {
-            _ if is_escaped => is_escaped = false,
-            '\\' if is_quoted => is_escaped = true,
-            '"' => is_quoted = !is_quoted,
-            _ => {}
-        }
+        _ => Err(invalid("argument \"format\" is given twice".to_owned())),
     }
-    ranges.extend(start.map(|start| start..args.len()));
-    ranges
 }
 
 /// Content of a [`RenderedReply`].
@@ -238,8 +208,9 @@ impl AdapterInstance {
         let message = messages.find(|message| message.name == name);
         let has_none = |message: MessageUsage| !message.usage.contains(FORMAT_KEY);
         if data.len() > FRAME_LIMIT || !message.is_some_and(has_none) {
-            let known = |(_, word): (_, &str)| FORMATS.into_iter().find(|format| *format == word);
-            return Ok((data.into(), find_formats(args).find_map(known)));
+            let words = Arguments::split(args).unwrap_or_default();
+            let known = |word: &String| FORMATS.into_iter().find(|format| *format == word);
+            return Ok((data.into(), words.iter().find_map(known)));
         }
         let (rest, format) = take_format(args)?;
         Ok(match format {
@@ -284,19 +255,23 @@ mod tests {
         let json = Some("format=json");
         check("", Ok(("", None)));
         check("format=json", Ok(("", json)));
-        check("a=1 format=json b=2", Ok(("a=1  b=2", json)));
-        check("a=1\tformat=text", Ok(("a=1\t", Some("format=text"))));
-        check("xformat=json format=json", Ok(("xformat=json ", json)));
+        check("format=\"json\"", Ok(("", json)));
+        check("a=1 format=json b=2", Ok(("a=1 b=2", json)));
+        check("a=1\tformat=text", Ok(("a=1", Some("format=text"))));
+        check("xformat=json format=json", Ok(("xformat=json", json)));
         for args in [
             r#"name="a format=json b""#,
             r#"name="a \" format=json""#,
             r#"name="a\\" b="format=xml""#,
             "name=format=json",
             "formats=xml",
+            // The plugin names the error.
+            "name=\"open format=json",
         ] {
             check(args, Ok((args, None)));
         }
-        check(r#"name="a\\" format=json"#, Ok((r#"name="a\\" "#, json)));
+        let quoted = r#"name="a\\ b" format=json"#;
+        check(quoted, Ok((r#"name="a\\ b""#, json)));
         let xml = "invalid format=\"xml\": expected json or text";
         check("format=xml", Err(xml));
         check("a=1 format=\"xml\"", Err(xml));
