@@ -1,7 +1,7 @@
 //! Source of a plugin's config: the file or the words in which a person corrects an error that the plugin found.
 
 #[cfg(any(feature = "adapters", feature = "loader"))]
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Source of the text that a plugin gets as its config.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,7 +13,11 @@ pub(crate) enum ConfigSource {
     #[cfg(any(feature = "adapters", feature = "loader"))]
     File(PathBuf),
     /// A file in which the lines have other numbers, for example because the config is an inline table.
-    #[cfg(feature = "loader")]
+    #[cfg(any(feature = "adapters", feature = "loader"))]
+    #[cfg_attr(
+        not(feature = "loader"),
+        expect(dead_code, reason = "only the loader reads the config of a host")
+    )]
     FileKeys(PathBuf),
     /// Words of the form `key=value`, and the file whose keys they override. The text was made of both, so its lines
     /// are in no file.
@@ -39,7 +43,7 @@ impl ConfigSource {
             Self::Unknown => format!("config, {position}"),
             #[cfg(any(feature = "adapters", feature = "loader"))]
             Self::File(file) => format!("config file {}, {position}", file.display()),
-            #[cfg(feature = "loader")]
+            #[cfg(any(feature = "adapters", feature = "loader"))]
             Self::FileKeys(file) => match key_at(text, position) {
                 Some(key) => format!("config file {}, key {key}", file.display()),
                 None => format!("config file {}", file.display()),
@@ -63,9 +67,10 @@ impl ConfigSource {
                     .to_owned()
             }
             #[cfg(any(feature = "adapters", feature = "loader"))]
-            Self::File(file) => correct_file(file),
-            #[cfg(feature = "loader")]
-            Self::FileKeys(file) => correct_file(file),
+            Self::File(file) | Self::FileKeys(file) => format!(
+                "correct {}, and restart the program or load the plugin again",
+                file.display()
+            ),
             #[cfg(feature = "adapters")]
             Self::Words(None) => "correct the words with which the plugin is loaded".to_owned(),
             #[cfg(feature = "adapters")]
@@ -80,21 +85,10 @@ impl ConfigSource {
     fn file_in_errors(&self) -> Option<String> {
         match self {
             #[cfg(any(feature = "adapters", feature = "loader"))]
-            Self::File(file) => Some(file.display().to_string()),
-            #[cfg(feature = "loader")]
-            Self::FileKeys(file) => Some(file.display().to_string()),
+            Self::File(file) | Self::FileKeys(file) => Some(file.display().to_string()),
             _ => None,
         }
     }
-}
-
-/// Returns the remedy for an error in `file`.
-#[cfg(any(feature = "adapters", feature = "loader"))]
-fn correct_file(file: &Path) -> String {
-    format!(
-        "correct {}, and restart the program or load the plugin again",
-        file.display()
-    )
 }
 
 /// Returns the key that is set at a position such as `line 6, column 1` of a TOML text. `None` if none is.
@@ -129,7 +123,7 @@ fn key_in_line(text: &str, number: usize) -> Option<String> {
     }
 }
 
-#[cfg(all(test, feature = "adapters", feature = "loader"))]
+#[cfg(all(test, feature = "adapters"))]
 mod tests {
     use super::*;
 
