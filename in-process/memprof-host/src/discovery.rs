@@ -66,11 +66,13 @@ pub struct UnreachableHost {
 
 /// Extent of a discovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DiscoveryScope {
+pub enum DiscoveryScope<'a> {
     /// Sockets in the default directories.
     SocketDirs,
     /// Also sockets elsewhere of processes that have the plugin.
     AllProcesses,
+    /// Like `AllProcesses`, for a caller that has read the maps of all: only these are inspected, which may have the plugin.
+    Among(&'a [u32]),
     /// Sockets of the process with this pid, wherever they are. No other process is inspected or queried.
     Process(u32),
 }
@@ -138,51 +140,17 @@ fn default_candidates(pid: u32) -> Vec<SocketCandidate> {
 /// Queries all hosts in `scope` in parallel, each for at most 3 s, all for at most 10 s. Afterwards removes abandoned
 /// sockets from this user's default directories, if one was found.
 pub fn discover<T: Send>(
-    scope: DiscoveryScope,
+    scope: DiscoveryScope<'_>,
     query: impl Fn(&mut Client) -> T + Sync,
 ) -> Discovery<T> {
     discover_within(HOST_TIMEOUT, scope, query)
-}
-
-/// Like [`discover`] with [`DiscoveryScope::AllProcesses`], for a caller that has read the maps of all processes: only
-/// `pids` are inspected, those that may have the plugin.
-pub fn discover_among<T: Send>(
-    pids: &[u32],
-    query: impl Fn(&mut Client) -> T + Sync,
-) -> Discovery<T> {
-    let find = |known: &HashSet<u32>| processes::find_processes_with_plugin(pids, known);
-    discover_with(HOST_TIMEOUT, socket_candidates, find, query)
 }
 
 /// Queries all hosts in `scope` in parallel, each for at most `timeout`, all for at most 10 s. Afterwards removes
 /// abandoned sockets from this user's default directories, if one was found.
 pub fn discover_within<T: Send>(
     timeout: Duration,
-    scope: DiscoveryScope,
-    query: impl Fn(&mut Client) -> T + Sync,
-) -> Discovery<T> {
-    let candidates = |unreachable: &mut Vec<UnreachableHost>| match scope {
-        DiscoveryScope::Process(pid) => (default_candidates(pid), Vec::new()),
-        DiscoveryScope::SocketDirs | DiscoveryScope::AllProcesses => socket_candidates(unreachable),
-    };
-    let processes = |known: &HashSet<u32>| match scope {
-        DiscoveryScope::SocketDirs => Vec::new(),
-        DiscoveryScope::AllProcesses => {
-            processes::find_processes_with_plugin(&processes::list_pids(), known)
-        }
-        DiscoveryScope::Process(pid) if known.contains(&pid) => Vec::new(),
-        DiscoveryScope::Process(pid) => processes::find_by_pid(pid).into_iter().collect(),
-    };
-    discover_with(timeout, candidates, processes, query)
-}
-
-/// Queries hosts as [`discover_within`] does: those at the sockets that `list_candidates` lists, then those that
-/// `find_processes` finds beside the processes that have replied. `list_candidates` returns what [`socket_candidates`]
-/// does.
-fn discover_with<T: Send>(
-    timeout: Duration,
-    list_candidates: impl FnOnce(&mut Vec<UnreachableHost>) -> (Vec<SocketCandidate>, Vec<PathBuf>),
-    find_processes: impl FnOnce(&HashSet<u32>) -> Vec<PluginProcess>,
+    scope: DiscoveryScope<'_>,
     query: impl Fn(&mut Client) -> T + Sync,
 ) -> Discovery<T> {
     let deadline = Deadline::after(TOTAL_TIMEOUT);
@@ -190,14 +158,27 @@ fn discover_with<T: Send>(
         hosts: Vec::new(),
         unreachable: Vec::new(),
     };
-    let (candidates, own) = list_candidates(&mut discovery.unreachable);
+    let (candidates, own) = match scope {
+        DiscoveryScope::Process(pid) => (default_candidates(pid), Vec::new()),
+        DiscoveryScope::SocketDirs | DiscoveryScope::AllProcesses | DiscoveryScope::Among(_) => {
+            socket_candidates(&mut discovery.unreachable)
+        }
+    };
     let timeouts = Timeouts {
         host: timeout,
         deadline,
     };
     let any_is_abandoned = discovery.query_candidates(&candidates, timeouts, &query);
     let known_pids: HashSet<u32> = discovery.hosts.iter().map(|(host, _)| host.pid).collect();
-    let processes = find_processes(&known_pids);
+    let processes = match scope {
+        DiscoveryScope::SocketDirs => Vec::new(),
+        DiscoveryScope::AllProcesses => {
+            processes::find_processes_with_plugin(&processes::list_pids(), &known_pids)
+        }
+        DiscoveryScope::Among(pids) => processes::find_processes_with_plugin(pids, &known_pids),
+        DiscoveryScope::Process(pid) if known_pids.contains(&pid) => Vec::new(),
+        DiscoveryScope::Process(pid) => processes::find_by_pid(pid).into_iter().collect(),
+    };
     discovery.query_processes(processes, &candidates, timeouts, &query);
     if any_is_abandoned {
         own.iter()

@@ -58,7 +58,7 @@ pub use control::{ControlError, ControlSocket, ListenConfig};
 #[cfg(feature = "client")]
 pub use discovery::{
     Discovery, DiscoveryScope, NO_CONTROL_SOCKET, RunningHost, UnreachableHost, discover,
-    discover_among, discover_within, find_by_pid, running_hosts,
+    discover_within, find_by_pid, running_hosts,
 };
 #[cfg(all(feature = "loader", feature = "control"))]
 pub use host::Host;

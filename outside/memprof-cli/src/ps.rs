@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use memprof_host::client::Client;
-use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover, discover_among};
+use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover};
 use memprof_messages::PLUGIN;
 use serde::Serialize;
 
@@ -76,10 +76,11 @@ pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outco
         true => Some(processes::list_processes()?),
         false => None,
     };
-    let found = match &processes {
-        Some(processes) => discover_among(&processes.plugin_pids, query),
-        None => discover(DiscoveryScope::AllProcesses, query),
+    let scope = match &processes {
+        Some(processes) => DiscoveryScope::Among(&processes.plugin_pids),
+        None => DiscoveryScope::AllProcesses,
     };
+    let found = discover(scope, query);
     let mut listing = Listing {
         schema_version: 1,
         hosts: found.hosts.into_iter().map(host_row).collect(),
