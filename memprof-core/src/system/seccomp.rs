@@ -3,25 +3,24 @@
 //! A filter may kill the process at a system call that it does not allow, and its rules cannot be read without
 //! privileges. So a forked child, which has the same filter, makes the calls first, with arguments that have no effect.
 //! If the filter kills the child, the host survives.
-#![expect(
-    unsafe_code,
-    reason = "clone without the C library's handlers, and its child"
-)]
+#![expect(unsafe_code, reason = "system calls of the child, and a shared page")]
+
+mod forked_child;
 
 use std::io;
 use std::iter;
 use std::mem::MaybeUninit;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::process;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use libc::{c_int, c_long, pid_t};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use libc::c_long;
+use rustix::event::Timespec;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
+use forked_child::{ForkedChild, close_descriptors};
 
 /// System calls for messages and dumps that not every program with threads and files makes, with arguments. The
 /// arguments are invalid, so each call only fails. The first two calls are also needed for the child itself.
@@ -182,11 +181,11 @@ fn descriptor_end() -> c_long {
 fn probe_in_child(timeouts: &[Timespec]) -> io::Result<Option<&'static str>> {
     let shared = ProbePage::map()?;
     let descriptors = descriptor_end();
-    let (child, exit) = fork_child(|| {
+    let child = ForkedChild::fork(|| {
         close_descriptors(descriptors);
         make_calls(shared.progress());
     })?;
-    let mut has_ended = has_exited(&exit, timeouts)?;
+    let mut has_ended = child.has_exited(timeouts)?;
     let started = shared.progress().load(Ordering::Acquire);
     // The filter leaves a call to a supervisor that does not answer (`SECCOMP_RET_USER_NOTIF`).
     let is_held = !has_ended && (1..=CALLS.len()).contains(&started);
@@ -197,10 +196,10 @@ fn probe_in_child(timeouts: &[Timespec]) -> io::Result<Option<&'static str>> {
     // table.
     let may_wait = started > 1;
     if is_held {
-        has_ended = kill_by_child(child, &exit, descriptors, timeouts, may_wait);
+        has_ended = kill_by_child(&child, descriptors, timeouts, may_wait);
     }
     if has_ended && may_wait {
-        reap(child);
+        child.reap();
     }
     match started.checked_sub(1) {
         Some(last) => Ok(CALLS.get(last).map(|(name, ..)| *name)),
@@ -208,11 +207,10 @@ fn probe_in_child(timeouts: &[Timespec]) -> io::Result<Option<&'static str>> {
     }
 }
 
-/// Kills the held process `child`, whose pidfd is `exit`: it would keep a copy of the program's memory. Another child
-/// does so, because the filter may end the caller of kill(2), or hold it. Returns whether the held process has ended.
+/// Kills the process `held`: it would keep a copy of the program's memory. Another child does so, because the filter may
+/// end the caller of kill(2), or hold it. Returns whether the held process has ended.
 fn kill_by_child(
-    child: pid_t,
-    exit: &OwnedFd,
+    held: &ForkedChild,
     descriptors: c_long,
     timeouts: &[Timespec],
     may_wait: bool,
@@ -220,38 +218,16 @@ fn kill_by_child(
     let kill = || {
         close_descriptors(descriptors);
         // SAFETY: kill(2) takes numbers; the pid is that of the held process, which is not reaped before.
-        unsafe { libc::syscall(libc::SYS_kill, child, libc::SIGKILL) };
+        unsafe { libc::syscall(libc::SYS_kill, held.pid(), libc::SIGKILL) };
     };
-    let Ok((killer, killer_exit)) = fork_child(kill) else {
+    let Ok(killer) = ForkedChild::fork(kill) else {
         return false;
     };
-    if has_exited(&killer_exit, timeouts).is_ok_and(|ended| ended) && may_wait {
-        reap(killer);
+    if killer.has_exited(timeouts).is_ok_and(|ended| ended) && may_wait {
+        killer.reap();
     }
     let last = timeouts.len().saturating_sub(1);
-    has_exited(exit, &timeouts[last..]).is_ok_and(|ended| ended)
-}
-
-/// Returns whether the process of a pidfd has exited, or does so within `timeouts`, one after the other.
-fn has_exited(exit: &OwnedFd, timeouts: &[Timespec]) -> io::Result<bool> {
-    let mut polled = [PollFd::new(exit, PollFlags::IN)];
-    for timeout in timeouts {
-        loop {
-            match poll(&mut polled, Some(timeout)) {
-                Ok(0) => break,
-                Ok(_) => return Ok(true),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-    }
-    Ok(false)
-}
-
-/// Reaps a child of [`fork_child`] that has exited.
-fn reap(child: pid_t) {
-    // SAFETY: waitpid(2) of this process's own child; no other thread waits for it, because its exit signal is 0.
-    unsafe { libc::waitpid(child, ptr::null_mut(), libc::__WALL) };
+    held.has_exited(&timeouts[last..]).is_ok_and(|ended| ended)
 }
 
 /// A page that the forked child shares with its parent.
@@ -287,60 +263,6 @@ impl Drop for ProbePage {
     }
 }
 
-/// `struct clone_args` of clone3(2), as in Linux 5.3.
-#[repr(C)]
-#[derive(Default)]
-struct CloneArgs {
-    flags: u64,
-    pidfd: u64,
-    child_tid: u64,
-    parent_tid: u64,
-    exit_signal: u64,
-    stack: u64,
-    stack_size: u64,
-    tls: u64,
-}
-
-/// Forks a child that calls `run` and exits. `run` must only make system calls, because threads that do not exist in
-/// the child may hold any lock. Returns its pid, and a pidfd that becomes readable when it exits. Tries clone3 and then
-/// clone, as the C library does to create a thread, because filters allow that.
-fn fork_child(run: impl FnOnce()) -> io::Result<(pid_t, OwnedFd)> {
-    let mut descriptor: c_int = -1;
-    let descriptor_address = &raw mut descriptor;
-    let args = CloneArgs {
-        flags: libc::CLONE_PIDFD as u64,
-        pidfd: descriptor_address as u64,
-        ..CloneArgs::default()
-    };
-    // SAFETY: clone3(2) gets its struct and the size of it. Without CLONE_VM the child has a copy of the
-    // memory, and it only makes system calls, so no lock of another thread matters.
-    let mut child = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args)) };
-    if child == -1 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) {
-        let flags = c_long::from(libc::CLONE_PIDFD);
-        // SAFETY: clone(2) without CLONE_VM: the child has a copy of the memory; the third argument is the
-        // address that receives the pidfd, `descriptor`, which outlives the call.
-        child = unsafe { libc::syscall(libc::SYS_clone, flags, 0_usize, descriptor_address, 0, 0) };
-    }
-    match child {
-        -1 => Err(io::Error::last_os_error()),
-        0 => {
-            run();
-            exit_child()
-        }
-        // SAFETY: the kernel created the pidfd for this process, and only this value owns it.
-        child => Ok((child as pid_t, unsafe { OwnedFd::from_raw_fd(descriptor) })),
-    }
-}
-
-/// Closes the descriptors below `end`, in a forked child: one that the filter holds must not keep the program's files and
-/// sockets open. Every program closes descriptors, so its filter allows close(2).
-fn close_descriptors(end: c_long) {
-    for descriptor in 0..end {
-        // SAFETY: close(2) in the child, which uses no descriptor.
-        unsafe { libc::syscall(libc::SYS_close, descriptor) };
-    }
-}
-
 /// Makes all [`CALLS`] in the child, and counts them in `progress`.
 fn make_calls(progress: &AtomicUsize) {
     const NOTHING: [u64; 4] = [0; 4];
@@ -368,21 +290,11 @@ fn make_calls(progress: &AtomicUsize) {
     progress.store(CALLS.len() + 1, Ordering::Release);
 }
 
-/// Ends the child.
-fn exit_child() -> ! {
-    // A filter may refuse exit_group(2) with an error. The child has one thread, so exit(2) ends it too.
-    for number in [libc::SYS_exit_group, libc::SYS_exit] {
-        // SAFETY: both end the child without running exit handlers.
-        unsafe { libc::syscall(number, 0) };
-    }
-    loop {
-        // SAFETY: ppoll(2) of no descriptor reads nothing; without a timeout it waits for ever.
-        unsafe { libc::syscall(libc::SYS_ppoll, 0, 0, 0, 0, 0) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use libc::c_int;
+    use rustix::event::{PollFd, PollFlags, poll};
+
     use super::*;
 
     #[test]
