@@ -47,7 +47,7 @@ pub struct PythonFunctions {
     pub name: usize,
     /// `Py_IsInitialized`.
     pub is_initialized: usize,
-    /// Start and end of the code in which these functions are, and those of pymalloc.
+    /// Start and end of the interpreter's code, in which these functions are, and those of pymalloc.
     pub code: [usize; 2],
 }
 

@@ -81,6 +81,15 @@ impl LoadedObject {
         self.has_access(address, PF_X)
     }
 
+    /// Start of the first executable segment and end of the last: an optimizer such as BOLT divides the code into several.
+    /// `None` for an object without code.
+    pub(crate) fn code_bounds(&self) -> Option<[usize; 2]> {
+        let code = self.segments.iter().filter(|each| each.flags & PF_X != 0);
+        let start = code.clone().map(|segment| segment.range.start).min()?;
+        let end = code.map(|segment| segment.range.end).max()?;
+        Some([start, end])
+    }
+
     /// Whether `address` is in a writable segment.
     pub(crate) fn is_writable(&self, address: usize) -> bool {
         self.has_access(address, PF_W)
@@ -265,6 +274,27 @@ mod tests {
         let here = first_object_is_program as *const () as usize;
         assert!(objects[0].is_code(here));
         assert!(!objects[1..].iter().any(|object| object.contains(here)));
+    }
+
+    #[test]
+    fn bounds_of_code_contain_each_executable_segment() {
+        let segment = |(start, flags): &(usize, u32)| Segment {
+            range: *start..*start + 0x10,
+            flags: *flags,
+            offset: 0,
+        };
+        let check = |segments: &[(usize, u32)], expected| {
+            let object = LoadedObject {
+                segments: segments.iter().map(segment).collect(),
+                ..list_loaded_objects().remove(0)
+            };
+            assert_eq!(object.code_bounds(), expected, "{segments:?}");
+        };
+        check(&[(0, PF_R), (0x40, PF_R | PF_W)], None);
+        check(&[(0, PF_R), (0x20, PF_R | PF_X)], Some([0x20, 0x30]));
+        // BOLT leaves the functions that it did not move in their old segment.
+        let divided = [(0x20, PF_R | PF_X), (0x40, PF_R), (0x80, PF_R | PF_X)];
+        check(&divided, Some([0x20, 0x90]));
     }
 
     #[test]

@@ -82,15 +82,12 @@ pub(super) fn find_objects(
     object: &LoadedObject,
 ) -> Option<PythonObjects> {
     let address = |name: &CStr| exported.find(name).map(|(address, _)| address);
-    let set = address(c"PyMem_SetAllocator")?;
-    let mut segments = object.segments.iter();
-    let code = segments.find(|segment| segment.range.contains(&set))?;
     let functions = PythonFunctions {
         get: address(c"PyMem_GetAllocator")?,
-        set,
+        set: address(c"PyMem_SetAllocator")?,
         name: address(c"_PyMem_GetCurrentAllocatorName")?,
         is_initialized: address(c"Py_IsInitialized")?,
-        code: [code.range.start, code.range.end],
+        code: object.code_bounds()?,
     };
     Some(PythonObjects {
         // SAFETY: the object exports the functions by these names, and `exported` keeps it loaded.
