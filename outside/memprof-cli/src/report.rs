@@ -1,5 +1,6 @@
 //! `memprof report`: renders a heap profile in a format for people or tools.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use memprof_report::{
@@ -131,10 +132,16 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
             own_heap::release_free_pages();
         }
     };
+    let is_unrecognised = Cell::new(false);
     let delivered = args.form.deliver(|out| {
-        memprof_report::report(input, base, sources.as_slice(), &options, &progress, out)
+        let written =
+            memprof_report::report(input, base, sources.as_slice(), &options, &progress, out);
+        written.inspect_err(|error| is_unrecognised.set(error.is_unrecognised()))
     });
-    delivered.map_err(add_remedy)
+    delivered.map_err(|error| match is_unrecognised.get() {
+        true => add_remedy(error),
+        false => error,
+    })
 }
 
 /// Adds to the error of a file that is no profile that a process has its name, if one has, or a host calls itself so.

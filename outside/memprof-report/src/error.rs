@@ -124,6 +124,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the input is in no known format.
+    pub fn is_unrecognised(&self) -> bool {
+        match self {
+            Self::Unrecognised { .. } => true,
+            Self::Input { source, .. } => source.is_unrecognised(),
+            _ => false,
+        }
+    }
+
     /// Kind of the error; that of its cause for an error in a named input.
     pub fn kind(&self) -> ErrorKind {
         match self {
