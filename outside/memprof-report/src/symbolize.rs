@@ -206,7 +206,7 @@ pub(crate) fn find_symbols(
         if let Some(id) = result.id {
             known.copy_to(&id, &file.queries, &mut names);
             if budget.sharers(file.path, file.build_id) > 1 {
-                known.keep(id, file, (&result.notes, result.is_late), &names);
+                known.keep(id, file, &result.notes, result.is_late, &names);
             }
         }
         notes.extend(result.notes);
@@ -403,13 +403,10 @@ mod tests {
         };
         let file = ObjectFile {
             path: "/proc/self/exe",
-            build_id: None,
             is_main: true,
-            is_replaced: false,
-            is_unloaded: false,
             has_offsets: true,
-            mappings: Vec::new(),
             queries: vec![query; 3],
+            ..ObjectFile::default()
         };
         let sources = Sources::for_process(None);
         let check = |deadline: Instant, expected: bool| {

@@ -26,8 +26,8 @@ pub(super) fn read_input(
     let sources = |index: usize| sources.get(index).or(sources.last());
     let parts = profiles.into_iter().enumerate();
     let parts = parts.map(|(index, part)| {
-        let symbols = (&mut budget, &mut known);
-        LoadedProfile::from_dump(part, sources(index), options, progress, symbols)
+        let sources = sources(index);
+        LoadedProfile::from_dump(part, sources, options, progress, &mut budget, &mut known)
     });
     let mut loaded = merge_processes(parts.collect::<Result<_>>()?);
     let profile = &mut loaded.profile;

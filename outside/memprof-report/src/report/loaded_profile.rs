@@ -30,7 +30,8 @@ impl LoadedProfile {
         sources: Option<&Sources>,
         options: &Options,
         progress: Progress<'_>,
-        (budget, known): (&mut SymbolBudget, &mut KnownFrames),
+        budget: &mut SymbolBudget,
+        known: &mut KnownFrames,
     ) -> Result<Self> {
         let sample_type = match profile.samples.is_empty() {
             // Without samples, the report is empty whatever types the profile has.

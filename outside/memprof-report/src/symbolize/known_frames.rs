@@ -157,7 +157,8 @@ impl KnownFrames {
         &mut self,
         id: BinaryId,
         object_file: &ObjectFile<'_>,
-        (notes, is_late): (&[String], bool),
+        notes: &[String],
+        is_late: bool,
         names: &Names,
     ) {
         self.paths.insert(path_of(object_file));
@@ -233,13 +234,10 @@ mod tests {
         };
         ObjectFile {
             path: "/bin/server",
-            build_id: None,
             is_main: true,
-            is_replaced: false,
-            is_unloaded: false,
             has_offsets: true,
-            mappings: Vec::new(),
             queries: offsets.iter().zip(first_id..).map(query).collect(),
+            ..ObjectFile::default()
         }
     }
 
@@ -264,7 +262,7 @@ mod tests {
         let notes = ["it is stripped".to_owned()];
         let first = file(&[0x10, 0x20], 0, false);
         assert!(!known.has_file(&first));
-        known.keep(ID, &first, (&notes, false), &names());
+        known.keep(ID, &first, &notes, false, &names());
         let second = file(&[0x20, 0x10, 0x30], 5, false);
         assert!(known.has_file(&second));
         let offsets = |id: &BinaryId, file: &ObjectFile<'_>| {
@@ -296,7 +294,7 @@ mod tests {
     fn names_that_came_too_late_are_looked_up_again() {
         let mut known = KnownFrames::default();
         let file = file(&[0x10, 0x20], 0, false);
-        known.keep(ID, &file, (&[], true), &names());
+        known.keep(ID, &file, &[], true, &names());
         let unknown = known.unknown(&ID, &file.queries);
         assert_eq!(unknown.len(), 1);
         assert_eq!(unknown[0].offset, FileOffset(0x20));

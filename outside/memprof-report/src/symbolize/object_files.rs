@@ -10,6 +10,7 @@ use crate::profile::{Address, FileOffset, Mapping, Profile};
 use crate::stacks::AddressId;
 
 /// A mapped file, with the addresses in it to symbolize.
+#[derive(Default)]
 pub(super) struct ObjectFile<'a> {
     pub(super) path: &'a str,
     pub(super) build_id: Option<&'a str>,
