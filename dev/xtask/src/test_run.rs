@@ -35,8 +35,8 @@ struct Target {
     kind: Vec<String>,
 }
 
-/// Runs the tests of all binaries, as many at once as there are processors, then those of the documentation. Prints the tests that
-/// passed only the second time, alone. Fails if a test fails twice.
+/// Runs the tests of all binaries, as many at once as there are processors, then those of the documentation. Prints the
+/// tests that passed only the second time, alone. Fails if a test fails twice.
 pub(crate) fn run_tests(binaries: &[TestBinary]) -> Result<()> {
     let (next, flaky) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let lane = || -> Result<()> {

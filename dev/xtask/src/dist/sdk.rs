@@ -53,33 +53,39 @@ fn forget_packed(target: &Path) -> Result<()> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(std::env::home_dir()?.join(".cargo")));
     let sources = home.context("HOME is not set")?.join("registry/src");
-    let is_packed = |path: &Path| {
-        let name = path.file_name().and_then(|name| name.to_str());
-        let is_version_of = |name: &str, of: &str| {
-            let version = name
-                .strip_prefix(of)
-                .and_then(|rest| rest.strip_prefix('-'));
-            version.is_some_and(|version| version.starts_with(|c: char| c.is_ascii_digit()))
-        };
-        name.is_some_and(|name| SDK.iter().any(|of| is_version_of(name, of)))
-    };
     // The registry of packed crates has no name before the hash of its path.
-    let is_unnamed = |path: &PathBuf| {
-        let name = path.file_name();
-        name.is_some_and(|name| name.as_encoded_bytes().starts_with(b"-"))
-    };
-    for registry in list_directory(&sources)?
+    let registries = list_directory(&sources)?;
+    for registry in registries
         .iter()
-        .filter(|path| is_unnamed(path))
+        .filter(|path| file_name(path).starts_with('-'))
     {
-        for unpacked in list_directory(registry)?
+        let unpacked = list_directory(registry)?;
+        for sources in unpacked
             .iter()
-            .filter(|path| is_packed(path))
+            .filter(|path| sdk_crate(file_name(path)).is_some())
         {
-            fs::remove_dir_all(unpacked).with_context(|| unpacked.display().to_string())?;
+            fs::remove_dir_all(sources).with_context(|| sources.display().to_string())?;
         }
     }
     Ok(())
+}
+
+/// Returns the crate of the SDK of which a file or directory has the name and version: `memprof-own-0.2.0`.
+fn sdk_crate(packed_name: &str) -> Option<&'static str> {
+    let has_version = |name: &&str| {
+        let version = packed_name
+            .strip_prefix(*name)
+            .and_then(|rest| rest.strip_prefix('-'));
+        version.is_some_and(|version| version.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    SDK.iter().copied().find(has_version)
+}
+
+/// Name of a file; empty if it is not UTF-8.
+fn file_name(path: &Path) -> &str {
+    path.file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default()
 }
 
 /// Paths in a directory; none if it does not exist.
@@ -117,20 +123,9 @@ pub fn lay_out_sdk(sdk: &Path) -> Result<()> {
         }
     }
     pack_sdk(false)?;
-    let crates = packed_sdk();
-    for file in fs::read_dir(&crates).with_context(|| crates.display().to_string())? {
-        let path = file?.path();
-        let name = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .unwrap_or_default();
-        // From the end, where the longer of two names is: `memprof-host-c` also begins with `memprof-host-`.
-        let Some(name) = SDK.iter().rev().find(|known| {
-            let version = name
-                .strip_prefix(**known)
-                .and_then(|rest| rest.strip_prefix('-'));
-            version.is_some_and(|version| version.ends_with(".crate"))
-        }) else {
+    for path in list_directory(&packed_sdk())? {
+        let packed = file_name(&path).strip_suffix(".crate");
+        let Some(name) = packed.and_then(sdk_crate) else {
             continue;
         };
         let folder = sdk.join(name);
