@@ -77,6 +77,7 @@ mod page_layout;
 mod pictures;
 mod pinned;
 mod plain_rust;
+mod plugin_files;
 mod plugins;
 mod processes;
 mod prove;
