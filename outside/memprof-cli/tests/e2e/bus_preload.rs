@@ -708,6 +708,7 @@ fn program_in_valgrind_works_and_is_refused_to_others() {
         let args = [&["--", "valgrind", "--quiet", &tool][..], &perl].concat();
         let mut host = run(&args, &[]);
         serves(&mut host, &tool);
+        wait_until_listed(&host, host.pid());
         host.memprof("status", &[]).exits(0);
         serves(&mut host, "after its start");
         let pid = host.pid().to_string();

@@ -191,7 +191,8 @@ fn leases_and_rules_work() {
     redis.command(&["EVAL", fill, "0"].map(str::to_owned));
     redis.0.wait_for_log("rss_growth = \"8MiB\" at ");
     let recent = redis.send("memory_profile", "recent");
-    let recent: serde_json::Value = serde_json::from_str(&recent).unwrap();
+    let parsed = serde_json::from_str(&recent);
+    let recent: serde_json::Value = parsed.unwrap_or_else(|error| panic!("{error}: {recent}"));
     assert_eq!(recent["recent_alloc_max"], 9);
     assert!(
         recent["recent_alloc"][0]["alloc_trace"][0].is_string(),
