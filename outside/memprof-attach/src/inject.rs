@@ -318,14 +318,11 @@ fn wait_until_loaded(
                 let errno = page.word(shared_page::CREATE_RESULT).map_err(lost_error)?;
                 return Ok(LoadOutcome::NoThread(Errno::from_raw(errno as i32)));
             }
-            LoaderStage::NotStarted => {
-                if begin_deadline.has_passed(target.pid, creator.tid) {
-                    return give_up(format!(
-                        "its new thread did not begin for {} s (too many busy threads, or one of a real-time priority?)",
-                        begin_deadline.seconds()
-                    ));
-                }
-                thread::sleep(POLL_INTERVAL);
+            LoaderStage::NotStarted if begin_deadline.has_passed(target.pid, creator.tid) => {
+                return give_up(format!(
+                    "its new thread did not begin for {} s (too many busy threads, or one of a real-time priority?)",
+                    begin_deadline.seconds()
+                ));
             }
             stage if stage < LoaderStage::Calling && start.elapsed() > LOAD_TIMEOUT => {
                 return give_up(

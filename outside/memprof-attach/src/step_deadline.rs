@@ -2,6 +2,7 @@
 //! threads of a real-time priority, that may take long.
 
 use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Timeout of the step while its thread does not wait for a processor.
@@ -52,18 +53,15 @@ impl StepDeadline {
 
 /// Returns whether the thread `tid` of a process is ready to run, or another of its threads has never run.
 fn waits_for_processor(pid: u32, tid: u32) -> bool {
-    let tasks = format!("/proc/{pid}/task");
-    let read = |path: String| fs::read_to_string(path).unwrap_or_default();
-    let is_ready = is_runnable(&read(format!("{tasks}/{tid}/stat")));
+    let tasks = PathBuf::from(format!("/proc/{pid}/task"));
+    // A thread that has ended waits for nothing, as an empty text says.
+    let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
+    let is_ready = is_runnable(&read(tasks.join(tid.to_string()).join("stat")));
     // Where the kernel counts nothing, no thread seems to have run.
-    let is_counted = !has_never_run(&read("/proc/thread-self/schedstat".to_owned()));
-    let mut threads = fs::read_dir(&tasks).into_iter().flatten().flatten();
-    is_ready
-        || is_counted
-            && threads.by_ref().take(MAX_THREADS).any(|thread| {
-                let path = thread.path().join("schedstat");
-                has_never_run(&fs::read_to_string(path).unwrap_or_default())
-            })
+    let is_counted = !has_never_run(&read("/proc/thread-self/schedstat".into()));
+    let threads = fs::read_dir(&tasks).into_iter().flatten().flatten();
+    let mut threads = threads.take(MAX_THREADS).map(|entry| entry.path());
+    is_ready || is_counted && threads.any(|path| has_never_run(&read(path.join("schedstat"))))
 }
 
 /// Returns whether a thread runs or is ready to run, by the text of its stat (proc(5)).

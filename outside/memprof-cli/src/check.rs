@@ -91,7 +91,8 @@ fn check_in_child(plugin: &Path, limit: Duration) -> Outcome {
             Ok(code.unwrap_or(FAILED).into())
         }
         (None, _) => failed(format!(
-            "loading it ended the process ({status}) before the check was made in it, as a constructor may that exits or forks"
+            "loading it ended the process ({status}) before the check was made in it, as a constructor may that exits or \
+             forks"
         )),
     }
 }
