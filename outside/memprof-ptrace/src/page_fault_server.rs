@@ -2,8 +2,10 @@
 //! /proc says nothing about it.
 #![expect(unsafe_code, reason = "an ioctl of userfaultfd(2), and mmap(2)")]
 
+use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::ptr;
 
 use libc::c_void;
@@ -25,6 +27,8 @@ struct UffdioCopy {
 /// `UFFDIO_COPY`: `_IOWR(0xaa, 3, struct uffdio_copy)`.
 const UFFDIO_COPY: libc::c_ulong =
     3 << 30 | (size_of::<UffdioCopy>() as libc::c_ulong) << 16 | 0xaa << 8 | 3;
+/// Link of such a descriptor in /proc/PID/fd.
+pub const DESCRIPTOR_LINK: &str = "anon_inode:[userfaultfd]";
 /// `UFFDIO_COPY_MODE_DONTWAKE`.
 const DO_NOT_WAKE: u64 = 1;
 const PAGE_SIZE: usize = 4096;
@@ -37,10 +41,15 @@ const PAGE_SIZE: usize = 4096;
 /// up first (`ENOENT`), and copies nothing then either (`EFAULT`).
 ///
 /// # Errors
-/// The process has closed the descriptor, this user may not access it, Linux is older than 5.6, or the kernel gives
-/// another answer.
+/// The process has closed the descriptor, or has another one of that number, this user may not access it, Linux is older
+/// than 5.6, or the kernel gives another answer.
 pub fn serves_address(holder: u32, number: i32, address: u64) -> io::Result<bool> {
     let descriptor = PidFd::open(holder)?.duplicate(number)?;
+    // The process may have put another one under that number, whose driver would take the ioctl for one of its own.
+    let link = fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))?;
+    if link != Path::new(DESCRIPTOR_LINK) {
+        return Err(io::Error::other("the descriptor is another one by now"));
+    }
     let page = UnreadablePage::map()?;
     let mut copy = UffdioCopy {
         destination: address,
@@ -49,7 +58,7 @@ pub fn serves_address(holder: u32, number: i32, address: u64) -> io::Result<bool
         mode: DO_NOT_WAKE,
         copied: 0,
     };
-    // SAFETY: the argument is the struct of this call. The descriptor is open; one of another kind refuses the call.
+    // SAFETY: the argument is the struct of this call, and the descriptor is open and of userfaultfd(2).
     let result = unsafe { libc::ioctl(descriptor.as_raw_fd(), UFFDIO_COPY, &raw mut copy) };
     match Errno::result(result) {
         Err(Errno::EFAULT) => Ok(true),
@@ -80,5 +89,19 @@ impl Drop for UnreadablePage {
     fn drop(&mut self) {
         // SAFETY: `map` mapped it, and nothing can read or write it.
         unsafe { libc::munmap(self.0, PAGE_SIZE) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn descriptor_of_another_kind_is_not_asked() {
+        let file = File::open("/dev/null").unwrap();
+        let asked = serves_address(std::process::id(), file.as_raw_fd(), 0).unwrap_err();
+        assert!(asked.to_string().contains("another one"), "{asked}");
     }
 }

@@ -6,15 +6,13 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use memprof_ptrace::page_fault_server::serves_address;
+use memprof_ptrace::page_fault_server::{DESCRIPTOR_LINK, serves_address};
 
 use super::smaps::MappingUsage;
 use crate::error::Error;
 
 /// Bit of `UFFD_FEATURE_EVENT_FORK` (linux/userfaultfd.h).
 const EVENT_FORK: u64 = 1 << 1;
-/// Link of such a descriptor in /proc/PID/fd.
-const DESCRIPTOR_LINK: &str = "anon_inode:[userfaultfd]";
 /// Longest search in other processes.
 const SEARCH_TIME: Duration = Duration::from_secs(1);
 
