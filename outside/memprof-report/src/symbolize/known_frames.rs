@@ -1,8 +1,9 @@
 //! Frames of the files of one process, for later processes of the report that have the same files mapped.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, Metadata};
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
@@ -17,17 +18,17 @@ const MAX_ADDRESSES: usize = 1 << 20;
 /// Most bytes of the names and paths that are kept.
 const MAX_STRING_BYTES: usize = 64 << 20;
 
-/// Device, inode, size, and time of the last change of a file or directory.
+/// Device, inode, size, and time of the last change of a file.
 type FileId = (u64, u64, u64, i64, i64);
+/// Mount, device (major and minor) and inode of a directory. Mounts differ between mount namespaces.
+type DirectoryId = (u64, u32, u32, u64);
 
 /// Identity of a binary and of the root directory below which it and its debug file are found. A path and a build id do not
 /// suffice: a process may have put a file of its own there, also by a mount in a mount namespace of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct BinaryId {
     file: FileId,
-    root: FileId,
-    /// Mount of the root directory, which differs between mount namespaces (statx(2)).
-    root_mount: u64,
+    root: DirectoryId,
 }
 
 impl BinaryId {
@@ -41,17 +42,25 @@ impl BinaryId {
         if !file.has_offsets || is_linked {
             return None;
         }
-        // It cannot be read once the process has ended.
-        let root = binary.companions.root();
-        let mount = statx(CWD, root, AtFlags::empty(), StatxFlags::MNT_ID).ok()?;
-        // Linux before 5.8 numbers no mounts.
-        let is_numbered = mount.stx_mask & StatxFlags::MNT_ID.bits() != 0;
         Some(Self {
             file: file_id(&binary.file.metadata().ok()?),
-            root: file_id(&fs::metadata(root).ok()?),
-            root_mount: is_numbered.then_some(mount.stx_mnt_id)?,
+            root: directory_id(binary.companions.root())?,
         })
     }
+}
+
+/// Identity of a directory. Does not ask the server of a remote file system, which may never answer. `None` if the
+/// process to which a directory such as /proc/PID/root belongs has ended, and before Linux 5.8, which numbers no mounts.
+fn directory_id(path: &Path) -> Option<DirectoryId> {
+    let wanted = StatxFlags::INO | StatxFlags::MNT_ID;
+    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, wanted).ok()?;
+    let is_numbered = found.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+    is_numbered.then_some((
+        found.stx_mnt_id,
+        found.stx_dev_major,
+        found.stx_dev_minor,
+        found.stx_ino,
+    ))
 }
 
 /// Identity by metadata.
@@ -220,8 +229,7 @@ mod tests {
 
     const ID: BinaryId = BinaryId {
         file: (1, 2, 3, 4, 5),
-        root: (1, 1, 0, 0, 0),
-        root_mount: 1,
+        root: (1, 1, 0, 2),
     };
 
     /// A file with these addresses, each with its id; in the second process they have others.
@@ -254,6 +262,14 @@ mod tests {
         };
         names.set_frames(AddressId(0), &[frame]);
         names
+    }
+
+    #[test]
+    fn root_of_another_mount_is_another_directory() {
+        let root = directory_id(Path::new("/"));
+        assert_eq!(root, directory_id(Path::new("/proc/self/root")));
+        assert_ne!(root, directory_id(Path::new("/proc")));
+        assert_eq!(directory_id(Path::new("/proc/self/none")), None);
     }
 
     #[test]
