@@ -65,10 +65,9 @@ const BUILTIN_NAMES: [(&str, Builtin); 16] = [
 pub(super) struct BuiltinBases(u8);
 
 impl BuiltinBases {
-    /// Returns the built-in type that a type of that name and flags is itself. Empty if it is none, or a class.
-    fn from_own(name: &str, flags: u64) -> Self {
+    /// Returns the type of that name. Empty if no built-in type has it.
+    fn from_name(name: &str) -> Self {
         let known = BUILTIN_NAMES.iter().find(|(known, _)| *known == name);
-        let known = known.filter(|_| !is_class(flags));
         Self(known.map_or(0, |(_, builtin)| 1 << *builtin as u8))
     }
 
@@ -205,8 +204,11 @@ pub(super) fn is_type_at(view: &SnapshotMemory, address: u64) -> bool {
 /// if it cannot be read.
 pub(super) fn read_base(view: &SnapshotMemory, address: u64) -> Option<(BuiltinBases, u64)> {
     let head = TypeHead::read(view, address)?;
-    let name = read_name(view, head.word(NAME_OFFSET))?;
-    let own = BuiltinBases::from_own(&name, head.word(FLAGS_OFFSET));
+    let own = if is_class(head.word(FLAGS_OFFSET)) {
+        BuiltinBases::default()
+    } else {
+        BuiltinBases::from_name(&read_name(view, head.word(NAME_OFFSET))?)
+    };
     Some((own, head.word(BASE_OFFSET)))
 }
 

@@ -262,8 +262,8 @@ fn interpreters() -> Vec<String> {
 /// Processes whose random content differs, and rounds of each, with twice as many changed words as the one before.
 const SEEDS: [&str; 3] = ["1", "2", "3"];
 const ROUNDS: usize = 5;
-/// Longest time of an analysis: on a loaded machine it takes some seconds.
-const MAX_TIME: Duration = Duration::from_secs(60);
+/// An analysis that takes longer is not bounded: it takes some seconds, and a minute on a slow machine that is loaded.
+const MAX_TIME: Duration = Duration::from_secs(600);
 
 #[test]
 fn random_content_of_interpreter_ends_analysis_without_harm() {
