@@ -92,17 +92,23 @@ impl<'p> Folded<'p> {
             true => stack.functions.iter().map(origin_of).max(),
             false => None,
         };
-        let functions = stack.functions.iter().copied();
+        let named = self
+            .unnamed_places
+            .named_call(stack.functions, &self.origins);
+        let functions = stack.functions.iter().enumerate();
+        let functions = functions.map(move |(index, id)| match named {
+            Some((place, row)) if place == index => row,
+            _ => *id,
+        });
         functions.filter(move |id| highest.is_none_or(|highest| origin_of(id) == highest))
     }
 
     /// Keeps the stacks whole but lets [`visible_functions`](Self::visible_functions) return only frames of the
     /// highest code origin in each stack (program before library before …). Used for tables.
-    pub(crate) fn with_origin_filter(self) -> Self {
-        Self {
-            is_origin_filtered: true,
-            ..self.with_calls_of_places()
-        }
+    pub(crate) fn with_origin_filter(mut self) -> Self {
+        self.is_origin_filtered = true;
+        self.name_calls_of_places();
+        self
     }
 
     /// Reduces each stack to the frames of its highest code origin: the program's own functions if there are any. A
@@ -123,37 +129,21 @@ impl<'p> Folded<'p> {
             stacks: FoldedStacks::from_lists(lists),
             is_origin_filtered: true,
             places: filtered.places,
-            unnamed_places: filtered.unnamed_places,
+            unnamed_places: UnnamedPlaces::default(),
         }
     }
 
-    /// Adds the library's function that it calls to the name of each place without a symbol to which a stack is
-    /// attributed, because the filter by origin leaves that function out. Keeps a list for each stack if there are any.
-    fn with_calls_of_places(mut self) -> Self {
-        let mut cursor = self.stacks.cursor();
-        let mut has_calls = false;
-        while let Some(stack) = cursor.next_stack().filter(|_| !has_calls) {
-            let call = self
-                .unnamed_places
-                .find_call(stack.functions, &self.origins);
-            has_calls = call.is_some();
+    /// Gives each place without a symbol to which a stack is attributed a name with the library's function that it calls,
+    /// because the filter by origin leaves that function out.
+    fn name_calls_of_places(&mut self) {
+        if !self.unnamed_places.has_own(&self.origins) {
+            return;
         }
-        if !has_calls {
-            return self;
-        }
-        let (mut lists, mut index) = (StackLists::default(), StackIndex::default());
-        let mut renamed = Vec::new();
         let (names, origins) = (&mut self.functions, &mut self.origins);
         self.stacks.for_each(|stack| {
-            renamed.clear();
-            renamed.extend_from_slice(stack.functions);
             self.unnamed_places
-                .rename_place(&mut renamed, names, origins);
-            lists.add(&mut index, &renamed, stack.values, stack.alloc_times);
+                .name_call(stack.functions, names, origins);
         });
-        lists.sort(&ids_by_name(names));
-        self.stacks = FoldedStacks::from_lists(lists);
-        self
     }
 }
 

@@ -22,8 +22,6 @@ pub(super) struct FunctionTable {
     is_closure: Vec<bool>,
     pub(super) places: HashMap<StringId, Place>,
     pub(super) unnamed_places: UnnamedPlaces,
-    /// Numbers of the lists of functions that addresses stand for.
-    lists: HashMap<Vec<StringId>, u32>,
 }
 
 impl FunctionTable {
@@ -35,12 +33,6 @@ impl FunctionTable {
     /// Returns whether a function is a closure whose name lacks the path.
     pub(super) fn is_closure(&self, function: StringId) -> bool {
         self.is_closure[function.0 as usize]
-    }
-
-    /// Returns the number of a list of functions, the same for equal lists.
-    pub(super) fn intern_list(&mut self, functions: Vec<StringId>) -> u32 {
-        let next = self.lists.len() as u32;
-        *self.lists.entry(functions).or_insert(next)
     }
 
     /// Returns, by function, its place in the order of the names.

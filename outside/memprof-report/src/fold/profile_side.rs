@@ -1,8 +1,8 @@
 //! The stacks of one profile as functions. An address stands for a list of functions, so a stack needs no list of its
 //! own.
 
-use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::iter;
 
 use super::folded_stack::TimedAmounts;
 use super::function_table::FunctionTable;
@@ -26,12 +26,20 @@ pub(super) struct ProfileSide<'p> {
     ends: Vec<u32>,
     /// Functions of the addresses, root first.
     functions: Vec<StringId>,
-    /// By address: number of its list of functions. Equal lists have one number, also in the other profile.
-    lists: Vec<u32>,
     /// By address: number of its innermost functions that are the allocator's.
     allocator_counts: Vec<u32>,
     /// Functions, root first, of the stacks that differ from those of their addresses.
     own_lists: HashMap<StackId, Box<[StringId]>>,
+}
+
+/// A place in the stack of a sample, between two functions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StackPlace {
+    /// Number of functions from here to the leaf.
+    functions_left: u32,
+    /// Index of the address, from the leaf on, and number of its functions that are towards the root.
+    address: u32,
+    function: u32,
 }
 
 impl<'p> ProfileSide<'p> {
@@ -53,7 +61,6 @@ impl<'p> ProfileSide<'p> {
             is_base,
             ends: Vec::new(),
             functions: Vec::new(),
-            lists: Vec::new(),
             allocator_counts: Vec::new(),
             own_lists: HashMap::new(),
         };
@@ -90,7 +97,6 @@ impl<'p> ProfileSide<'p> {
         functions.reverse();
         self.functions.extend_from_slice(&functions);
         self.ends.push(self.functions.len() as u32);
-        self.lists.push(table.intern_list(functions));
     }
 
     /// Gives each stack in which a closure without a path can be named a list of its own.
@@ -169,64 +175,53 @@ impl<'p> ProfileSide<'p> {
         Some((sample.alloc_time?, [bytes, objects]))
     }
 
-    /// Appends the functions of a sample's stack, root first. Leaves out allocator functions that were inlined at the
-    /// leaf, unless there are no others: then the outermost one stays.
+    /// Appends the functions of a sample's stack, root first, as [`root_of_stack`](Self::root_of_stack) says.
     pub(super) fn append_functions(&self, sample: usize, functions: &mut Vec<StringId>) {
-        functions.extend(self.functions_of_stack(self.samples()[sample].stack));
+        let mut place = self.root_of_stack(sample);
+        functions.extend(iter::from_fn(|| self.next_function(sample, &mut place)));
     }
 
-    /// Compares the stack of a sample with that of another sample, which may be in the other profile, by the ranks of
-    /// the functions, root first.
-    pub(super) fn compare_stacks(
-        &self,
-        sample: usize,
-        other: &Self,
-        other_sample: usize,
-        ranks: &[u32],
-    ) -> Ordering {
-        let (one_stack, other_stack) = (
-            self.samples()[sample].stack,
-            other.samples()[other_sample].stack,
-        );
-        let has_own_list =
-            self.own_lists.contains_key(&one_stack) || other.own_lists.contains_key(&other_stack);
-        if !has_own_list {
-            let (all_one, all_two) = (
-                self.named.program_frames(one_stack),
-                other.named.program_frames(other_stack),
-            );
-            let (mut one, mut two) = (all_one, all_two);
-            while let ([inner_one @ .., outer_one], [inner_two @ .., outer_two]) = (one, two)
-                && self.lists[outer_one.0 as usize] == other.lists[outer_two.0 as usize]
-            {
-                (one, two) = (inner_one, inner_two);
-            }
-            if one.is_empty() && two.is_empty() {
-                return Ordering::Equal;
-            }
-            let (trimmed, other_trimmed) =
-                (self.trimmed_count(all_one), other.trimmed_count(all_two));
-            // Otherwise functions that are left out may be among those that were skipped.
-            if trimmed <= self.function_count(one) && other_trimmed <= other.function_count(two) {
-                let rank = |id: StringId| ranks[id.0 as usize];
-                let one = self.functions_root_first(one, trimmed).map(rank);
-                return one.cmp(other.functions_root_first(two, other_trimmed).map(rank));
-            }
+    /// Returns the place in front of the functions of a sample's stack, root first. Allocator functions that were inlined
+    /// at the leaf are none of these, unless there are no others: then the outermost one stays.
+    pub(super) fn root_of_stack(&self, sample: usize) -> StackPlace {
+        let stack = self.samples()[sample].stack;
+        let addresses = self.named.program_frames(stack);
+        let functions_left = match self.own_list(stack) {
+            Some(list) => list.len(),
+            None => self.function_count(addresses) - self.trimmed_count(addresses),
+        };
+        StackPlace {
+            functions_left: functions_left as u32,
+            address: addresses.len().saturating_sub(1) as u32,
+            function: 0,
         }
-        let rank = |id: StringId| ranks[id.0 as usize];
-        let one = self.functions_of_stack(one_stack).map(rank);
-        one.cmp(other.functions_of_stack(other_stack).map(rank))
     }
 
-    /// Functions of a stack, root first, as [`append_functions`](Self::append_functions) says. Allocates nothing.
-    fn functions_of_stack(&self, stack: StackId) -> impl Iterator<Item = StringId> {
-        let own = self.own_lists.get(&stack).map(|list| list.iter().copied());
-        let of_addresses = own.is_none().then(|| {
-            let addresses = self.named.program_frames(stack);
-            self.functions_root_first(addresses, self.trimmed_count(addresses))
-        });
-        let own = own.into_iter().flatten();
-        own.chain(of_addresses.into_iter().flatten())
+    /// Returns the next function of a sample's stack, towards the leaf, and moves `place` behind it. `None` at the end.
+    pub(super) fn next_function(&self, sample: usize, place: &mut StackPlace) -> Option<StringId> {
+        place.functions_left = place.functions_left.checked_sub(1)?;
+        let stack = self.samples()[sample].stack;
+        if let Some(list) = self.own_list(stack) {
+            return Some(list[list.len() - 1 - place.functions_left as usize]);
+        }
+        let addresses = self.named.program_frames(stack);
+        loop {
+            let functions = self.functions_of(addresses[place.address as usize]);
+            if let Some(function) = functions.get(place.function as usize) {
+                place.function += 1;
+                return Some(*function);
+            }
+            (place.address, place.function) = (place.address - 1, 0);
+        }
+    }
+
+    /// Functions of a stack that has a list of its own, root first.
+    fn own_list(&self, stack: StackId) -> Option<&[StringId]> {
+        // Most profiles have none, and a hash takes longer than all the rest of a step.
+        if self.own_lists.is_empty() {
+            return None;
+        }
+        self.own_lists.get(&stack).map(|list| &**list)
     }
 
     /// Samples of the profile.
@@ -242,18 +237,6 @@ impl<'p> ProfileSide<'p> {
             _ => self.ends[index - 1],
         };
         &self.functions[start as usize..self.ends[index] as usize]
-    }
-
-    /// Functions of addresses, which come leaf first, from the root on, without the last `trimmed`.
-    fn functions_root_first(
-        &self,
-        addresses: &[AddressId],
-        trimmed: usize,
-    ) -> impl Iterator<Item = StringId> {
-        let functions = addresses.iter().rev().flat_map(|id| self.functions_of(*id));
-        functions
-            .copied()
-            .take(self.function_count(addresses) - trimmed)
     }
 
     /// Number of functions of addresses.

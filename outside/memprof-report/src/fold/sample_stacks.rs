@@ -1,10 +1,8 @@
 //! The samples of a profile and of its base in the order of their function names, so that those of one folded stack are
-//! neighbours. Four bytes each.
-
-use std::cmp::Ordering;
+//! neighbours. Four bytes each, and 20 while they are sorted.
 
 use super::folded_stack::TimedAmounts;
-use super::profile_side::ProfileSide;
+use super::profile_side::{ProfileSide, StackPlace};
 use crate::comparison::Comparison;
 use crate::names::StringId;
 
@@ -23,6 +21,16 @@ pub(super) struct SampleStacks<'p> {
 struct SampleEntry(u32);
 
 const SAME_STACK: u32 = 1 << 31;
+
+/// A sample while samples are sorted.
+#[derive(Clone, Copy, Debug)]
+struct SortableSample {
+    entry: SampleEntry,
+    /// Place in its stack behind the functions by which it is sorted.
+    place: StackPlace,
+    /// Rank of the last of these functions, from 1 on; 0 if the stack has ended before.
+    rank: u32,
+}
 
 impl SampleEntry {
     /// Number of the sample.
@@ -50,27 +58,55 @@ impl<'p> SampleStacks<'p> {
             stack_count: 0,
         };
         let first_of_base = stacks.profile.sample_count();
-        let entry = |number: usize| SampleEntry(number as u32);
-        let of_profile = stacks.profile.samples_with_value().map(entry);
+        let of_profile = stacks.profile.samples_with_value();
         let of_base = stacks.base.iter().flat_map(ProfileSide::samples_with_value);
-        let of_base = of_base.map(|number| entry(first_of_base + number));
-        let count = of_profile.clone().count() + of_base.clone().count();
-        let mut order = Vec::with_capacity(count);
-        order.extend(of_profile.chain(of_base));
-        // Equal stacks in the order of their samples, so that sums of floating-point numbers do not depend on chance.
-        let by_stack = |one: &SampleEntry, other: &SampleEntry| {
-            stacks.compare(*one, *other, ranks).then(one.cmp(other))
-        };
-        order.sort_unstable_by(by_stack);
-        for index in (1..order.len()).rev() {
-            if stacks.compare(order[index - 1], order[index], ranks) == Ordering::Equal {
-                order[index].0 |= SAME_STACK;
+        let numbers = of_profile.chain(of_base.map(|number| first_of_base + number));
+        let mut samples = Vec::with_capacity(numbers.clone().count());
+        samples.extend(numbers.map(|number| stacks.sortable_sample(number)));
+        stacks.sort(&mut samples, ranks);
+        stacks.order = samples.iter().map(|sample| sample.entry).collect();
+        let starts = stacks.order.iter();
+        stacks.stack_count = starts.filter(|entry| !entry.continues_stack()).count();
+        stacks
+    }
+
+    /// A sample that is not sorted yet.
+    fn sortable_sample(&self, number: usize) -> SortableSample {
+        let entry = SampleEntry(number as u32);
+        let (side, sample) = self.locate(entry);
+        SortableSample {
+            entry,
+            place: side.root_of_stack(sample),
+            rank: 0,
+        }
+    }
+
+    /// Sorts samples by the ranks of their functions, and marks those that have the stack of the one before. Sorts by one
+    /// function at a time, the root's first, and then only those samples that are equal so far: so a function is read
+    /// once, however many stacks begin with it.
+    fn sort(&self, samples: &mut [SortableSample], ranks: &[u32]) {
+        let mut runs = vec![(0, samples.len())];
+        while let Some((mut start, end)) = runs.pop() {
+            let run = &mut samples[start..end];
+            for sample in run.iter_mut() {
+                let (side, index) = self.locate(sample.entry);
+                let function = side.next_function(index, &mut sample.place);
+                sample.rank = function.map_or(0, |id| ranks[id.0 as usize] + 1);
+            }
+            // Equal stacks in the order of their samples, so that sums of floating-point numbers do not depend on chance.
+            run.sort_unstable_by_key(|sample| (sample.rank, sample.entry));
+            for equal in run.chunk_by_mut(|one, other| one.rank == other.rank) {
+                let end = start + equal.len();
+                match equal {
+                    [_] => {}
+                    [SortableSample { rank: 0, .. }, rest @ ..] => {
+                        rest.iter_mut().for_each(|same| same.entry.0 |= SAME_STACK);
+                    }
+                    _ => runs.push((start, end)),
+                }
+                start = end;
             }
         }
-        let starts = order.iter().filter(|entry| !entry.continues_stack());
-        stacks.stack_count = starts.count();
-        stacks.order = order;
-        stacks
     }
 
     /// Number of different stacks.
@@ -119,13 +155,6 @@ impl<'p> SampleStacks<'p> {
             (Some(index), Some(base)) => (base, index),
             _ => (&self.profile, number),
         }
-    }
-
-    /// Compares the stacks of two samples by the ranks of their functions, root first.
-    fn compare(&self, one: SampleEntry, other: SampleEntry, ranks: &[u32]) -> Ordering {
-        let (one_side, one) = self.locate(one);
-        let (other_side, other) = self.locate(other);
-        one_side.compare_stacks(one, other_side, other, ranks)
     }
 }
 

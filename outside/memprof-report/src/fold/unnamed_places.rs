@@ -22,6 +22,8 @@ pub(super) struct UnnamedPlaces {
     code_bytes: Vec<u64>,
     /// By function: its file, and whether it has a symbol. `None` if it is in no file, or of an interpreted program.
     functions: Vec<Option<(FileId, bool)>>,
+    /// Names of places, by the place and the function that it calls.
+    calls: HashMap<(StringId, StringId), StringId>,
 }
 
 impl UnnamedPlaces {
@@ -59,6 +61,14 @@ impl UnnamedPlaces {
             self.functions.resize(index + 1, None);
         }
         self.functions[index] = file.map(|file| (file, named));
+    }
+
+    /// Returns whether a function without a symbol is the program's own.
+    pub(super) fn has_own(&self, origins: &[CodeOrigin]) -> bool {
+        let mut functions = self.functions.iter().zip(origins);
+        functions.any(|(file, origin)| {
+            *origin == CodeOrigin::Program && file.is_some_and(|(_, named)| !named)
+        })
     }
 
     /// Returns the index of the program's own function to which a stack is attributed, if that has no symbol, and the
@@ -106,23 +116,41 @@ impl UnnamedPlaces {
         *self.functions.get(function.0 as usize)?
     }
 
-    /// Renames, in a stack, the place to which it is attributed: `git+0x1c3f calling deflateInit_`. New names are added
-    /// to `names`, and their code origin to `origins`. `functions` are those of the stack, root first.
-    pub(super) fn rename_place(
-        &self,
-        functions: &mut [StringId],
+    /// Gives the place to which a stack is attributed a name of its own for the function that it calls: `git+0x1c3f
+    /// calling deflateInit_`. New names are added to `names`, and their code origin to `origins`. `functions` are those of
+    /// the stack, root first.
+    pub(super) fn name_call(
+        &mut self,
+        functions: &[StringId],
         names: &mut Strings,
         origins: &mut Vec<CodeOrigin>,
     ) {
         let Some((index, called)) = self.find_call(functions, origins) else {
             return;
         };
-        let place = &mut functions[index];
-        let name = with_call(names.get(*place), names.get(called));
-        *place = names.intern(&name);
-        if place.0 as usize == origins.len() {
-            origins.push(CodeOrigin::Program);
+        let place = functions[index];
+        self.calls.entry((place, called)).or_insert_with(|| {
+            let row = names.intern(&with_call(names.get(place), names.get(called)));
+            if row.0 as usize == origins.len() {
+                origins.push(CodeOrigin::Program);
+            }
+            row
+        });
+    }
+
+    /// Returns the index of the place to which a stack is attributed, and the name that
+    /// [`name_call`](Self::name_call) gave it. `None` if it has none.
+    pub(super) fn named_call(
+        &self,
+        functions: &[StringId],
+        origins: &[CodeOrigin],
+    ) -> Option<(usize, StringId)> {
+        if self.calls.is_empty() {
+            return None;
         }
+        let (index, called) = self.find_call(functions, origins)?;
+        let row = self.calls.get(&(functions[index], called))?;
+        Some((index, *row))
     }
 }
 
@@ -151,7 +179,7 @@ mod tests {
         let mut places = UnnamedPlaces::default();
         let files = places.add_files(&profile);
         let (mut names, mut origins) = (Strings::default(), Vec::new());
-        let mut functions: Vec<StringId> = stack
+        let mut functions: Vec<_> = stack
             .iter()
             .map(|name| {
                 let id = names.intern(name);
@@ -166,7 +194,10 @@ mod tests {
                 id
             })
             .collect();
-        places.rename_place(&mut functions, &mut names, &mut origins);
+        places.name_call(&functions, &mut names, &mut origins);
+        if let Some((index, row)) = places.named_call(&functions, &origins) {
+            functions[index] = row;
+        }
         let row = functions
             .iter()
             .rfind(|id| origins[id.0 as usize] == CodeOrigin::Program);
