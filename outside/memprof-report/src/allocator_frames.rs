@@ -96,7 +96,7 @@ const RUST_TRAIT_PREFIXES: [&str; 3] = [
     "<alloc::alloc::Global as ",
 ];
 
-/// Trait of Rust's global allocators, in the name of each of its functions.
+/// Trait of Rust's global allocators, in the name of each of its functions behind the type, `<T`.
 const GLOBAL_ALLOC: &str = " as core::alloc::global::GlobalAlloc>::";
 
 /// Returns, for each stack by its id, the number of addresses at the leaf that belong to the allocator: they lie in an
@@ -157,7 +157,7 @@ pub(crate) fn is_allocator_function(function: &str) -> bool {
         || RUST_TRAIT_PREFIXES
             .iter()
             .any(|prefix| function.starts_with(prefix))
-        || function.contains(GLOBAL_ALLOC)
+        || function.starts_with('<') && function.contains(GLOBAL_ALLOC)
 }
 
 #[cfg(test)]

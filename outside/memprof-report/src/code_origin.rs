@@ -17,8 +17,9 @@ mod rules;
 mod source_file;
 mod wrappers;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
+use foldhash::HashMap;
 use regex::Regex;
 
 use self::evidence::ProfileEvidence;
@@ -114,13 +115,14 @@ impl CodeOrigins {
         let SymbolizedProfile { profile, names, .. } = named;
         let evidence = ProfileEvidence::new(named);
         let files = MappedFile::for_mappings(profile);
+        let addresses = (0..profile.stacks.addresses().len() as u32).map(AddressId);
+        let mappings: Vec<_> = addresses.map(|id| profile.mapping_of_frame(id)).collect();
         let mut origins = Self::default();
-        let mut known: HashMap<FrameKey, u32> = HashMap::new();
-        let mut sources: HashMap<StringId, SourceEvidence<'_>> = HashMap::new();
+        let mut known: HashMap<FrameKey, u32> = HashMap::default();
+        let mut sources: HashMap<StringId, SourceEvidence<'_>> = HashMap::default();
         let mut has_own_functions = false;
-        for index in 0..profile.stacks.addresses().len() {
+        for (index, &mapping) in mappings.iter().enumerate() {
             let id = AddressId(index as u32);
-            let mapping = profile.mapping_of_frame(id);
             let file = mapping.map_or(MappedFile::default(), |mapping| files[mapping]);
             let verdicts = names.frames(id).iter().map(|frame| {
                 let key = (frame.function, frame.linkage, frame.file, mapping);
@@ -149,12 +151,12 @@ impl CodeOrigins {
             let verdicts = verdicts.collect();
             origins.by_address.push(verdicts);
         }
-        origins.count_stripped_modules_as_own(named, &files);
+        origins.count_stripped_modules_as_own(named, &files, &mappings);
         if !has_own_functions && !origins.has_unnamed_places(named) {
             origins.count_system_libraries_as_own();
         }
         wrappers::mark_wrappers(&mut origins, named);
-        origins.fold_helpers_in_libraries(named);
+        origins.fold_helpers_in_libraries(named, &mappings);
         origins
     }
 
@@ -185,20 +187,17 @@ impl CodeOrigins {
 
     /// Counts functions without names in the program's plugins and libraries as its own, unless a function with a name
     /// called them in the same file. Otherwise the memory of all plugins would be in one row of the table, that of the
-    /// function that calls them. `files` has the file of each of the profile's mappings.
+    /// function that calls them. `files` has the file of each of the profile's mappings, `mappings` the mapping of each
+    /// address.
     fn count_stripped_modules_as_own(
         &mut self,
         named: &SymbolizedProfile,
         files: &[MappedFile<'_>],
+        mappings: &[Option<usize>],
     ) {
         let SymbolizedProfile { profile, names, .. } = named;
-        let module_of = |id| {
-            let mapping = profile.mapping_of_frame(id);
-            mapping.filter(|mapping| files[*mapping].is_module())
-        };
-        let modules: Vec<Option<usize>> = (0..self.by_address.len())
-            .map(|index| module_of(AddressId(index as u32)))
-            .collect();
+        let module_of = |mapping: &Option<usize>| mapping.filter(|index| files[*index].is_module());
+        let modules: Vec<Option<usize>> = mappings.iter().map(module_of).collect();
         if modules.iter().all(Option::is_none) {
             return;
         }
@@ -226,8 +225,8 @@ impl CodeOrigins {
     }
 
     /// Folds functions without a symbol in libraries into the function with a symbol that called them there, so that
-    /// where a stack has only functions of libraries, the row has a name.
-    fn fold_helpers_in_libraries(&mut self, named: &SymbolizedProfile) {
+    /// where a stack has only functions of libraries, the row has a name. `mappings` has the mapping of each address.
+    fn fold_helpers_in_libraries(&mut self, named: &SymbolizedProfile, mappings: &[Option<usize>]) {
         let SymbolizedProfile { profile, names, .. } = named;
         let is_helper =
             |verdict: &Verdict| matches!(verdict.reason, OriginReason::UnnamedInLibrary);
@@ -238,7 +237,7 @@ impl CodeOrigins {
             let mut library = None;
             let mut has_named_caller = false;
             for id in profile.stacks.frames(StackId(stack as u32)).iter().rev() {
-                let mapping = profile.mapping_of_frame(*id);
+                let mapping = mappings[id.0 as usize];
                 if mapping != library {
                     (library, has_named_caller) = (mapping, false);
                 }

@@ -74,6 +74,12 @@ pub(crate) fn demangle_clone(symbol: &str) -> String {
     }
 }
 
+/// Returns whether [`demangle_clone`] may return more of a symbol than [`demangle`]: Rust's symbols have no parameters.
+pub(crate) fn has_more_than_name(symbol: &str) -> bool {
+    let (plain, suffix) = split_symbol(symbol);
+    !suffix.is_empty() || Language::from_symbol(plain) != Some(Language::Rust)
+}
+
 /// Splits a symbol into its function's name and clone suffix, without the symbol version. Also removes the prefix of
 /// `__second_sect_of_NAME`: in DWARF 2, which has no ranges, GCC gives that name to the cold part of a function.
 fn split_symbol(symbol: &str) -> (&str, &str) {

@@ -1,7 +1,11 @@
 //! Names of addresses: the frames of each address, several where functions were inlined.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::hash::BuildHasher;
+
+use foldhash::HashMap;
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
 
 use crate::call_shape::CallShape;
 use crate::stacks::AddressId;
@@ -10,7 +14,9 @@ use crate::stacks::AddressId;
 #[derive(Debug, Default)]
 pub struct Strings {
     list: Vec<Box<str>>,
-    ids: HashMap<Box<str>, StringId>,
+    /// Ids by the hashes of their strings.
+    ids: HashTable<StringId>,
+    hasher: RandomState,
 }
 
 /// Id of a string in one [`Strings`].
@@ -21,23 +27,36 @@ impl Strings {
     /// Returns the id of a string, adding it if it is new. Unprintable characters are replaced first, because an
     /// ELF symbol may hold any byte but zero.
     pub fn intern(&mut self, string: &str) -> StringId {
-        // Fast path: stored strings are printable, so only a printable one is found.
-        if let Some(&id) = self.ids.get(string) {
+        // Stored strings are printable, so only a printable one is found.
+        if let Some(id) = self.find(string) {
             return id;
         }
-        let string = &*replace_unprintable(string);
-        if let Some(&id) = self.ids.get(string) {
-            return id;
+        match replace_unprintable(string) {
+            Cow::Borrowed(string) => self.add(string),
+            Cow::Owned(string) => self.find(&string).unwrap_or_else(|| self.add(&string)),
         }
+    }
+
+    /// Id of a printable string; `None` if it is not in the table.
+    fn find(&self, string: &str) -> Option<StringId> {
+        let is_equal = |id: &StringId| self.get(*id) == string;
+        self.ids
+            .find(self.hasher.hash_one(string), is_equal)
+            .copied()
+    }
+
+    /// Adds a printable string that is not in the table.
+    fn add(&mut self, string: &str) -> StringId {
         let id = StringId(self.list.len() as u32);
         self.list.push(string.into());
-        self.ids.insert(string.into(), id);
+        let hash = |id: &StringId| self.hasher.hash_one(&*self.list[id.0 as usize]);
+        self.ids.insert_unique(hash(&id), id, hash);
         id
     }
 
     /// Whether a string, with its unprintable characters replaced, is in the table.
     pub(crate) fn contains(&self, string: &str) -> bool {
-        self.ids.contains_key(string) || self.ids.contains_key(&*replace_unprintable(string))
+        self.find(string).is_some() || self.find(&replace_unprintable(string)).is_some()
     }
 
     /// Returns the string with that id. Panics if the id is from another table and not in this one.

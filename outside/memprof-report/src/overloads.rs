@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
-use crate::demangle::{Language, demangle_clone, demangle_with_parameters};
+use crate::demangle::{Language, demangle_clone, demangle_with_parameters, has_more_than_name};
 use crate::names::{Frame, Names, StringId};
 use crate::stacks::AddressId;
 use crate::symbolized_profile::SymbolizedProfile;
@@ -73,9 +73,10 @@ impl<'p> FunctionNames<'p> {
     /// function with a symbol has them, and its clone suffix.
     pub(crate) fn name(&mut self, frame: &Frame) -> Cow<'_, str> {
         let function = self.names.strings.get(frame.function);
-        let linkage = frame
-            .linkage
-            .filter(|_| self.is_flat || self.overloads.0.contains(function));
+        let linkage = frame.linkage.filter(|linkage| match self.is_flat {
+            true => has_more_than_name(self.names.strings.get(*linkage)),
+            false => self.overloads.0.contains(function),
+        });
         let Some(linkage) = linkage else {
             return Cow::Borrowed(function);
         };

@@ -74,6 +74,9 @@ fn without_arguments(name: &str) -> Option<String> {
 /// Length in bytes of the `->` at the start of `rest` or, if `before` ends with the word `operator`, of a C++ operator
 /// that looks like brackets. `None` if `rest` starts with neither.
 fn operator_len(before: &str, rest: &str) -> Option<usize> {
+    if !rest.starts_with(['<', '>', '-']) {
+        return None;
+    }
     let marks: &[&str] = match before.ends_with("operator") {
         true => &[
             "<<=", ">>=", "<=>", "->*", "<<", ">>", "<=", ">=", "->", "<", ">",

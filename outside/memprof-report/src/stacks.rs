@@ -1,9 +1,9 @@
 //! Interned stacks: each distinct address and each distinct stack is stored once.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use foldhash::HashMap;
 use hashbrown::HashTable;
 
 use crate::address::Address;

@@ -1,10 +1,12 @@
 //! Rules for names: which one matches, and whether it holds for a function.
 
+mod rule_index;
+
+use self::rule_index::RULES;
 use super::CodeOrigin;
 use super::function_evidence::{FunctionEvidence, SourceEvidence};
-use super::glob::matches_glob;
 use super::namespace::namespaces;
-use super::rules::{FUNCTIONS, LANGUAGES, LIBRARIES, NAMESPACES, NameRule, Reach};
+use super::rules::{NameRule, Reach};
 use super::source_file::mentions_word;
 use crate::demangle::Language;
 
@@ -19,38 +21,15 @@ pub(super) struct MatchingRule {
 /// highest origin, as `CodeOrigin` orders them. Else it is the first rule for the whole name, because a namespace
 /// without a rule is the program's. `None` if no rule holds.
 pub(super) fn find_rule(function: &FunctionEvidence<'_>) -> Option<MatchingRule> {
-    let name = function.name;
-    let namespaces = namespaces(name);
+    let namespaces = namespaces(function.name);
     let by_namespace = namespaces.iter().map(|namespace| {
         let holds = |rule: &NameRule| rule_holds(&rule.reach, function, Some(namespace));
-        first_matching_rule(NAMESPACES, namespace, holds)
+        RULES.of_namespaces.find(namespace, holds)
     });
     let by_namespace: Option<Vec<MatchingRule>> = by_namespace.collect();
     let highest = by_namespace.and_then(|rules| rules.into_iter().max_by_key(|rule| rule.origin));
     let holds = |rule: &NameRule| rule_holds(&rule.reach, function, None);
-    highest.or_else(|| {
-        [FUNCTIONS, LIBRARIES, LANGUAGES]
-            .into_iter()
-            .find_map(|rules| first_matching_rule(rules, name, holds))
-    })
-}
-
-/// Returns the first of `rules` that has a pattern for `name` and for which `holds` is true. `None` if there is none.
-fn first_matching_rule(
-    rules: &'static [NameRule],
-    name: &str,
-    holds: impl Fn(&NameRule) -> bool,
-) -> Option<MatchingRule> {
-    rules.iter().find_map(|rule| {
-        let pattern = rule
-            .names
-            .iter()
-            .find(|name_pattern| matches_glob(name_pattern, name))?;
-        holds(rule).then_some(MatchingRule {
-            origin: rule.origin,
-            pattern,
-        })
-    })
+    highest.or_else(|| RULES.of_names.find(function.name, holds))
 }
 
 /// Returns whether a function that a rule names is among the functions of the rule's `reach`: the language, runtime,

@@ -3,6 +3,7 @@
 
 mod function_ids;
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use self::function_ids::{FunctionId, FunctionIds};
@@ -59,9 +60,11 @@ impl FrontCalls {
 /// Marks the verdicts on wrappers of malloc as plumbing, and those on wrappers around them, up to [`MAX_ROUNDS`]
 /// levels. A function is no wrapper if less than [`MIN_FRONT_PERCENT`] of its stacks have it in front of the allocator.
 pub(super) fn mark_wrappers(origins: &mut CodeOrigins, named: &SymbolizedProfile) {
+    let functions = FunctionIds::new(named);
     let stacks = LeafView {
         named,
-        functions: FunctionIds::new(named),
+        allocates: vec![OnceCell::new(); functions.count],
+        functions,
     };
     let uses = stacks.count_candidate_stacks(origins);
     let mut calls: BTreeMap<FunctionId, FrontCalls> = BTreeMap::new();
@@ -131,6 +134,8 @@ fn is_in_library(verdict: &Verdict) -> bool {
 struct LeafView<'p> {
     named: &'p SymbolizedProfile,
     functions: FunctionIds,
+    /// By function id: whether the function's name says that it allocates, once that was asked.
+    allocates: Vec<OnceCell<bool>>,
 }
 
 /// A frame at the end of a stack, with the index of its [`Verdict`].
@@ -222,9 +227,7 @@ impl<'p> LeafView<'p> {
         calls.stacks.push(stack);
         calls.callers.push(caller.function);
         calls.plumbing_callers += u32::from(self.is_helper(origins, front, caller));
-        let caller_name = self.named.names.strings.get(caller.frame.function);
-        let allocates = caller.frame.named && AllocatingName::parse(caller_name).allocates;
-        calls.allocating_callers += u32::from(allocates);
+        calls.allocating_callers += u32::from(self.has_allocating_name(caller));
         calls.name = front.frame.named.then_some(front.frame.function);
         calls.is_in_library = is_in_library(&origins.verdicts[front.verdict]);
         let shape = self.named.names.call_shapes.get(&front.address);
@@ -278,6 +281,13 @@ impl<'p> LeafView<'p> {
     fn is_helper(&self, origins: &CodeOrigins, one: LeafFrame<'_>, caller: LeafFrame<'_>) -> bool {
         let is_plumbing = origins.verdicts[caller.verdict].origin == CodeOrigin::Plumbing;
         is_plumbing && caller.frame.named && !one.frame.named && self.is_same_mapping(one, caller)
+    }
+
+    /// Returns whether a function has a symbol that says that it allocates.
+    fn has_allocating_name(&self, frame: LeafFrame<'_>) -> bool {
+        let name = self.named.names.strings.get(frame.frame.function);
+        let allocates = || AllocatingName::parse(name).allocates;
+        frame.frame.named && *self.allocates[frame.function as usize].get_or_init(allocates)
     }
 
     /// Returns whether two frames lie in one mapping. Two frames outside of all mappings count as such, too.

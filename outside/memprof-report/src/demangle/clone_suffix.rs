@@ -39,6 +39,10 @@ const ALONE: &[&str] = &[
 /// Splits a symbol into its function's name and the suffixes of its clone: `xmalloc` and `.constprop.0.cold`. The
 /// second part is empty if it has none. After a mangled name, any suffix counts, as that of a coroutine's part (`.actor`).
 pub(super) fn split_clone_suffix(symbol: &str) -> (&str, &str) {
+    // Most symbols have none.
+    if !symbol.contains('.') {
+        return (symbol, "");
+    }
     let mut end = mangled_end(symbol).unwrap_or(symbol.len());
     while let Some(start) = last_suffix_start(&symbol[..end]) {
         end = start;

@@ -42,6 +42,7 @@ struct Start<'d> {
     address: u64,
     /// End of its section. `None` if the symbol has a size: no other address is in its function.
     section_end: Option<u64>,
+    /// Empty if the symbol has a size.
     name: &'d [u8],
 }
 
@@ -110,7 +111,12 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
             if !is_last && !is_candidate {
                 continue;
             }
-            let Ok(name) = symbol.name_bytes() else {
+            // A file of 100,000 functions is read name by name.
+            let name = match is_sized && !is_candidate {
+                true => Ok(&b""[..]),
+                false => symbol.name_bytes(),
+            };
+            let Ok(name) = name else {
                 continue;
             };
             if is_last {

@@ -1,6 +1,6 @@
 //! Numbers of the functions in a profile.
 
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 use crate::names::StringId;
 use crate::stacks::AddressId;
@@ -27,7 +27,7 @@ impl FunctionIds {
     /// Numbers the functions of all frames in a profile. Frames are of one function if they have its name. A function
     /// without a symbol is known by its mapping and the start of its code instead, if its code was read.
     pub(super) fn new(named: &SymbolizedProfile) -> Self {
-        let mut known: HashMap<FunctionKey, FunctionId> = HashMap::new();
+        let mut known: HashMap<FunctionKey, FunctionId> = HashMap::default();
         let by_address = (0..named.profile.stacks.addresses().len() as u32).map(|index| {
             let address = AddressId(index);
             let shape = named.names.call_shapes.get(&address);
