@@ -45,6 +45,12 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// Copies a program that is to be run. Another process writes the copy: what a second thread starts meanwhile would
+/// inherit a descriptor of this one, and a file that is open for writing cannot be run (`ETXTBSY`).
+pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
+    run(Command::new("cp").arg("--").args([from, to]))
+}
+
 /// Runs a command to its end, and returns what it wrote to stdout. Fails if it cannot be started, does not succeed, or
 /// writes no UTF-8.
 pub fn output(command: &mut Command) -> Result<String> {

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use super::super::host::REPLY_TIMEOUT;
 use testkit::processes::status_field;
 use xtask::dist::dist;
+use xtask::run::copy_program;
 
 /// Timeout of a command, in seconds.
 const COMMAND_TIMEOUT: &str = "120";
@@ -41,7 +42,7 @@ impl Tools {
         for file in ["bin/memprof", "plugins/memory_profile.so"] {
             let copy = dir.path().join(file);
             fs::create_dir(copy.parent().context("a file in a directory")?)?;
-            fs::copy(dist().join(file), &copy).with_context(|| file.to_owned())?;
+            copy_program(&dist().join(file), &copy)?;
         }
         Ok(Self {
             dir,
