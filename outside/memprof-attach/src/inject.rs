@@ -10,6 +10,7 @@ use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::process::ProcStatus;
 use memprof_ptrace::remote_call::RemoteCall;
+use memprof_ptrace::stop::FAULT_SIGNALS;
 use memprof_ptrace::{HaltWatch, Refusal};
 use nix::errno::Errno;
 
@@ -41,14 +42,6 @@ const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval at which the new thread polls for a reply: `tv_nsec` of its `struct timespec`.
 const THREAD_POLL_INTERVAL_NS: u64 = 10_000_000;
 
-/// Signals of faults. They stay unblocked: a fault with a blocked signal ends the process without its handler.
-const FAULT_SIGNALS: [i32; 5] = [
-    libc::SIGSEGV,
-    libc::SIGBUS,
-    libc::SIGTRAP,
-    libc::SIGILL,
-    libc::SIGFPE,
-];
 /// Signals that libc uses: for `pthread_cancel(3)`, and for setuid(3), which waits for every thread.
 const SIGCANCEL: i32 = 32;
 const SIGSETXID: i32 = 33;
@@ -152,6 +145,7 @@ fn inject(
         RemoteCall::Function(layout.code + creator_offset(), [layout.page, 0, 0, 0]),
         unmap_call(&(layout.stack..layout.end)),
     ];
+    // A fault with a blocked signal would end the process without its handler.
     let unblocked = FAULT_SIGNALS.iter().chain([&SIGSETXID]);
     let stack = FunctionStack {
         end: layout.end,

@@ -264,6 +264,11 @@ fn inspect_thread(
 ) -> Result<ThreadSnapshot, UnsafeReason> {
     // Checked while the thread is stopped: it cannot execute another program then.
     target.require_same_program().map_err(UnsafeReason::Fatal)?;
+    if stopped.has_queued_fault().map_err(|_| THREAD_ENDED)? {
+        return Err(UnsafeReason::Retry(
+            "a signal of a fault is pending (SIGSEGV, SIGBUS, SIGTRAP, SIGILL or SIGFPE)",
+        ));
+    }
     let registers = stopped.registers().map_err(|_| THREAD_ENDED)?;
     if registers.cs != USER_CODE_SEGMENT {
         return Err(UnsafeReason::Retry("it runs code of 32 bits"));

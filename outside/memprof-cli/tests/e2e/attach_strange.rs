@@ -93,6 +93,20 @@ fn program_without_vdso_is_refused_and_unharmed() {
     serves(&mut host, "refused");
 }
 
+/// Its default action would end the program once a thread does not block it.
+#[test]
+fn program_with_pending_fault_is_refused_and_unharmed() {
+    for what in ["pending fault", "pending fault of thread"] {
+        let mut command = Command::new(program());
+        command.arg(what);
+        let mut host = start(command);
+        let refused = attach(&host, &[]).exits(4);
+        let words = "a signal of a fault is pending";
+        assert!(refused.stderr.contains(words), "{what}: {refused:?}");
+        serves(&mut host, "refused");
+    }
+}
+
 #[test]
 fn program_with_user_dispatch_is_refused_and_unharmed() {
     let mut command = Command::new(program());
