@@ -7,6 +7,7 @@ use memprof_plugin_abi::Failure;
 
 use crate::config::{Config, ControlConfig, PluginConfig};
 use crate::control::{ControlSocket, ListenConfig};
+use crate::instance::duplicate_id_error;
 use crate::loader::load_with_check;
 use crate::log_line::one_line;
 use crate::program::HostProgram;
@@ -98,10 +99,7 @@ fn check_unique_id(router: &Router, id: &str, path: &Path) -> Result<(), Failure
     let Some(loaded) = router.path_of_plugin(id) else {
         return Ok(());
     };
-    let path = path.display();
-    let message = format!("{path}: a plugin with the id {id} is loaded already, from {loaded}");
-    let remedy = "leave out one of the two, or give one of them another id";
-    Err(Failure::new(memprof_plugin_abi::raw::MEMPROF_INTERNAL, message).remedy(remedy))
+    Err(duplicate_id_error(id, &path.display().to_string(), loaded))
 }
 
 /// Parses `[control] socket`: `on`, `off` or an absolute path. Fails for other values. `None`: no socket; `Some(None)`:

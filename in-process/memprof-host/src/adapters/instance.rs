@@ -153,10 +153,7 @@ pub(super) fn start_instance(
         _ => get_or_create(entry, adapter, || settings),
     };
     if !is_new || instance.is_from_other_copy() {
-        let message = format!(
-            "{} is loaded already: its first config stays until the program is restarted",
-            instance.id
-        );
+        let message = instance.loaded_already_text(entry);
         adapter.log.write_line(Level::Warn, &message);
     }
     // An error was logged; the program runs without the socket.
@@ -238,8 +235,7 @@ impl AdapterInstance {
         adapter: &Adapter,
         settings: Result<Settings, Failure>,
     ) -> Self {
-        // SAFETY: memprof.h: the entry's texts live as long as the entry.
-        let id = unsafe { copy_text(entry.id) };
+        let id = plugin_id(entry);
         // Plugins borrow the name until the process ends, so it is leaked.
         let program = HostProgram {
             name: Box::leak(program_name().into_boxed_str()),
@@ -248,7 +244,7 @@ impl AdapterInstance {
             jemalloc: None,
         };
         let create = || match library_copies::join_other_copy(entry) {
-            Some(joined) => Ok(joined),
+            Some(joined) => joined,
             None => {
                 let settings = settings.as_ref().map_err(Clone::clone)?;
                 let config = settings.config_text();
@@ -315,6 +311,25 @@ impl AdapterInstance {
         control::open(self.program, Arc::clone(&self.router), adapter.log, control)
     }
 
+    /// Describes that the plugin was there before: `own`, the entry of this library, or its config is not used.
+    fn loaded_already_text(&self, own: &'static memprof_plugin_entry_t) -> String {
+        let id = &self.id;
+        if !self.is_from_other_copy() {
+            return format!(
+                "{id} is loaded already: its first config stays until the program is restarted"
+            );
+        }
+        let [file, loaded] = [own, self.entry].map(|entry| library_copies::library_path(entry));
+        let loaded = match file == loaded {
+            true => "an older file of that name".to_owned(),
+            false => loaded,
+        };
+        format!(
+            "{file} is left out: {loaded} is loaded already and answers the messages of {id}, and its config stays until the \
+             program is restarted"
+        )
+    }
+
     /// Returns whether another copy of this library has created the plugin.
     pub(super) fn is_from_other_copy(&self) -> bool {
         let mut plugins = self.router.plugins();
@@ -331,6 +346,12 @@ impl AdapterInstance {
     pub(super) fn id(&self) -> &str {
         &self.id
     }
+}
+
+/// Returns the id of the plugin in a library, which is there even if the plugin cannot be created.
+pub(super) fn plugin_id(entry: &'static memprof_plugin_entry_t) -> String {
+    // SAFETY: memprof.h: the entry's texts live as long as the entry.
+    unsafe { copy_text(entry.id) }
 }
 
 /// Returns the file name by which the program was started: that of a link or script, if it was started by one;

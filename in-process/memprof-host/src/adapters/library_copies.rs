@@ -4,13 +4,16 @@
 #![expect(unsafe_code, reason = "symbols of other images")]
 
 use std::ffi::{CStr, CString, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ptr;
 
 use memprof_own::{ForkGuard, ProcessLock, ProcessLockGuard};
+use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{memprof_plugin_entry_t, memprof_plugin_t};
 
 use super::host_symbols::to_pointer;
-use crate::instance::{Instance, check_entry};
+use crate::instance::{Instance, check_entry, duplicate_id_error};
+use crate::protocol::PluginInfo;
 
 /// `memprof_adapter_instance`, which every copy exports: returns its plugin, or null.
 type InstanceFn = unsafe extern "C" fn() -> *mut memprof_plugin_t;
@@ -33,17 +36,72 @@ pub(super) fn lock_all_copies(own: &'static memprof_plugin_entry_t) -> ProcessLo
 }
 
 /// Finds the plugin with the id of `own` that another copy of the library has created, and joins it. `None` if there is
-/// none. Skips a copy that cannot be joined.
-pub(super) fn join_other_copy(own: &'static memprof_plugin_entry_t) -> Option<Instance> {
-    all_copies(own).find_map(|copy| {
-        if ptr::eq(copy.entry, own) {
-            return None;
-        }
+/// none. Skips a copy that cannot be joined. Fails if the other library is not a copy but another plugin: its messages
+/// have nothing to do with those of `own`.
+pub(super) fn join_other_copy(
+    own: &'static memprof_plugin_entry_t,
+) -> Option<Result<Instance, Failure>> {
+    // SAFETY: the entry is of this library, which is never unloaded.
+    let info = unsafe { check_entry(own) }.ok()?;
+    other_copies(own).find_map(|copy| {
         // SAFETY: a function of a copy of this library, which any thread may call.
         let plugin = unsafe { (copy.get_plugin)() };
         // SAFETY: the plugin is of this copy, which shares its instance and so never destroys it.
-        (!plugin.is_null()).then(|| unsafe { Instance::join(copy.entry, plugin) }.ok())?
+        let joined = (!plugin.is_null()).then(|| unsafe { Instance::join(copy.entry, plugin) });
+        let joined = joined?.ok()?;
+        Some(match are_versions_of_one(&info, joined.info()) {
+            true => Ok(joined),
+            false => Err(duplicate_library_error(own, copy.entry, &info.id)),
+        })
     })
+}
+
+/// Returns the error that another library in the process has created a plugin with the id of `own`. `None` if there is
+/// none.
+pub(super) fn find_duplicate(own: &'static memprof_plugin_entry_t) -> Option<Failure> {
+    let other = other_copies(own).find(|copy| {
+        // SAFETY: a function of a copy of this library, which any thread may call.
+        let plugin = unsafe { (copy.get_plugin)() };
+        !plugin.is_null()
+    })?;
+    // SAFETY: the entry is of this library, which is never unloaded.
+    let info = unsafe { check_entry(own) }.ok()?;
+    Some(duplicate_library_error(own, other.entry, &info.id))
+}
+
+/// Creates the error that a library cannot be used, because `loaded` is the entry of another one with the same id.
+fn duplicate_library_error(
+    own: *const memprof_plugin_entry_t,
+    loaded: *const memprof_plugin_entry_t,
+    id: &str,
+) -> Failure {
+    duplicate_id_error(id, &library_path(own), &library_path(loaded))
+}
+
+/// Whether two plugins with one id can be two versions of one plugin: a later one may have more messages, but not
+/// messages that the earlier one lacks and the reverse.
+fn are_versions_of_one(one: &PluginInfo, other: &PluginInfo) -> bool {
+    let has_all = |one: &PluginInfo, other: &PluginInfo| {
+        let mut messages = other.messages.iter();
+        messages.all(|message| one.messages.contains(message))
+    };
+    has_all(one, other) || has_all(other, one)
+}
+
+/// Returns the path by which the program has loaded the library of an entry.
+pub(super) fn library_path(entry: *const memprof_plugin_entry_t) -> String {
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: dladdr(3) takes any address, and writes to `info`.
+    let found = unsafe { libc::dladdr(entry.cast(), info.as_mut_ptr()) };
+    // SAFETY: all zeros are a valid Dl_info, and so is the result of dladdr(3).
+    let path = unsafe { info.assume_init() }.dli_fname;
+    if found == 0 || path.is_null() {
+        return "a library".to_owned();
+    }
+    // SAFETY: dladdr(3): a NUL-terminated path, valid while the library is loaded, and it is never unloaded.
+    unsafe { CStr::from_ptr(path) }
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Returns the lock of the copy that was loaded first, of those that export one. `None` if no copy does.
@@ -60,6 +118,11 @@ struct LibraryCopy {
     entry: *const memprof_plugin_entry_t,
     get_plugin: InstanceFn,
     lock: Option<LockFn>,
+}
+
+/// Iterates over the copies except `own`, in the order in which they were loaded. There are none if `own` is invalid.
+fn other_copies(own: &'static memprof_plugin_entry_t) -> impl Iterator<Item = LibraryCopy> {
+    all_copies(own).filter(move |copy| !ptr::eq(copy.entry, own))
 }
 
 /// Iterates over all copies, in the order in which they were loaded. There are none if `own` is invalid.
@@ -152,4 +215,26 @@ fn find_copy(path: &CStr) -> Option<LibraryCopy> {
         get_plugin,
         lock,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_one_plugin_differ_by_additions_only() {
+        let check = |one: &str, other: &str, expected: bool| {
+            let [one, other] = [one, other].map(|messages| PluginInfo {
+                messages: messages.split_whitespace().map(str::to_owned).collect(),
+                ..PluginInfo::default()
+            });
+            assert_eq!(are_versions_of_one(&one, &other), expected);
+            assert_eq!(are_versions_of_one(&other, &one), expected);
+        };
+        check("greet count", "count greet", true);
+        check("greet count", "greet count sum", true);
+        check("greet count", "sum", false);
+        check("greet count", "greet sum", false);
+        check("", "sum", true);
+    }
 }

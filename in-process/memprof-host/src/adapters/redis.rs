@@ -16,12 +16,12 @@ use memprof_own::LockFreeOnce;
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 use memprof_plugin_abi::{Arguments, Failure};
 
-use super::catch_panic;
 use super::config::{self, Settings};
 use super::host_symbols::to_pointer;
-use super::instance::{Adapter, AdapterInstance, instance, start_instance};
+use super::instance::{Adapter, AdapterInstance, instance, plugin_id, start_instance};
 use super::log::{ProgramLog, c_text, one_line};
 use super::rendered_reply::{RenderedReply, ReplyContent};
+use super::{catch_panic, library_copies};
 use later_api::LaterApi;
 
 /// redismodule.h, `REDISMODULE_OK`.
@@ -172,8 +172,8 @@ static LOG: ProgramLog = ProgramLog {
 const ADAPTER: Adapter = Adapter::without_socket(&LOG);
 
 /// Loads the module. At the start of Redis, a failure would end Redis, so it fails only if a function is missing that
-/// every version has. For a client (`MODULE LOAD`), it fails also if the module is loaded already, or the plugin could
-/// not be created or keeps an older config.
+/// every version has. For a client (`MODULE LOAD`), it fails also if the module is loaded already, which changes nothing,
+/// or if the plugin could not be created or keeps an older config.
 ///
 /// # Safety
 /// Redis calls `RedisModule_OnLoad` with these arguments.
@@ -191,28 +191,45 @@ pub unsafe fn load(
         };
         let is_reload = API.get().is_some();
         let api = API.get_or_set(api);
+        // `MODULE LOAD` of a client may fail, and the log has the reason. At its start, Redis would end.
+        let is_client = api.later.has_clients(ctx);
+        if is_client && api.is_name_busy(&plugin_id(entry)) {
+            LOG.write_line(Level::Error, &busy_name_text(entry));
+            return ERR;
+        }
         // SAFETY: the caller promises `argc` strings of Redis.
         let arguments = unsafe { api.copy_arguments(argv, argc) };
         let settings = parse_options(&arguments);
         let before = instance().filter(|instance| instance.creation_failure().is_none());
         let is_changed = before.is_some_and(|before| *before.settings() != settings);
         let instance = start_instance(entry, &ADAPTER, settings);
-        // `MODULE LOAD` of a client may fail, and the log tells why. At its start, Redis would end.
-        if api.later.has_clients(ctx) {
-            if api.is_name_busy(instance.id()) {
-                LOG.write_line(Level::Error, "the module is loaded already");
-                return ERR;
-            }
-            if instance.creation_failure().is_some() || is_changed {
-                return ERR;
-            }
+        if is_client && (instance.creation_failure().is_some() || is_changed) {
+            return ERR;
         }
         if !register_command(api, ctx, instance) && !is_reload {
-            let line = "the module's command exists already, and stays as it is";
-            LOG.write_line(Level::Warn, line);
+            let line = format!(
+                "the command {} exists already, and stays as it is: this module has none",
+                instance.id().to_uppercase()
+            );
+            LOG.write_line(Level::Warn, &line);
         }
         OK
     })
+}
+
+/// Describes why a client cannot load the module, given that a module of its name is loaded.
+fn busy_name_text(entry: &'static memprof_plugin_entry_t) -> String {
+    if let Some(duplicate) = library_copies::find_duplicate(entry) {
+        return duplicate.to_string();
+    }
+    let id = plugin_id(entry);
+    let is_refused = instance().is_some_and(|instance| instance.creation_failure().is_some());
+    match is_refused {
+        true => format!(
+            "the module {id} is loaded already, and its config stays as it was: MODULE UNLOAD {id}, and load it again"
+        ),
+        false => format!("the module {id} is loaded already, and stays as it is"),
+    }
 }
 
 /// Parses the plugin's options, which are keys and values by turns. Fails if the last key has no value, and as
