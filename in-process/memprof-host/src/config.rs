@@ -129,10 +129,12 @@ impl Config {
     /// and [`read_beside`](Self::read_beside) do so; it is for [`parse`](Self::parse) and [`parse_beside`](Self::parse_beside).
     #[must_use]
     pub fn with_path(mut self, path: &Path) -> Self {
+        // The reader of an error may be in another directory.
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         for plugin in &mut self.plugin {
             plugin.source = match plugin.text_in_file {
-                Some(_) => ConfigSource::File(path.to_owned()),
-                None => ConfigSource::FileKeys(path.to_owned()),
+                Some(_) => ConfigSource::File(path.clone()),
+                None => ConfigSource::FileKeys(path.clone()),
             };
         }
         self

@@ -31,14 +31,12 @@ const PARSE_ERROR: &str = "TOML parse error at ";
 impl ConfigSource {
     /// Adds to `reason`, the plugin's error about the config `text` in one line, the file or the key that it concerns.
     pub(crate) fn locate(&self, text: &str, reason: &str) -> String {
-        let Some((start, error)) = reason.split_once(PARSE_ERROR) else {
+        let Some((start, position, error)) = split_position(reason) else {
             return match self.file_in_errors() {
                 Some(file) if !reason.contains(&file) => format!("config file {file}: {reason}"),
                 _ => reason.to_owned(),
             };
         };
-        // The condensed error is `line 6, column 1; unknown field …`.
-        let (position, error) = error.split_once("; ").unwrap_or((error, "it is not TOML"));
         let place = match self {
             Self::Unknown => format!("config, {position}"),
             #[cfg(any(feature = "adapters", feature = "loader"))]
@@ -91,16 +89,30 @@ impl ConfigSource {
     }
 }
 
-/// Returns the key that is set at a position such as `line 6, column 1` of a TOML text. `None` if none is.
+/// Splits an error about a config into the text in front of the position, the position, such as `line 6, column 1`, and
+/// the rest. `None` unless the error is of Rust's TOML parser, or of `memprof_config` in memprof.h.
+fn split_position(reason: &str) -> Option<(&str, &str, &str)> {
+    if let Some((start, error)) = reason.split_once(PARSE_ERROR) {
+        // The condensed error is `line 6, column 1; unknown field …`.
+        let (position, error) = error.split_once("; ").unwrap_or((error, "it is not TOML"));
+        return Some((start, position, error));
+    }
+    let (position, error) = reason.strip_prefix("config: ")?.split_once(": ")?;
+    position
+        .starts_with("line ")
+        .then_some(("", position, error))
+}
+
+/// Returns the key that is set at a position such as `line 6, column 1` or `line 6` of a TOML text. `None` if none is.
 #[cfg(any(feature = "adapters", feature = "loader"))]
 fn key_at(text: &str, position: &str) -> Option<String> {
     key_in_line(text, line_number(position)?)
 }
 
-/// Parses the number in `line 6, column 1`.
+/// Parses the number in `line 6, column 1` or `line 6`.
 #[cfg(any(feature = "adapters", feature = "loader"))]
 fn line_number(position: &str) -> Option<usize> {
-    let (number, _) = position.strip_prefix("line ")?.split_once(',')?;
+    let number = position.strip_prefix("line ")?.split(',').next()?;
     number.parse().ok()
 }
 
@@ -178,6 +190,17 @@ mod tests {
             "x is not an absolute path",
             "config file /etc/h.toml: x is not an absolute path",
         );
+        let of_header = "config: line 4: unknown key \"cnt\"; valid keys: count";
+        words(
+            of_header,
+            "config key keep.cnt: unknown key \"cnt\"; valid keys: count",
+        );
+        check(
+            ConfigSource::File(file()),
+            of_header,
+            "config file /etc/h.toml, line 4: unknown key \"cnt\"; valid keys: count",
+        );
+        words("config: no lines: no", "config: no lines: no");
         let named = "config file /etc/h.toml, line 1: no";
         check(ConfigSource::File(file()), named, named);
     }
