@@ -158,20 +158,29 @@ pub struct MessageUsage {
 }
 
 impl MessageUsage {
-    /// Formats the line of a list: the message as a person types it, and its help.
-    pub fn line(&self) -> String {
+    /// Formats the lines of a list: the message as a person types it, and its help, which is on a line of its own after a
+    /// long usage.
+    pub fn lines(&self) -> Vec<String> {
         let call = format!("{} {}", self.name, self.usage);
-        format!("{:<32} {}", call.trim_end(), self.help)
+        let call = call.trim_end();
+        let width = HELP_COLUMN - 1;
+        match call.chars().count() <= width {
+            true => vec![format!("{call:<width$} {}", self.help)],
+            false => vec![call.to_owned(), format!("{:<width$} {}", "", self.help)],
+        }
     }
 }
+
+/// Column, from 0, of the help in a list of messages.
+const HELP_COLUMN: usize = 33;
 
 /// Message that a host answers for a plugin that has no message of this name: it lists the plugin's messages.
 pub const HELP: &str = "help";
 
 impl PluginInfo {
-    /// Creates the reply to [`HELP`]: a line for each message.
+    /// Creates the reply to [`HELP`]: the lines of each message.
     pub(crate) fn help(&self) -> Reply {
-        let lines: Vec<_> = self.usage.iter().map(MessageUsage::line).collect();
+        let lines: Vec<_> = self.usage.iter().flat_map(MessageUsage::lines).collect();
         Reply {
             status_code: 0,
             content_type: TEXT.into(),
@@ -301,9 +310,33 @@ pub fn error_line(id: &Value, error: &RpcError) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{JSON, Request, message_result, result_line, split_message};
+    use super::{JSON, MessageUsage, Request, message_result, result_line, split_message};
     use crate::body::Body;
     use crate::reply::Reply;
+
+    #[test]
+    fn help_is_in_one_column() {
+        let check = |usage: &str, expected: &[&str]| {
+            let usage = MessageUsage {
+                name: "dump".to_owned(),
+                usage: usage.to_owned(),
+                help: "Take one".to_owned(),
+            };
+            assert_eq!(usage.lines(), expected);
+        };
+        check("", &["dump                             Take one"]);
+        check(
+            "keep=on|off labels=thread12",
+            &["dump keep=on|off labels=thread12 Take one"],
+        );
+        check(
+            "keep=on|off labels=thread123",
+            &[
+                "dump keep=on|off labels=thread123",
+                "                                 Take one",
+            ],
+        );
+    }
 
     #[test]
     fn multi_line_body_is_sent_in_one_line() {

@@ -82,7 +82,8 @@ impl PluginRow {
             None => self
                 .messages
                 .iter()
-                .map(|message| one_line(message.line().trim_end()).into_owned())
+                .flat_map(MessageUsage::lines)
+                .map(|line| one_line(line.trim_end()).into_owned())
                 .collect(),
             Some(reason) => {
                 let mut lines = vec![format!("refused: {}", one_line(reason))];

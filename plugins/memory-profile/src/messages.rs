@@ -10,6 +10,7 @@ use std::sync::Arc;
 use memprof_core::{
     JemallocReaders, Profiler, ProfilerExclusion, ProfilerSettings, require_allowed_calls,
 };
+use memprof_host::protocol::MessageUsage;
 use memprof_messages::{HelpReply, MESSAGES, MessageHelp, PLUGIN, USAGES};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 
@@ -143,10 +144,11 @@ fn help(args: Arguments, reply: &mut Reply<'_>) -> Result<(), Failure> {
             help: message.help().to_owned(),
         })
         .collect();
-    let text = DESCRIPTORS
-        .iter()
-        .map(|m| format!("{:<43} {}", format!("{} {}", m.name(), m.usage()), m.help()))
-        .collect::<Vec<_>>()
-        .join("\n");
-    reply_success(reply, &text, HelpReply { messages })
+    let usages = messages.iter().cloned().map(|message| MessageUsage {
+        name: message.name,
+        usage: message.usage,
+        help: message.help,
+    });
+    let lines: Vec<_> = usages.flat_map(|usage| usage.lines()).collect();
+    reply_success(reply, &lines.join("\n"), HelpReply { messages })
 }

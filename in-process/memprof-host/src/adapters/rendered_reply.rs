@@ -219,9 +219,12 @@ impl AdapterInstance {
         })
     }
 
-    /// Returns a line for each message: its usage, and its description.
+    /// Returns the lines of each message: its usage, and its description.
     pub(super) fn help_lines(&self) -> Vec<String> {
-        self.messages().iter().map(MessageUsage::line).collect()
+        self.messages()
+            .iter()
+            .flat_map(MessageUsage::lines)
+            .collect()
     }
 
     /// Returns whether all users may send a message. They may if the config allows it, and also if the plugin has no
