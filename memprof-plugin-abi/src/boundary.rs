@@ -266,7 +266,7 @@ fn catch_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failur
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload: Box<dyn Any + Send>| {
         let message = host_log::panic_text(&*payload);
         let failure = Failure::new(MEMPROF_PANIC, format!("the plugin panicked: {message}"))
-            .remedy("the host's log names the place; please report it");
+            .remedy("the host's log names the place; the plugin's author needs that line");
         // The payload is leaked, because dropping it runs foreign code, which may panic again.
         std::mem::forget(payload);
         Err(failure)

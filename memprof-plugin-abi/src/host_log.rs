@@ -53,12 +53,22 @@ pub(crate) unsafe fn set_host<P: LogTarget>(host: Host) {
 
 /// Logs a panic of plugin `id`, with its thread, code location and text.
 fn log_panic(id: &str, info: &panic::PanicHookInfo<'_>) {
-    let thread = thread::current();
-    let thread = thread.name().unwrap_or("without a name");
+    let thread = thread_name();
     let text = panic_text(info.payload());
     match info.location() {
         Some(place) => log::error!("plugin {id} panicked in thread {thread:?} at {place}: {text}"),
         None => log::error!("plugin {id} panicked in thread {thread:?}: {text}"),
+    }
+}
+
+/// Returns the name of the calling thread: the one in this library's Rust, else the kernel's, because threads of the host
+/// are none of this library's.
+fn thread_name() -> String {
+    let thread = thread::current();
+    let kernels = || std::fs::read_to_string("/proc/thread-self/comm").unwrap_or_default();
+    match thread.name() {
+        Some(name) => name.to_owned(),
+        None => kernels().trim_end().to_owned(),
     }
 }
 

@@ -422,7 +422,8 @@ fn panic_in_a_message_a_thread_and_drop() {
         "{reply}"
     );
     let line = host.wait_for_log("in a message, on purpose");
-    assert!(line.contains("plugin panicky panicked in thread"), "{line}");
+    let expected = "plugin panicky panicked in thread \"memprof-conn\" at ";
+    assert!(line.contains(expected), "{line}");
     host.wait_for_log("message \"panic\" of plugin panicky ended in a panic");
     let half = text_of(&mut client, "panicky", "half");
     assert_eq!(
