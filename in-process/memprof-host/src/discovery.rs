@@ -23,9 +23,9 @@ const HOST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Timeout for all hosts together.
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reason and remedy for a process that has the plugin but no control socket.
-pub const NO_CONTROL_SOCKET: &str = "it has the plugin, but no control socket: set `control=on` in the \
-                          plugin's configuration (in Redis `control on`), or attach again if memprof detached from it";
+/// Remedy for a plugin without a control socket.
+pub const CONTROL_SOCKET_REMEDY: &str = "set `control=on` in its configuration (in Redis `control on`), or attach again if \
+    memprof detached from it";
 
 /// Reason and remedy for a process whose plugin is being started for longer than a command waits.
 const STILL_STARTING: &str = "its plugin is still being started; try again";
@@ -260,7 +260,11 @@ impl<T: Send> Discovery<T> {
                     is_silent: false,
                     reason: match process.is_starting {
                         true => STILL_STARTING.to_owned(),
-                        false => NO_CONTROL_SOCKET.to_owned(),
+                        false => {
+                            format!(
+                                "it has the plugin, but no control socket: {CONTROL_SOCKET_REMEDY}"
+                            )
+                        }
                     },
                 });
             }

@@ -57,7 +57,7 @@ pub use config::{Config, ConfigError, ControlConfig, LogConfig, PluginConfig};
 pub use control::{ControlError, ControlSocket, ListenConfig};
 #[cfg(feature = "client")]
 pub use discovery::{
-    Discovery, DiscoveryScope, NO_CONTROL_SOCKET, RunningHost, UnreachableHost, discover,
+    CONTROL_SOCKET_REMEDY, Discovery, DiscoveryScope, RunningHost, UnreachableHost, discover,
     discover_within, find_by_pid, running_hosts,
 };
 #[cfg(all(feature = "loader", feature = "control"))]

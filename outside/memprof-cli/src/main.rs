@@ -35,6 +35,7 @@ mod patched_functions;
 mod plugins;
 mod process_arg;
 mod process_names;
+mod process_plugins;
 mod process_tree;
 mod program_kind;
 mod prove;

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::exit::{Outcome, USAGE, code_of_status, with_exit_code};
 use crate::export::export;
 use crate::process_arg::{is_key_value, split_target};
+use crate::process_plugins::send_to_plugin;
 use crate::reply::{Body, ParsedReply, send_request};
 use crate::report_form::LiveDump;
 use crate::scratch::ScratchFile;
@@ -104,7 +105,8 @@ impl MessageArgs {
 /// Runs `memprof msg [TARGET] PLUGIN MESSAGE …`.
 pub(crate) fn run_msg(args: &MsgArgs) -> Outcome {
     let (words, mut client) = connect_msg(args)?;
-    let reply = client.message(words.plugin, words.message, &join_args(words.args), None)?;
+    let arguments = join_args(words.args);
+    let reply = send_to_plugin(&mut client, words.plugin, words.message, &arguments)?;
     print_reply(&ParsedReply::from_received(reply)?, args.to.json)
 }
 
@@ -253,7 +255,7 @@ pub(crate) enum TakenDump {
 /// Sends `dump` with these arguments. Returns the bytes if the host does not keep the dump, else the reply, which
 /// may be an error.
 pub(crate) fn take_dump(client: &mut Client, args: &[String]) -> anyhow::Result<TakenDump> {
-    let reply = client.message(PLUGIN, "dump", &join_args(args), None)?;
+    let reply = send_to_plugin(client, PLUGIN, "dump", &join_args(args))?;
     if reply.result.status_code != 0 || reply.result.content_type == JSON {
         return Ok(TakenDump::Kept(ParsedReply::from_received(reply)?));
     }

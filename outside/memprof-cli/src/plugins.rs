@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::exit::Outcome;
 use crate::output::{self, one_line};
-use crate::target;
+use crate::process_plugins::{list_plugins, without_socket_text};
 
 /// Output of `memprof plugins --json`.
 #[derive(Serialize)]
@@ -102,8 +102,9 @@ impl PluginRow {
 /// Runs `memprof plugins`: lists the plugins that a host has loaded and refused. If `host` is `None`, it is the only
 /// running host.
 pub(crate) fn run(host: Option<&str>, json: bool) -> Outcome {
-    let plugins = target::list_plugins(host)?;
-    let plugins: Vec<_> = plugins.into_iter().map(PluginRow::from_info).collect();
+    let found = list_plugins(host)?;
+    let rows = found.plugins.into_iter().map(PluginRow::from_info);
+    let plugins: Vec<_> = rows.collect();
     if json {
         let list = PluginList {
             schema_version: 1,
@@ -116,6 +117,9 @@ pub(crate) fn run(host: Option<&str>, json: bool) -> Outcome {
     match lines.is_empty() {
         true => output::note("the host has no plugins"),
         false => output::print(&lines.join("\n")),
+    }
+    for id in &found.without_socket {
+        output::note(&without_socket_text(id));
     }
     Ok(0.into())
 }

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::exit::{code_of_status, with_exit_code};
+use crate::process_plugins::send_to_plugin;
 
 /// Reply of a plugin.
 #[derive(Debug)]
@@ -112,7 +113,7 @@ pub(crate) fn send_request(
     message: &str,
     args: &str,
 ) -> anyhow::Result<ParsedReply> {
-    ParsedReply::from_received(client.message(PLUGIN, message, args, None)?)
+    ParsedReply::from_received(send_to_plugin(client, PLUGIN, message, args)?)
 }
 
 #[cfg(test)]

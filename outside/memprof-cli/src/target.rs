@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use memprof_host::client::{Client, ClientError};
-use memprof_host::protocol::PluginInfo;
 use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover, running_hosts};
 use memprof_messages::PLUGIN;
 use memprof_ptrace::Halt;
@@ -59,22 +58,6 @@ pub(crate) fn connect_to_plugin(
         None => Client::connect(socket),
         Some(timeout) => Client::connect_within(socket, timeout),
     })
-}
-
-/// Returns the plugins of the host that `target` names; if it is `None`, of the only running host. Of a process with
-/// several sockets, returns those of all.
-pub(crate) fn list_plugins(target: Option<&str>) -> anyhow::Result<Vec<PluginInfo>> {
-    if let Some(path) = target.and_then(socket_path) {
-        let client = Client::connect(&path).with_context(|| path.display().to_string());
-        return Ok(client?.plugins()?);
-    }
-    let host = find_host(target, PLUGIN)?;
-    let found = discover(DiscoveryScope::Process(host.pid), Client::plugins);
-    let mut plugins = Vec::new();
-    for (_, listed) in found.hosts {
-        plugins.extend(listed?);
-    }
-    Ok(plugins)
 }
 
 /// Connects to the host that `target` names: a socket's path, a pid, or a name. `None`: the only running host.
@@ -148,7 +131,7 @@ fn parse_pid(target: &str) -> Option<u32> {
 /// Finds the host that `target` names, or for `None` the only running one. A pid, `NAME/PID` or `container:NAME` is
 /// searched among the sockets of that process only. A name is searched first among the hosts in the usual socket
 /// directories, then among all processes.
-fn find_host(target: Option<&str>, plugin: &str) -> anyhow::Result<RunningHost> {
+pub(crate) fn find_host(target: Option<&str>, plugin: &str) -> anyhow::Result<RunningHost> {
     if let Some(container) = target.and_then(|target| target.strip_prefix("container:")) {
         let pid = container::find_process(container);
         let pid = pid.map_err(|error| with_exit_code(UNREACHABLE, error))?;
