@@ -38,8 +38,8 @@ pub(crate) fn take_profile_if_process(target: &Path) -> anyhow::Result<Option<Li
     };
     match process_arg::parse_process(target) {
         // Several processes have the name.
-        Err(reason) if !pids_with_name(target).is_empty() => {
-            return Err(with_exit_code(USAGE, format!("{target:?}: {reason}")));
+        Err(error) if !pids_with_name(target).is_empty() => {
+            return Err(with_exit_code(USAGE, error.to_string()));
         }
         Err(_) => return Ok(None),
         Ok(_) => {}

@@ -67,7 +67,7 @@ use clap_complete::CompleteEnv;
 use memprof_output as output;
 
 use args::{Args, Command, PluginCommand};
-use exit::Outcome;
+use exit::{Outcome, USAGE, with_exit_code};
 
 fn main() -> ExitCode {
     CompleteEnv::with_factory(help::command)
@@ -77,7 +77,13 @@ fn main() -> ExitCode {
     let matches = matches.map_err(|error| help::with_hint(error, std::env::args_os().nth(1)));
     match matches.and_then(|matches| Args::from_arg_matches(&matches)) {
         Ok(args) => output::finish_command(run(args.command), exit::code_of),
-        Err(error) => output::print_parser_output(&error),
+        Err(error) => match process_arg::name_error(&error) {
+            Some(error) => {
+                let error = with_exit_code(USAGE, error.to_string());
+                output::finish_command(Err(error), exit::code_of)
+            }
+            None => output::print_parser_output(&error),
+        },
     }
 }
 

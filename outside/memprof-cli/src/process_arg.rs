@@ -1,16 +1,46 @@
 //! Arguments that every command about a process has: the process itself, `KEY=VALUE`, durations.
 
+use std::error::Error;
+use std::fmt;
 use std::time::Duration;
 
 use crate::process_names::{parse_named_pid, pids_with_name};
 use crate::process_tree::common_ancestor;
 use crate::{container, target};
 
+/// The error of a text that does not stand for one process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ProcessNameError {
+    text: String,
+    reason: String,
+}
+
+impl fmt::Display for ProcessNameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.text, self.reason)
+    }
+}
+
+impl Error for ProcessNameError {}
+
+/// Returns the error of [`parse_process`] that made the parser of the command line fail. `None` for any other error.
+pub(crate) fn name_error(error: &clap::Error) -> Option<&ProcessNameError> {
+    error.source()?.downcast_ref()
+}
+
 /// Parses a process: its pid, its name, `NAME/PID`, `container:NAME` or `container:NAME/PID`.
 ///
 /// # Errors
 /// No process or several have that name.
-pub(crate) fn parse_process(text: &str) -> Result<u32, String> {
+pub(crate) fn parse_process(text: &str) -> Result<u32, ProcessNameError> {
+    find_process(text).map_err(|reason| ProcessNameError {
+        text: text.to_owned(),
+        reason,
+    })
+}
+
+/// Implements [`parse_process`]; the error is the reason.
+fn find_process(text: &str) -> Result<u32, String> {
     if let Ok(pid) = text.parse() {
         return Ok(pid);
     }
@@ -40,7 +70,7 @@ pub(crate) fn parse_process(text: &str) -> Result<u32, String> {
 ///
 /// # Errors
 /// No process has that name, or several that no other one of them started.
-pub(crate) fn parse_tree_root(text: &str) -> Result<u32, String> {
+pub(crate) fn parse_tree_root(text: &str) -> Result<u32, ProcessNameError> {
     parse_process(text).or_else(|error| common_ancestor(&pids_with_name(text)).ok_or(error))
 }
 
@@ -120,7 +150,7 @@ mod tests {
             command.arg("1000").spawn().unwrap()
         };
         let check =
-            |text: &str, expected: Result<u32, String>| assert_eq!(parse_process(text), expected);
+            |text: &str, expected: Result<u32, String>| assert_eq!(find_process(text), expected);
         check("4711", Ok(4711));
         let none = "no process has that name; `memprof ps --all` lists them";
         check("memprof-no-such-name", Err(none.to_owned()));
@@ -129,9 +159,9 @@ mod tests {
         let other = format!("process {} is not called cat", one.id());
         check(&format!("cat/{}", one.id()), Err(other));
         let mut other = sleeper();
-        let several = parse_process("sleep").unwrap_err();
+        let several = parse_process("sleep").unwrap_err().to_string();
         assert!(
-            several.starts_with("several processes have that name"),
+            several.starts_with("\"sleep\": several processes have that name"),
             "{several}"
         );
         for child in [&mut one, &mut other] {

@@ -47,7 +47,7 @@ pub(crate) fn find_subject(
                     Ok(Subject::Process(pid))
                 }
                 Ok(_) => Err(error),
-                Err(reason) => Err(with_exit_code(USAGE, format!("{target:?}: {reason}"))),
+                Err(error) => Err(with_exit_code(USAGE, error.to_string())),
             }
         }
         _ => Err(error),

@@ -143,7 +143,7 @@ impl RecordArgs {
                     false => process_arg::parse_process(first),
                     true => process_arg::parse_tree_root(first),
                 };
-                let pid = pid.map_err(|error| usage(format!("{first:?}: {error}")))?;
+                let pid = pid.map_err(|error| usage(error.to_string()))?;
                 Ok(Subject::Process(pid))
             }
             (None, None, Some(pid)) => Ok(Subject::Process(pid)),
