@@ -38,11 +38,6 @@ struct OutsideDiagnosis {
     next: String,
 }
 
-/// State of a process in which the plugin is mapped, but has no control socket at which it answers. It may be active by
-/// the program's own messages, as in Redis, which cannot be seen from outside.
-const PLUGIN_WITHOUT_SOCKET: &str = "the plugin is in it, but without a control socket: since an earlier attachment, or it \
-    answers, and may sample, by the program's own command alone";
-
 /// Runs `memprof doctor`: requests the diagnosis of a host, or examines a process without the plugin from outside.
 pub(crate) fn run(args: &MessageArgs) -> Outcome {
     let mut client = match find_subject(Some(&args.to), args.target())? {
@@ -84,15 +79,16 @@ fn diagnose_outside(pid: u32, json: bool) -> Outcome {
         [] => "no allocator that memprof knows by name".to_owned(),
         names => names.join(", "),
     };
-    let can = match &examined {
-        Ok(_) => "it can be attached to",
-        Err(_) => "it cannot be attached to",
+    let can = match (&examined, has_plugin) {
+        (Ok(_), false) => "it can be attached to",
+        (Ok(_), true) => "it can be attached to again if memprof has loaded the plugin",
+        (Err(_), _) => "it cannot be attached to",
     };
     let text = format!(
         "{}: {}; {}{allocators}; {can}\n{}\nnext: {next}",
         describe_process(pid),
         match has_plugin {
-            true => PLUGIN_WITHOUT_SOCKET,
+            true => "with the plugin, but without a control socket",
             false => "without the plugin",
         },
         kind.language
@@ -154,13 +150,13 @@ fn plugin_without_socket_finding(pid: u32) -> Finding {
     Finding {
         kind: "no_control_socket".into(),
         severity: Severity::Notice.into(),
-        message: format!(
-            "the plugin in it has no control socket: if the program has loaded it itself, it answers the program's own \
-             command alone, and `memprof record {pid}` is refused"
-        ),
-        remedy: "send messages by that command, or start the program with `control=on` in the plugin's configuration \
-                 (in Redis `control on`); after an earlier attachment nothing is to do"
+        message: "the plugin has no control socket: either memprof was attached before and has left, or the program has loaded the plugin itself, which then \
+                  answers, and may sample, by the program's own command alone"
             .to_owned(),
+        remedy: format!(
+            "after an attachment, none is needed: `memprof record {pid}` attaches again; a plugin that the program has loaded \
+             needs `control=on` in its configuration (in Redis `control on`) from the program's start"
+        ),
     }
 }
 
