@@ -1,9 +1,13 @@
 //! `memprof plugin new NAME --lang rust|c`: a folder with a plugin that builds, is checked and answers at once.
 
+use std::fs::Permissions;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 
 use crate::exit::{Outcome, USAGE, with_exit_code};
 use crate::output;
@@ -157,14 +161,36 @@ pub(crate) fn run(args: &NewPluginArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Makes a new folder with these files, of which each has its path and text. If one cannot be written, as on a full
-/// disk, nothing is left.
+/// Makes a new folder with these files, of which each has its path and text. It appears at once with all of them: if one
+/// cannot be written, as on a full disk, nothing is left. If this program is killed, a hidden folder beside it may be left.
 fn make_folder(folder: &Path, files: &[(String, String)]) -> Result<()> {
-    std::fs::create_dir(folder).map_err(|error| folder_error(folder, error))?;
-    write_files(folder, files).inspect_err(|_| {
-        // The first error is the reason; the folder was made above.
-        let _result = std::fs::remove_dir_all(folder);
-    })
+    if folder.symlink_metadata().is_ok() {
+        return Err(folder_error(folder, io::ErrorKind::AlreadyExists.into()));
+    }
+    let parent = folder
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    let hidden = tempfile::Builder::new()
+        .prefix(".memprof-")
+        // The umask applies, as for any folder.
+        .permissions(Permissions::from_mode(0o777))
+        .tempdir_in(parent.unwrap_or(Path::new(".")));
+    let hidden = hidden.map_err(|error| folder_error(folder, error))?;
+    write_files(hidden.path(), files)
+        .with_context(|| format!("failed to make the folder {}", folder.display()))?;
+    rename_to_new(hidden.path(), folder).map_err(|error| folder_error(folder, error))?;
+    // It is not there any more.
+    let _path = hidden.keep();
+    Ok(())
+}
+
+/// Renames a folder. Fails if the new name is taken.
+fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // A file system without the flag: rename(2) replaces nothing but an empty folder.
+        Err(Errno::INVAL | Errno::NOSYS) => std::fs::rename(from, to),
+        renamed => Ok(renamed?),
+    }
 }
 
 /// Writes files into a folder, and makes the folders below it. Fails at the first that cannot be written.
@@ -365,11 +391,20 @@ mod tests {
         let failed = make_folder(&folder, &[file("Makefile"), unwritable]);
         let reason = format!("{:#}", failed.unwrap_err());
         assert!(reason.contains("File name too long"), "{reason}");
-        assert!(!folder.exists());
+        let left = std::fs::read_dir(place.path()).unwrap();
+        assert_eq!(left.count(), 0);
         make_folder(&folder, &[file("Makefile"), file("src/lib.rs")]).unwrap();
         let taken = make_folder(&folder, &[file("other")]).unwrap_err();
         assert!(taken.to_string().contains("name another one"), "{taken}");
         assert!(folder.join("src/lib.rs").exists());
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode();
+        let plain = place.path().join("plain");
+        std::fs::create_dir(&plain).unwrap();
+        assert_eq!(mode(&folder), mode(&plain));
+        let error = rename_to_new(&plain, &folder).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        let left = std::fs::read_dir(place.path()).unwrap();
+        assert_eq!(left.count(), 2);
     }
 
     #[test]
