@@ -1,6 +1,8 @@
 //! Lines for inferno, without the parts of the picture that are too narrow to be drawn: a large profile has millions of
 //! them, and inferno keeps each in memory.
 
+use std::collections::HashSet;
+
 use crate::comparison::Comparison;
 use crate::error::Result;
 use crate::fold::Folded;
@@ -28,41 +30,38 @@ pub(super) struct Lines {
 
 impl Lines {
     /// Makes the lines of the drawn stacks; in a comparison, each has the base's value, too. A line ends at the first
-    /// function that is too narrow to be drawn, and stacks that are equal up to there share it. An empty frame follows
+    /// function that is too narrow to be drawn. Stacks that are equal up to there share it, and so do neighbours with
+    /// the same caller that are too narrow together: the line has the name of the first one. An empty frame follows
     /// that function, so that inferno sorts the line as it would sort the stacks.
     ///
-    /// If a function's name has a `;`, which is written as `:`, all lines stay whole. Fails if the lines exceed the
-    /// memory budget.
+    /// If two functions have one name once `;` is written as `:`, all lines stay whole: they are one box. Fails if the
+    /// lines exceed the memory budget.
     pub(super) fn new(
         folded: &Folded<'_>,
         is_comparison: bool,
         memory_left: MemoryLeft,
     ) -> Result<Self> {
-        // Two functions with one name are one box.
-        let has_equal_names = folded.functions.iter().any(|name| name.contains(';'));
-        let depths = match has_equal_names {
-            true => vec![u32::MAX; folded.stacks.len()],
-            false => drawn_depths(folded),
+        let names = box_names(folded);
+        let cuts = match has_equal_names(&names) {
+            true => Cuts::none(folded),
+            false => Cuts::new(folded),
         };
-        Self::with_depths(folded, is_comparison, &depths, memory_left)
+        Self::with_cuts(folded, names, is_comparison, &cuts, memory_left)
     }
 
-    /// Lines of the drawn stacks; in a comparison, each has the base's value, too. `depths` has for each of them the
-    /// number of functions before the one at which its line ends; a stack with no more functions stays whole. Adjacent
-    /// lines that are equal then are merged. In a comparison, a merged line never has the largest change, by which
-    /// colours are scaled.
-    fn with_depths(
+    /// Lines of the drawn stacks, cut as `cuts` says; in a comparison, each has the base's value, too. `names` has the
+    /// name of each function's boxes. In a comparison, a merged line never has the largest change, by which colours are
+    /// scaled.
+    fn with_cuts(
         folded: &Folded<'_>,
+        names: Vec<String>,
         is_comparison: bool,
-        depths: &[u32],
+        cuts: &Cuts,
         memory_left: MemoryLeft,
     ) -> Result<Self> {
-        let names = (0..folded.functions.len() as u32).map(StringId);
         let mut writer = LineWriter {
             lines: Self::default(),
-            names: names
-                .map(|id| folded.functions.get(id).replace(';', ":"))
-                .collect(),
+            names,
             is_comparison,
             memory_left,
         };
@@ -71,9 +70,8 @@ impl Lines {
         let drawn = folded.stacks.values().filter(|values| is_drawn(*values));
         let max_change = drawn.map(change).max();
         let is_mergeable = |values: Comparison| !is_comparison || Some(change(values)) < max_change;
-        // The cut line that was merged so far.
-        let (mut pending, mut pending_values) = (Vec::new(), None);
-        let mut depths = depths.iter();
+        let mut pending: Option<CutLine> = None;
+        let mut depths = cuts.depths.iter();
         let mut stacks = folded.stacks.cursor();
         while let Some(stack) = stacks.next_stack() {
             let values = stack.values;
@@ -81,34 +79,35 @@ impl Lines {
                 continue;
             }
             let depth = depths.next().map_or(usize::MAX, |depth| *depth as usize);
-            let functions = stack.functions.get(..=depth).unwrap_or(stack.functions);
-            let is_cut = depth < stack.functions.len();
-            if is_cut
-                && let Some(sum) = pending_values
-                && pending == functions
-                && is_mergeable(sum)
-                && is_mergeable(values)
+            if depth >= stack.functions.len() {
+                if let Some(line) = pending.take() {
+                    writer.push(&line.functions, true, line.values)?;
+                }
+                writer.push(stack.functions, false, values)?;
+                continue;
+            }
+            let functions = &stack.functions[..=depth];
+            if let Some(line) = &mut pending
+                && line.accepts(functions, values, cuts.min_width)
             {
-                let mut merged = sum;
+                let mut merged = line.values;
                 merged += values;
-                if is_mergeable(merged) {
-                    pending_values = Some(merged);
+                line.width = line.width.saturating_add(values.new);
+                if [line.values, values, merged].into_iter().all(is_mergeable) {
+                    line.values = merged;
                     continue;
                 }
+                // A line of its own, in the same box.
+                writer.push(&line.functions, true, line.values)?;
+                line.values = values;
+                continue;
             }
-            if let Some(sum) = pending_values.take() {
-                writer.push(&pending, true, sum)?;
-            }
-            if is_cut {
-                pending.clear();
-                pending.extend_from_slice(functions);
-                pending_values = Some(values);
-            } else {
-                writer.push(functions, false, values)?;
+            if let Some(line) = pending.replace(CutLine::new(functions, values)) {
+                writer.push(&line.functions, true, line.values)?;
             }
         }
-        if let Some(sum) = pending_values {
-            writer.push(&pending, true, sum)?;
+        if let Some(line) = pending {
+            writer.push(&line.functions, true, line.values)?;
         }
         Ok(writer.lines)
     }
@@ -157,45 +156,106 @@ impl LineWriter {
     }
 }
 
-/// Number of functions of each drawn stack that are drawn, from the root; the next one is too narrow. The stacks are
-/// sorted by their functions, so those of one box are neighbours.
-fn drawn_depths(folded: &Folded<'_>) -> Vec<u32> {
-    let drawn = folded.stacks.values().filter(|values| is_drawn(*values));
-    let total = drawn.map(|values| values.new).fold(0, i64::saturating_add);
-    let min_width = MIN_WIDTH_PERCENT / (100.0 / total as f64);
-    let mut depths = Vec::new();
-    // First stack of each box on the path to the last stack, and its width so far.
-    let mut path: Vec<(usize, i64)> = Vec::new();
-    let mut before: Vec<StringId> = Vec::new();
-    let leave_boxes = |path: &mut Vec<(usize, i64)>, common: usize, depths: &mut Vec<u32>| {
-        while path.len() > common
-            && let Some((first, width)) = path.pop()
-        {
-            if (width as f64) < min_width {
-                depths[first..].fill(path.len() as u32);
+/// Name of each function's boxes, by the function's id.
+fn box_names(folded: &Folded<'_>) -> Vec<String> {
+    let names = folded.functions.iter();
+    names.map(|name| name.replace(';', ":")).collect()
+}
+
+/// Returns whether a name that has a `:` is there twice.
+fn has_equal_names(names: &[String]) -> bool {
+    let mut known = HashSet::new();
+    let mut with_colon = names.iter().filter(|name| name.contains(':'));
+    !with_colon.all(|name| known.insert(name.as_str()))
+}
+
+/// Cut stack, or several with the same caller that are too narrow together, as one line.
+struct CutLine {
+    /// Functions of the first stack, root first; the last one is too narrow.
+    functions: Vec<StringId>,
+    values: Comparison,
+    /// Width of the box of the last function: of this line, and of those before it with the same functions.
+    width: i64,
+}
+
+impl CutLine {
+    /// Line of one stack.
+    fn new(functions: &[StringId], values: Comparison) -> Self {
+        Self {
+            functions: functions.to_vec(),
+            values,
+            width: values.new,
+        }
+    }
+
+    /// Returns whether a cut stack can be added to this line: it has the same functions, or the same caller and the box
+    /// stays too narrow to be drawn.
+    fn accepts(&self, functions: &[StringId], values: Comparison, min_width: f64) -> bool {
+        let callers = |functions: &[StringId]| functions.len() - 1;
+        self.functions == functions
+            || (self.functions[..callers(&self.functions)] == functions[..callers(functions)]
+                && (self.width.saturating_add(values.new) as f64) < min_width)
+    }
+}
+
+/// Which parts of the stacks are too narrow to be drawn.
+#[derive(Debug)]
+struct Cuts {
+    /// Number of functions of each drawn stack that are drawn, from the root; the next one is too narrow.
+    depths: Vec<u32>,
+    /// Least width of a drawn box, in the unit of the values.
+    min_width: f64,
+}
+
+impl Cuts {
+    /// Cuts no stack of `folded`.
+    fn none(folded: &Folded<'_>) -> Self {
+        Self {
+            depths: vec![u32::MAX; folded.stacks.len()],
+            min_width: 0.0,
+        }
+    }
+
+    /// Finds the boxes that are too narrow. The stacks are sorted by their functions, so those of one box are
+    /// neighbours.
+    fn new(folded: &Folded<'_>) -> Self {
+        let drawn = folded.stacks.values().filter(|values| is_drawn(*values));
+        let total = drawn.map(|values| values.new).fold(0, i64::saturating_add);
+        let min_width = MIN_WIDTH_PERCENT / (100.0 / total as f64);
+        let mut depths = Vec::with_capacity(folded.stacks.len());
+        // First stack of each box on the path to the last stack, and its width so far.
+        let mut path: Vec<(usize, i64)> = Vec::new();
+        let mut before: Vec<StringId> = Vec::new();
+        let leave_boxes = |path: &mut Vec<(usize, i64)>, common: usize, depths: &mut Vec<u32>| {
+            while path.len() > common
+                && let Some((first, width)) = path.pop()
+            {
+                if (width as f64) < min_width {
+                    depths[first..].fill(path.len() as u32);
+                }
+                if let Some((_, outer)) = path.last_mut() {
+                    *outer = outer.saturating_add(width);
+                }
             }
-            if let Some((_, outer)) = path.last_mut() {
-                *outer = outer.saturating_add(width);
+        };
+        folded.stacks.for_each(|stack| {
+            if !is_drawn(stack.values) {
+                return;
             }
-        }
-    };
-    folded.stacks.for_each(|stack| {
-        if !is_drawn(stack.values) {
-            return;
-        }
-        let same = stack.functions.iter().zip(&before);
-        let common = same.take_while(|(one, other)| one == other).count();
-        leave_boxes(&mut path, common, &mut depths);
-        path.resize(stack.functions.len(), (depths.len(), 0));
-        if let Some((_, width)) = path.last_mut() {
-            *width = width.saturating_add(stack.values.new);
-        }
-        depths.push(stack.functions.len() as u32);
-        before.truncate(common);
-        before.extend_from_slice(&stack.functions[common..]);
-    });
-    leave_boxes(&mut path, 0, &mut depths);
-    depths
+            let same = stack.functions.iter().zip(&before);
+            let common = same.take_while(|(one, other)| one == other).count();
+            leave_boxes(&mut path, common, &mut depths);
+            path.resize(stack.functions.len(), (depths.len(), 0));
+            if let Some((_, width)) = path.last_mut() {
+                *width = width.saturating_add(stack.values.new);
+            }
+            depths.push(stack.functions.len() as u32);
+            before.truncate(common);
+            before.extend_from_slice(&stack.functions[common..]);
+        });
+        leave_boxes(&mut path, 0, &mut depths);
+        Self { depths, min_width }
+    }
 }
 
 #[cfg(test)]
@@ -224,29 +284,65 @@ mod tests {
         Folded::from_stacks(stacks)
     }
 
+    /// Callees of one function: a wide one in the middle of `count` narrow ones with the value 3.
+    fn many_callees(count: usize, base: i64) -> Folded<'static> {
+        let names: Vec<_> = (0..count).map(|index| format!("f{index:06}")).collect();
+        let stacks = names.iter().enumerate().map(|(index, name)| {
+            let new = if index == count / 2 { 70_000 } else { 3 };
+            let callers = ["main", "[u8; 8]", name.as_str()];
+            (callers.to_vec(), new, base * (index % 5) as i64)
+        });
+        Folded::from_stacks(stacks)
+    }
+
+    /// Titles of the boxes, and how far they are from the left in percent of the width, sorted.
+    fn boxes(lines: &Lines) -> Vec<(String, f64)> {
+        let mut svg = Vec::new();
+        from_lines(&mut shared_options(), lines.iter(), &mut svg).unwrap();
+        let svg = String::from_utf8(svg).unwrap();
+        let parts = svg.split("<title>").skip(1);
+        let boxes = parts.map(|part| {
+            let (title, rest) = part.split_once("</title>").unwrap();
+            let (_, left) = rest.split_once("<rect x=\"").unwrap();
+            let (left, _) = left.split_once('%').unwrap();
+            (title.to_owned(), left.parse().unwrap())
+        });
+        let mut boxes: Vec<(String, f64)> = boxes.collect();
+        boxes.sort_unstable_by(|one, other| one.partial_cmp(other).unwrap());
+        boxes
+    }
+
     #[test]
     fn boxes_are_the_same_without_what_is_too_narrow() {
+        let check = |folded: Folded<'_>, is_comparison: bool, max_lines: usize| {
+            let (names, left) = (box_names(&folded), MemoryLeft::default());
+            let all = Cuts::none(&folded);
+            let all = Lines::with_cuts(&folded, names, is_comparison, &all, left).unwrap();
+            let few = Lines::new(&folded, is_comparison, left).unwrap();
+            assert!(few.ends.len() <= max_lines, "{}", few.ends.len());
+            let (all, few) = (boxes(&all), boxes(&few));
+            assert_eq!(all.len(), few.len());
+            for ((all, all_left), (few, few_left)) in all.iter().zip(&few) {
+                assert_eq!(all, few);
+                // At each depth, less than the width of what is left out.
+                let shift = (all_left - few_left).abs();
+                assert!(shift < 10.0 * MIN_WIDTH_PERCENT, "{all}: {shift}");
+            }
+        };
         for is_comparison in [false, true] {
-            let folded = folded(i64::from(is_comparison));
-            let draw = |lines: &Lines| {
-                let mut svg = Vec::new();
-                from_lines(&mut shared_options(), lines.iter(), &mut svg).unwrap();
-                String::from_utf8(svg).unwrap()
-            };
-            let all = vec![u32::MAX; folded.stacks.len()];
-            let all = Lines::with_depths(&folded, is_comparison, &all, MemoryLeft::default());
-            let all = all.unwrap();
-            let few = Lines::new(&folded, is_comparison, MemoryLeft::default()).unwrap();
-            assert!(few.ends.len() < all.ends.len());
-            // A box may lie elsewhere by less than the width of those that are left out.
-            let boxes = |svg: &str| {
-                let parts = svg.split("<title>").skip(1);
-                let titles = parts.filter_map(|part| part.split("</title>").next());
-                let mut titles: Vec<_> = titles.map(str::to_owned).collect();
-                titles.sort_unstable();
-                titles
-            };
-            assert!(boxes(&draw(&few)) == boxes(&draw(&all)), "{is_comparison}");
+            let base = i64::from(is_comparison);
+            check(folded(base), is_comparison, 30_000);
+            // 130,000 in all: four of the narrow ones are too narrow together.
+            check(many_callees(20_000, base), is_comparison, 20_000 / 4 + 5);
+        }
+    }
+
+    #[test]
+    fn names_that_differ_in_a_separator_are_one_box() {
+        let stacks = |other| [(vec!["main", "a;b"], 1, 0), (vec!["main", other], 9999, 0)];
+        for (other, expected) in [("a:b", true), ("a::b", false), ("a", false)] {
+            let folded = Folded::from_stacks(stacks(other).into_iter());
+            assert_eq!(has_equal_names(&box_names(&folded)), expected, "{other}");
         }
     }
 }
