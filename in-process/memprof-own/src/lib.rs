@@ -18,6 +18,7 @@ mod memory;
 mod own_descriptors;
 mod privileges;
 mod reserve;
+mod status_lines;
 mod stdio;
 mod thread;
 
@@ -38,6 +39,7 @@ pub use memory::{allocate_thread_locals, require_memory};
 pub use own_descriptors::{leave_program_table, with_program_stderr};
 pub use privileges::Privileges;
 pub use reserve::ReservedAllocator;
+pub use status_lines::for_each_status_line;
 pub use stdio::StdioGuard;
 pub use thread::{
     Needs, Thread, ThreadSpec, at_thread_end, at_thread_start, spawn, spawn_static, spawn_with,

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::guarded_fd::GuardedFd;
+use crate::status_lines::for_each_status_line;
 
 /// Capabilities that memprof's threads keep. `CAP_SETGID` and `CAP_SETUID`: setuid(3) and related functions make the
 /// system call in every thread, and abort the process if it succeeds in only some of them. `CAP_IPC_LOCK`: if a program
@@ -113,7 +114,7 @@ impl Capabilities {
     /// at the end. `None` if a read fails, or if a capability set is missing.
     fn parse(read: impl FnMut(&mut [u8]) -> Option<usize>) -> Option<Self> {
         let [mut inheritable, mut permitted, mut effective, mut seccomp] = [None; 4];
-        for_each_line(read, |line| {
+        for_each_status_line(read, |line| {
             let Some((name, value)) = line.split_once(':') else {
                 return;
             };
@@ -160,35 +161,6 @@ impl Capabilities {
         // SAFETY: capset(2): in version 3, the header has two words, and the data has two structs of three words. The
         // kernel only reads them. Thread 0 is the calling thread.
         unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), data.as_ptr()) == 0 }
-    }
-}
-
-/// Calls `visit` with each line that ends in a newline and is UTF-8. `read` fills a slice from its start and returns
-/// the number of bytes, 0 at the end. A line longer than the buffer, such as the list of a user's groups, arrives in
-/// pieces. Empty texts may occur between lines. `None` if a read fails.
-fn for_each_line(
-    mut read: impl FnMut(&mut [u8]) -> Option<usize>,
-    mut visit: impl FnMut(&str),
-) -> Option<()> {
-    // Smaller than a page, because a stack page stays resident once it was touched.
-    let mut buffer = [0; 2048];
-    let mut filled = 0;
-    loop {
-        let count = read(&mut buffer[filled..])?;
-        filled += count;
-        let last_newline = buffer[..filled].iter().rposition(|&byte| byte == b'\n');
-        let whole = match last_newline {
-            Some(end) => end + 1,
-            None if filled == buffer.len() => filled,
-            None => 0,
-        };
-        let lines = buffer[..whole].split(|&byte| byte == b'\n');
-        lines.flat_map(str::from_utf8).for_each(&mut visit);
-        if count == 0 {
-            return Some(());
-        }
-        buffer.copy_within(whole..filled, 0);
-        filled -= whole;
     }
 }
 

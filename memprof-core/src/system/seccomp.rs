@@ -9,12 +9,12 @@ mod forked_child;
 
 use std::io;
 use std::iter;
-use std::mem::MaybeUninit;
 use std::process;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use libc::c_long;
+use memprof_own::for_each_status_line;
 use rustix::event::Timespec;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -132,44 +132,47 @@ fn blocked_call_error(call: &str) -> Error {
 
 /// Number of the calling thread's seccomp filters. `None` if there are none, or if /proc is missing.
 pub(crate) fn filter_count() -> Option<u64> {
-    parse_filter_count(read_status(
-        &mut [const { MaybeUninit::uninit() }; STATUS_BYTES],
-    )?)
+    count_filters(read_status(["Seccomp", "Seccomp_filters"])?)
 }
 
-/// Bytes that are read of the status of a thread. With some hundred groups of the user it is longer.
-const STATUS_BYTES: usize = 4096;
-
-/// Reads the status of the calling thread. `None` if /proc is missing. Does not use `std::fs::read`, because it makes
-/// further system calls.
-fn read_status(buffer: &mut [MaybeUninit<u8>; STATUS_BYTES]) -> Option<&str> {
+/// Reads fields of the calling thread's status, which are decimal numbers; `None` for a field that is missing. `None` if
+/// /proc is missing. Makes no system calls but openat(2), read(2) and close(2), because the filter may kill the process
+/// at others, such as those of `std::fs::read`.
+fn read_status<const N: usize>(names: [&str; N]) -> Option<[Option<u64>; N]> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = rustix::fs::open("/proc/thread-self/status", flags, Mode::empty()).ok()?;
-    let (status, _) = rustix::io::read(&file, buffer).ok()?;
-    // A name that is not UTF-8 is in the first line, which nothing reads.
-    let start = status.iter().position(|byte| *byte == b'\n')?;
-    str::from_utf8(&status[start + 1..]).ok()
+    parse_status(names, |piece| rustix::io::read(&file, piece).ok())
 }
 
-/// Number of filters, from the text of /proc/PID/status. `None` if no filter is installed. 1 if the kernel reports
-/// filters, but not their number.
-fn parse_filter_count(status: &str) -> Option<u64> {
+/// Parses fields of /proc/PID/status, whose text `read` returns in pieces, as [`for_each_status_line`] takes it. `None`
+/// if a read fails.
+fn parse_status<const N: usize>(
+    names: [&str; N],
+    read: impl FnMut(&mut [u8]) -> Option<usize>,
+) -> Option<[Option<u64>; N]> {
+    let mut numbers = [None; N];
+    for_each_status_line(read, |line| {
+        let Some((name, value)) = line.split_once(':') else {
+            return;
+        };
+        if let Some(index) = names.iter().position(|each| *each == name) {
+            numbers[index] = value.trim().parse().ok();
+        }
+    })?;
+    Some(numbers)
+}
+
+/// Number of filters, from the fields `Seccomp` and `Seccomp_filters`. `None` if no filter is installed. 1 if the kernel
+/// reports filters, but not their number.
+fn count_filters([mode, filters]: [Option<u64>; 2]) -> Option<u64> {
     const FILTERED: u64 = 2;
     // The kernel reports the number since Linux 5.9.
-    (parse_number(status, "Seccomp:")? == FILTERED)
-        .then(|| parse_number(status, "Seccomp_filters:").unwrap_or(1))
-}
-
-/// Number in the line of /proc/PID/status that starts with `name`. `None` if there is none.
-fn parse_number(status: &str, name: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim().parse().ok()
+    (mode? == FILTERED).then(|| filters.unwrap_or(1))
 }
 
 /// Number above all descriptors of the calling thread: the slots in its table of descriptors.
 fn descriptor_end() -> c_long {
-    let mut buffer = [const { MaybeUninit::uninit() }; STATUS_BYTES];
-    let slots = read_status(&mut buffer).and_then(|status| parse_number(status, "FDSize:"));
+    let slots = read_status(["FDSize"]).and_then(|[slots]| slots);
     slots.unwrap_or(0) as c_long
 }
 
@@ -292,6 +295,8 @@ fn make_calls(progress: &AtomicUsize) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use libc::c_int;
     use rustix::event::{PollFd, PollFlags, poll};
 
@@ -299,12 +304,20 @@ mod tests {
 
     #[test]
     fn filter_count_of_proc_status() {
-        let check =
-            |status: &str, expected| assert_eq!(parse_filter_count(status), expected, "{status}");
+        let check = |status: &str, expected| {
+            let mut remaining = status.as_bytes();
+            let names = ["Seccomp", "Seccomp_filters"];
+            let fields = parse_status(names, |piece| remaining.read(piece).ok());
+            assert_eq!(count_filters(fields.unwrap()), expected, "{status}");
+        };
         check("Name:\tweb\nSeccomp:\t0\nSeccomp_filters:\t0\n", None);
         check("Seccomp:\t2\nSeccomp_filters:\t3\n", Some(3));
         check("Seccomp:\t2\n", Some(1));
         check("Name:\tweb\n", None);
+        // The kernel's limit (NGROUPS_MAX).
+        let groups = "4294967294 ".repeat(65_536);
+        let filtered = "Seccomp:\t2\nSeccomp_filters:\t3\n";
+        check(&format!("Groups:\t{groups}\n{filtered}"), Some(3));
     }
 
     #[test]
