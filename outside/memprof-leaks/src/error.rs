@@ -98,6 +98,12 @@ pub enum Error {
     /// No allocator with a heap that memprof can read.
     #[error("has no heap that can be searched: {0}")]
     NoHeap(String),
+    /// It is an emulator, such as qemu-user: memprof could only read the emulator's own heap.
+    #[error("is an emulator that executes {program}, whose heap memprof does not look at")]
+    Emulated {
+        /// Path of the program.
+        program: String,
+    },
     /// No interpreter of Python whose layout is known.
     #[error("is no Python whose objects memprof can read (CPython 3.8 to 3.14 with the GIL)")]
     NoPython,
@@ -168,6 +174,9 @@ impl Error {
             Self::NoHeap(_) => {
                 "memprof can search heaps of glibc's malloc (2.27 and newer) and of jemalloc 5.3"
                     .to_owned()
+            }
+            Self::Emulated { .. } => {
+                "run the program without the emulator, on a machine of its kind".to_owned()
             }
             Self::NoSamples => "run `memprof attach` and `memprof activate`, and ask again when it has allocated more; \
                                 or choose by --class or --size"

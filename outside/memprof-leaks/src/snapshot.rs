@@ -4,6 +4,7 @@
 //! share each page until one of them writes to it. The threads are set up so that they continue even if
 //! memprof is killed at any moment.
 
+mod emulator;
 mod headroom;
 mod reap;
 mod signal_stacks;
@@ -99,6 +100,9 @@ impl CopyTarget {
             .map_err(Error::io("another memprof is at work on it"))?;
         let memory = memory.map_err(Error::io(format!("/proc/{pid}/mem")))?;
         let maps = read_proc_file(pid, "maps")?;
+        if let Some(program) = emulator::find_emulated_program(&maps, &memory) {
+            return Err(Error::Emulated { program });
+        }
         let code = || mappings(&maps).filter(|each| each.is_executable() && each.inode != 0);
         // The C library is searched first, because a program may have more libraries than are searched. Its
         // name proves nothing; the instructions do.
