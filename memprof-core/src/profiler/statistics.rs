@@ -141,9 +141,10 @@ impl Profiler {
     /// `Io`: `/proc/thread-self/status` cannot be read, or lacks a field.
     fn read_resident(&self) -> Result<ResidentMemory> {
         const STATUS: &str = "/proc/thread-self/status";
-        let status = std::fs::read_to_string(STATUS)
-            .map_err(|error| Error::io(&format!("read {STATUS}"), &error))?;
-        ResidentMemory::parse(&status)
+        let status =
+            std::fs::read(STATUS).map_err(|error| Error::io(&format!("read {STATUS}"), &error))?;
+        // The thread's name may have bytes that are not UTF-8.
+        ResidentMemory::parse(&String::from_utf8_lossy(&status))
             .ok_or_else(|| Error::new(ErrorKind::Io, format!("{STATUS} has no RssAnon")))
     }
 

@@ -90,11 +90,11 @@ pub(crate) fn run_calls(
 
 /// Whether a thread runs or waits for a processor: state R in /proc/PID/task/TID/stat (proc(5)). False if it has ended.
 fn is_ready_to_run(pid: u32, tid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat"));
-    stat.is_ok_and(|stat| {
-        let fields = stat.rsplit_once(')');
-        fields.is_some_and(|(_, fields)| fields.trim_start().starts_with('R'))
-    })
+    // The thread's name may have bytes that are not UTF-8.
+    let stat = fs::read(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
+    let stat = String::from_utf8_lossy(&stat);
+    let fields = stat.rsplit_once(')');
+    fields.is_some_and(|(_, fields)| fields.trim_start().starts_with('R'))
 }
 
 /// Makes one attempt of [`run_calls`], with its parameters, on a thread that is not among `avoided`. Fails if no such

@@ -55,7 +55,11 @@ impl StepDeadline {
 fn waits_for_processor(pid: u32, tid: u32) -> bool {
     let tasks = PathBuf::from(format!("/proc/{pid}/task"));
     // A thread that has ended waits for nothing, as an empty text says.
-    let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
+    let read = |path: PathBuf| {
+        let text = fs::read(path).unwrap_or_default();
+        // A thread's name may have bytes that are not UTF-8.
+        String::from_utf8_lossy(&text).into_owned()
+    };
     let is_ready = is_runnable(&read(tasks.join(tid.to_string()).join("stat")));
     // Where the kernel counts nothing, no thread seems to have run.
     let is_counted = !has_never_run(&read("/proc/thread-self/schedstat".into()));

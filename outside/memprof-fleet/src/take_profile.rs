@@ -210,15 +210,17 @@ fn expires_within(expiry: Option<&str>, time: Duration) -> bool {
 
 /// Returns the start of a process, in clock ticks since boot (`starttime` of proc(5), stat). `None` if it has ended.
 pub(crate) fn read_start_ticks(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The program's name may contain any character; the third field follows its parenthesis. `starttime` is the 22nd.
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    // The program's name may contain any byte; the third field follows its parenthesis. `starttime` is the 22nd.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(22 - 3)?.parse().ok()
 }
 
 /// Returns the resident memory of a process in bytes (proc(5), status). `None` if it has ended.
 pub(crate) fn read_resident_bytes(pid: u32) -> Option<i64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = std::fs::read(format!("/proc/{pid}/status")).ok()?;
+    let status = String::from_utf8_lossy(&status);
     let line = status
         .lines()
         .find_map(|line| line.strip_prefix("VmRSS:"))?;

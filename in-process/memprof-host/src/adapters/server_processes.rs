@@ -96,8 +96,10 @@ fn sibling_pids() -> impl Iterator<Item = u32> {
 
 /// Returns the parent of a process (proc(5), /proc/PID/stat). `None` if the process has ended.
 fn parent_pid(pid: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The process's name may contain parentheses and blanks. After it come the state and the parent's pid.
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    // The process's name may contain parentheses, blanks and bytes that are not UTF-8. After it come the state and the
+    // parent's pid.
     let (_, after_name) = stat.rsplit_once(") ")?;
     after_name.split(' ').nth(1)?.parse().ok()
 }

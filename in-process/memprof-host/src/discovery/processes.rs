@@ -140,7 +140,12 @@ fn inspect_process(pid: u32) -> Option<PluginProcess> {
 /// Finds the control sockets of a process. `None` if it has ended, or this user may not inspect it.
 fn find_control_sockets(pid: u32) -> Option<PluginProcess> {
     let proc_dir = PathBuf::from(format!("/proc/{pid}"));
-    let owner = effective_uid(&fs::read_to_string(proc_dir.join("status")).ok()?)?;
+    // Names of processes, and of sockets that others made, may have bytes that are not UTF-8.
+    let read = |file: &str| {
+        let text = fs::read(proc_dir.join(file)).ok()?;
+        Some(String::from_utf8_lossy(&text).into_owned())
+    };
+    let owner = effective_uid(&read("status")?)?;
     let mut held_inodes = socket_inodes(&proc_dir).ok()?;
     let acceptor = memprof_threads(&proc_dir).find(|thread| thread.name == ACCEPT_THREAD);
     if let Some(MemprofThread { directory, .. }) = acceptor {
@@ -148,7 +153,7 @@ fn find_control_sockets(pid: u32) -> Option<PluginProcess> {
         held_inodes.extend(socket_inodes(&directory).unwrap_or_default());
     }
     // The process's table: it may be in another network namespace.
-    let table = fs::read_to_string(proc_dir.join("net/unix")).ok()?;
+    let table = read("net/unix")?;
     let paths = table
         .lines()
         .filter_map(|line| listening_path(line, &held_inodes));
@@ -251,7 +256,8 @@ fn resolve_from_here(proc_dir: &Path, path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixListener;
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
 
     use super::*;
 
@@ -276,6 +282,19 @@ mod tests {
         assert_eq!(count(&HashSet::new()), 0);
         let own = format!("/proc/{}", std::process::id());
         assert_eq!(resolve_from_here(Path::new(&own), &path), path);
+    }
+
+    #[test]
+    fn socket_name_that_is_not_utf8_hides_no_control_socket() {
+        let directory = tempfile::tempdir().unwrap();
+        let control = directory.path().join("7.sock");
+        let _control = UnixListener::bind(&control).unwrap();
+        let _lock = crate::socket_dir::lock::lock(&control).unwrap();
+        let name = [b"\xff-memprof-", std::process::id().to_string().as_bytes()].concat();
+        let _other = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap());
+        let found = find_control_sockets(std::process::id()).unwrap();
+        let mut sockets = found.sockets.iter();
+        assert!(sockets.any(|each| each.socket == control));
     }
 
     #[test]

@@ -54,8 +54,12 @@ pub(super) fn proc_error(pid: u32, file: &str, error: io::Error) -> AttachError 
 /// Returns the kernel function in which the main thread waits, if a signal may make that call fail; else `None`. libuv
 /// repeats waits for events (epoll), and glibc those for locks (futex).
 pub(super) fn interruptible_call(pid: u32) -> Option<String> {
-    let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/task/{pid}/{file}"));
-    interruptible_function(&read("status").ok()?, &read("wchan").ok()?)
+    let read = |file: &str| {
+        let text = fs::read(format!("/proc/{pid}/task/{pid}/{file}")).ok()?;
+        // The thread's name may have bytes that are not UTF-8.
+        Some(String::from_utf8_lossy(&text).into_owned())
+    };
+    interruptible_function(&read("status")?, &read("wchan")?)
 }
 
 /// Returns the kernel function in which the main thread waits, if a signal may make that call fail. `status` and

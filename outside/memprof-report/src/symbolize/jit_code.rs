@@ -134,7 +134,9 @@ impl LiveProcess {
     /// Finds a running process in /proc, with its id in its own PID namespace and its effective user. `None` if it has
     /// ended.
     fn find(pid: u32) -> Option<Self> {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let status = std::fs::read(format!("/proc/{pid}/status")).ok()?;
+        // The program's name may have bytes that are not UTF-8.
+        let status = String::from_utf8_lossy(&status);
         let numbers = |key: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(key))?;
             let numbers = line.split_ascii_whitespace();
