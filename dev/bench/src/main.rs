@@ -10,6 +10,7 @@ mod limits;
 #[cfg(feature = "peers")]
 mod peers;
 mod plugin;
+mod python;
 mod ratios;
 mod report;
 mod response_times;
@@ -42,6 +43,7 @@ const PARTS: &[Part] = &[
     ("viewer", viewer::measure),
     ("sampler", sampler::measure),
     ("unwind", unwind::measure),
+    ("python", python::measure),
     ("gate", gate::measure),
     ("fleet", fleet::measure),
     ("report", report::measure),
@@ -66,22 +68,24 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the parts that `args` name, `[PART…] [--check]`, or [`DEFAULT_PARTS`] if they name none. With `--check`, fails
-/// if a limit is broken. `as ROLE …` runs a role of `peers` in place of the parts.
+/// Runs the parts that `args` name, `[PART…] [--check] [--no-build]`, or [`DEFAULT_PARTS`] if they name none. With
+/// `--check`, fails if a limit is broken; with `--no-build`, measures what lies in target/dist. `as ROLE …` runs a role
+/// of `peers` in place of the parts.
 fn bench(args: &[&str]) -> Result<()> {
     #[cfg(feature = "peers")]
     if let ["as", role @ ..] = args {
         return peers::run_role(role);
     }
-    let (mut wanted, mut check_limits) = (Vec::new(), false);
+    let (mut wanted, mut check_limits, mut builds) = (Vec::new(), false, true);
     for arg in args {
         match *arg {
             "--check" => check_limits = true,
+            "--no-build" => builds = false,
             part if PARTS.iter().any(|(known, _)| *known == part) => wanted.push(part),
             other => {
                 let known: Vec<_> = PARTS.iter().map(|(name, _)| *name).collect();
                 bail!(
-                    "unknown argument {other:?}; valid: --check, {}",
+                    "unknown argument {other:?}; valid: --check, --no-build, {}",
                     known.join(", ")
                 );
             }
@@ -90,7 +94,9 @@ fn bench(args: &[&str]) -> Result<()> {
     if wanted.is_empty() {
         wanted = DEFAULT_PARTS.to_vec();
     }
-    dist::build(Profile::Release)?;
+    if builds {
+        dist::build(Profile::Release)?;
+    }
     let directory = root().join("target/bench");
     std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
     let load = std::fs::read_to_string("/proc/loadavg")?;

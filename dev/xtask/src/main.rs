@@ -21,9 +21,10 @@ usage: cargo xtask COMMAND
   build [--release]   build everything and lay it out in target/dist
   demo                find a leak in a running process, step by step
   test                install what the tests need, build, run every test
-  bench [PART] [--check]
+  bench [PART] [--check] [--no-build]
                       build for release, and print what memprof costs and how cost grows; --check
-                      fails where a limit is broken; an unknown PART names those there are
+                      fails where a limit is broken; --no-build measures what lies in target/dist;
+                      an unknown PART names those there are
   bench scale [CASE] [--short] [--check]
                       how cost grows with the input, of each command at three sizes, beside its peer;
                       --short only counts reads, in half a minute; a broken limit of a case always fails

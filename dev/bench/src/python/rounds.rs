@@ -1,0 +1,127 @@
+//! A Python that runs the benchmarks, and their times.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result};
+
+/// Process of `rounds.py`; dropping it kills it.
+pub(super) struct Benchmarks {
+    process: Child,
+    requests: ChildStdin,
+    times: BufReader<ChildStdout>,
+}
+
+impl Benchmarks {
+    /// Starts the process, and waits until it has loaded the benchmarks.
+    pub(super) fn start(command: &mut Command) -> Result<Self> {
+        // So that sets and dicts of strings have the same order in all processes.
+        command.env("PYTHONHASHSEED", "0");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let shown = format!("{command:?}");
+        let mut process = command.spawn().with_context(|| shown.clone())?;
+        let requests = process.stdin.take().context("no stdin")?;
+        let times = BufReader::new(process.stdout.take().context("no stdout")?);
+        let mut started = Self {
+            process,
+            requests,
+            times,
+        };
+        started.read_until("ready").context(shown)?;
+        Ok(started)
+    }
+
+    /// Pid of the process that was started; a profiler may run the benchmarks in a child.
+    pub(super) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Runs all benchmarks once, and returns the processor time of each in seconds.
+    pub(super) fn run_round(&mut self) -> Result<BTreeMap<String, f64>> {
+        self.requests.write_all(b"round\n")?;
+        self.read_until("end")
+    }
+
+    /// Reads times up to the line `last`.
+    fn read_until(&mut self, last: &str) -> Result<BTreeMap<String, f64>> {
+        let mut times = BTreeMap::new();
+        let mut line = String::new();
+        while line.trim_end() != last {
+            line.clear();
+            let read = self.times.read_line(&mut line)?;
+            anyhow::ensure!(read > 0, "the process has ended before the line {last:?}");
+            if let ["time", name, seconds] = line.split_whitespace().collect::<Vec<_>>()[..] {
+                times.insert(name.to_owned(), seconds.parse()?);
+            }
+        }
+        Ok(times)
+    }
+}
+
+impl Drop for Benchmarks {
+    fn drop(&mut self) {
+        if let Err(error) = self
+            .process
+            .kill()
+            .and_then(|()| self.process.wait().map(drop))
+        {
+            eprintln!("failed to kill {}: {error}", self.process.id());
+        }
+    }
+}
+
+/// Least time of each benchmark in seconds, over rounds: other load on the machine only adds time.
+#[derive(Debug, Default)]
+pub(super) struct LeastTimes(BTreeMap<String, f64>);
+
+impl LeastTimes {
+    /// Adds the times of a round.
+    pub(super) fn add(&mut self, round: BTreeMap<String, f64>) {
+        for (name, seconds) in round {
+            let least = self.0.entry(name).or_insert(seconds);
+            *least = least.min(seconds);
+        }
+    }
+
+    /// Ratio of each benchmark's time to that in `bare`.
+    pub(super) fn ratios(&self, bare: &Self) -> BenchmarkRatios<'_> {
+        let ratios = self.0.iter();
+        BenchmarkRatios(
+            ratios
+                .filter_map(|(name, seconds)| Some((&**name, seconds / bare.0.get(name)?)))
+                .collect(),
+        )
+    }
+}
+
+/// Ratio of each benchmark. Prints the least and the largest with their names.
+#[derive(Debug)]
+pub(super) struct BenchmarkRatios<'a>(Vec<(&'a str, f64)>);
+
+impl BenchmarkRatios<'_> {
+    /// Geometric mean, as pyperformance compares interpreters.
+    pub(super) fn mean(&self) -> f64 {
+        let logarithms = self.0.iter().map(|(_, ratio)| ratio.ln());
+        (logarithms.sum::<f64>() / self.0.len() as f64).exp()
+    }
+}
+
+impl fmt::Display for BenchmarkRatios<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let by_ratio = |(_, one): &&(&str, f64), (_, other): &&(&str, f64)| one.total_cmp(other);
+        let (least, most) = (
+            self.0.iter().min_by(by_ratio),
+            self.0.iter().max_by(by_ratio),
+        );
+        let (Some((least, smallest)), Some((most, largest))) = (least, most) else {
+            return f.write_str("no benchmarks");
+        };
+        write!(
+            f,
+            "mean of {}; {smallest:.3} {least} .. {largest:.3} {most}",
+            self.0.len()
+        )
+    }
+}
