@@ -178,7 +178,9 @@ fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     if let Some(act) = AT_START.get() {
         act();
     }
-    while !allocate_thread_locals() {
+    // Once more: the program may have used the memory meanwhile, and jemalloc 5.3 reads through a null pointer if it gets
+    // none for a thread's cache.
+    while require_memory(ALLOCATOR_BYTES).is_err() || !allocate_thread_locals() {
         thread::sleep(MEMORY_POLL_INTERVAL);
     }
     run_catching_panic(needs, work);
