@@ -175,13 +175,20 @@ fn make_folder(folder: &Path, files: &[(String, String)]) -> Result<()> {
         // The umask applies, as for any folder.
         .permissions(Permissions::from_mode(0o777))
         .tempdir_in(parent.unwrap_or(Path::new(".")));
-    let hidden = hidden.map_err(|error| folder_error(folder, error))?;
+    let hidden = hidden.map_err(|error| folder_error(folder, without_path(&error)))?;
     write_files(hidden.path(), files)
         .with_context(|| format!("failed to make the folder {}", folder.display()))?;
     rename_to_new(hidden.path(), folder).map_err(|error| folder_error(folder, error))?;
     // It is not there any more.
     let _path = hidden.keep();
     Ok(())
+}
+
+/// Returns an error of the crate `tempfile` without the hidden folder's path, which it adds.
+fn without_path(error: &io::Error) -> io::Error {
+    let text = error.to_string();
+    let (text, _) = text.split_once(" at path ").unwrap_or((&text, ""));
+    io::Error::new(error.kind(), text)
 }
 
 /// Renames a folder. Fails if the new name is taken.

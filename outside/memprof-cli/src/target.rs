@@ -279,12 +279,15 @@ fn inspect_process(pid: u32) -> Option<(u32, String, u32)> {
     ))
 }
 
-/// Lists pids and names: `4711 (nginx), 4712 (redis)`; `none` without hosts.
+/// Lists pids and names, each process once: `4711 (nginx), 4712 (redis)`; `none` without hosts. The hosts are in the order
+/// of their pids.
 fn host_names(hosts: &[RunningHost]) -> String {
     let one = |host: &RunningHost| format!("{} ({})", host.pid, host.info.name);
-    match hosts {
-        [] => "none".to_owned(),
-        hosts => hosts.iter().map(one).collect::<Vec<_>>().join(", "),
+    let mut names: Vec<_> = hosts.iter().map(one).collect();
+    names.dedup();
+    match names.is_empty() {
+        true => "none".to_owned(),
+        false => names.join(", "),
     }
 }
 
@@ -326,6 +329,10 @@ mod tests {
         };
         check(hosts(), Some("7"), "7");
         check(hosts(), Some("db"), "8");
+        assert_eq!(
+            host_names(&[host(8, "db", ""), host(8, "db", "")]),
+            "8 (db)"
+        );
         check(
             hosts(),
             Some("server"),
