@@ -7,6 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::profile::Profile;
+
 /// Another name of a program's file, by which it was started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramLink {
@@ -41,6 +43,30 @@ pub fn program_link(pid: u32) -> Option<ProgramLink> {
     is_same.then(|| ProgramLink {
         path: path.to_string_lossy().into_owned(),
         name: name.to_string_lossy().into_owned(),
+    })
+}
+
+/// Finds the name by which the program of a dump was started: the name of the host, if it is a link beside the program's
+/// file to that file. `None` unless the dump is of this `machine`, or if the file is gone.
+pub(crate) fn program_link_of_dump(
+    profile: &Profile,
+    machine: Option<&String>,
+) -> Option<ProgramLink> {
+    if machine.is_none() || profile.origin.machine.as_ref() != machine {
+        return None;
+    }
+    let name = profile.origin.host.as_deref()?;
+    let path = &profile.main_file()?.path;
+    let file = Path::new(path);
+    if name.contains('/') || !file.is_absolute() || file.file_name() == Some(OsStr::new(name)) {
+        return None;
+    }
+    let link = fs::metadata(file.parent()?.join(name)).ok()?;
+    let file = fs::metadata(file).ok()?;
+    let is_same = (link.dev(), link.ino()) == (file.dev(), file.ino());
+    is_same.then(|| ProgramLink {
+        path: path.clone(),
+        name: name.to_owned(),
     })
 }
 

@@ -199,6 +199,15 @@ impl RenderInput<'_> {
             Some(since) => format!(", only memory allocated since {since}"),
             None => String::new(),
         };
+        let base_since = self
+            .base
+            .and_then(|base| base.profile.origin.sampling_since.as_ref());
+        let since = match base_since
+            .filter(|base| Some(*base) != self.profile.profile.origin.sampling_since.as_ref())
+        {
+            Some(base_since) => format!("{since}, in the base since {base_since}"),
+            None => since,
+        };
         let processes = match self.profile.profile.origin.processes.len() {
             0 => String::new(),
             count => format!(" of {count} processes"),

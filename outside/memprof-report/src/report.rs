@@ -1,5 +1,6 @@
 //! Runs all steps from a dump to a report.
 
+mod base_notes;
 mod empty_profile;
 mod input_profile;
 mod loaded_profile;
@@ -7,6 +8,7 @@ mod merged_profile;
 
 use std::io::{BufRead, Write};
 
+use self::base_notes::{other_program_warning, other_start_warning};
 use self::empty_profile::{ONLY_MEMPROF, is_all_zero, reason_to_refuse};
 use self::input_profile::read_input;
 use self::loaded_profile::check_units;
@@ -20,6 +22,7 @@ use crate::module_names::ModuleNames;
 use crate::names::replace_unprintable;
 use crate::options::{Format, Options};
 use crate::profile::{Address, NO_STACK, Profile, Sample, SampleType, UNATTRIBUTED};
+use crate::program_link::program_link_of_dump;
 use crate::render::{self, format_amount};
 use crate::symbolize::{Progress, Sources};
 use crate::symbolized_profile::SymbolizedProfile;
@@ -88,6 +91,11 @@ pub fn report(
     for link in sources.iter().filter_map(|sources| sources.link.as_ref()) {
         modules.rename_by_link(link);
     }
+    let machine = sources.first().and_then(|sources| sources.machine.as_ref());
+    for loaded in [Some(&profile), base.as_ref()].into_iter().flatten() {
+        let link = program_link_of_dump(&loaded.profile, machine);
+        link.iter().for_each(|link| modules.rename_by_link(link));
+    }
     let mut profile = profile.into_symbolized(&modules, options);
     let mut base = base.map(|base| base.into_symbolized(&modules, options));
     let empty_error = |profile: &Profile, reason: Option<&str>| {
@@ -104,8 +112,12 @@ pub fn report(
         return Err(empty_error(&profile.profile, Some(reason)));
     }
     if let Some(base) = &base {
-        let warning = other_program_warning(&profile.profile, &base.profile);
-        profile.profile.warnings.extend(warning);
+        let warnings = [other_program_warning, other_start_warning];
+        let warnings = warnings.map(|warning| warning(&profile.profile, &base.profile));
+        profile
+            .profile
+            .warnings
+            .extend(warnings.into_iter().flatten());
     }
     if options.normalize
         && let Some(base) = &mut base
@@ -152,19 +164,6 @@ pub fn report(
         .into_iter()
         .map(str::to_owned)
         .collect())
-}
-
-/// Returns a warning if the two profiles are of different programs: their difference is no growth. `None` if they are
-/// of one program, or a program is unknown.
-fn other_program_warning(profile: &Profile, base: &Profile) -> Option<String> {
-    let program = |profile: &Profile| -> Option<String> {
-        let main = profile.main_file().map(|mapping| mapping.file_name());
-        profile.origin.host.as_deref().or(main).map(str::to_owned)
-    };
-    let (new_program, base_program) = (program(profile)?, program(base)?);
-    (new_program != base_program).then(|| {
-        format!("the base is of another program: {base_program}, not {new_program}; what differs is not growth")
-    })
 }
 
 /// Returns a note on the samples that the sampler lost, which are in no row. `None` if it lost none or did not count

@@ -1,0 +1,65 @@
+//! Reasons for which a difference from a base is no growth.
+
+use crate::profile::Profile;
+
+/// Returns a warning if the two profiles are of different programs: their difference is no growth. `None` if they are
+/// of one program, or a program is unknown.
+pub(super) fn other_program_warning(profile: &Profile, base: &Profile) -> Option<String> {
+    let program = |profile: &Profile| -> Option<String> {
+        let main = profile.main_file().map(|mapping| mapping.file_name());
+        profile.origin.host.as_deref().or(main).map(str::to_owned)
+    };
+    let (new_program, base_program) = (program(profile)?, program(base)?);
+    (new_program != base_program).then(|| {
+        format!("the base is of another program: {base_program}, not {new_program}; what differs is not growth")
+    })
+}
+
+/// Returns a warning if memprof's sampler began anew in the process between the two profiles: each lacks what was
+/// allocated before its own beginning. `None` for two processes, which began at different times anyway.
+pub(super) fn other_start_warning(profile: &Profile, base: &Profile) -> Option<String> {
+    let (new, old) = (&profile.origin, &base.origin);
+    let since = new.sampling_since.as_ref()?;
+    let base_since = old.sampling_since.as_ref()?;
+    let is_one_process = new.pid.is_some() && (new.pid, &new.machine) == (old.pid, &old.machine);
+    (is_one_process && since != base_since).then(|| {
+        format!(
+            "sampling began anew after the base: the base has only memory allocated since {base_since}, the profile since \
+             {since}; what differs is not growth: take both while one activation lasts"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::ProfileOrigin;
+
+    #[test]
+    fn profiles_of_two_activations_are_not_compared_without_a_word() {
+        let profile = |pid, since: Option<&str>| Profile {
+            origin: ProfileOrigin {
+                pid: Some(pid),
+                sampling_since: since.map(str::to_owned),
+                ..ProfileOrigin::default()
+            },
+            ..Profile::default()
+        };
+        let check = |pid, since, expected: Option<&str>| {
+            let base = profile(7, Some("09:00"));
+            let warning = other_start_warning(&profile(pid, since), &base);
+            match expected {
+                Some(text) => assert!(warning.as_ref().is_some_and(|w| w.contains(text))),
+                None => assert_eq!(warning, None),
+            }
+        };
+        check(7, Some("09:00"), None);
+        check(
+            7,
+            Some("09:05"),
+            Some("since 09:00, the profile since 09:05"),
+        );
+        check(8, Some("09:05"), None);
+        check(7, None, None);
+    }
+}
