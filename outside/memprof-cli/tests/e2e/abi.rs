@@ -73,16 +73,26 @@ const HOSTS: &[&str] = &["c_host", "c_host_static", "cpp_host", "rust_host"];
 
 /// hello_c.c by one of [`COMPILERS`], with an id of its own, linked with `libraries`.
 pub(crate) fn compiled_hello(
-    (id, compiler, options): &(&str, &str, &[&str]),
+    row: &(&str, &str, &[&str]),
     place: &Path,
     libraries: &[String],
 ) -> PathBuf {
     let hello = std::fs::read_to_string(source("plugins/hello-c/hello_c.c")).unwrap();
+    compiled_plugin(&hello.replace("hello_c", row.0), row, place, libraries)
+}
+
+/// A plugin by one of [`COMPILERS`], linked with `libraries`, in a file with the compiler's name.
+pub(crate) fn compiled_plugin(
+    text: &str,
+    (id, compiler, options): &(&str, &str, &[&str]),
+    place: &Path,
+    libraries: &[String],
+) -> PathBuf {
     let (code, plugin) = (
         place.join(id).with_extension("c"),
         place.join(id).with_extension("so"),
     );
-    std::fs::write(&code, hello.replace("hello_c", id)).unwrap();
+    std::fs::write(&code, text).unwrap();
     let mut compiler = Command::new(compiler);
     compiler.args(*options).args([
         "-Wall",
@@ -99,8 +109,8 @@ pub(crate) fn compiled_hello(
     plugin
 }
 
-/// hello_c.c by each of [`COMPILERS`], with memprof's adapters for foreign servers in it: id and file.
-pub(crate) fn hellos_with_adapters(place: &Path) -> Vec<(&'static str, PathBuf)> {
+/// Words that link memprof's adapters for foreign servers into a plugin in C.
+pub(crate) fn adapter_libraries() -> Vec<String> {
     let lib = |name: &str| dist("lib").join(name).display().to_string();
     let archive = lib("libmemprof_adapters.a");
     let libraries = [
@@ -108,9 +118,39 @@ pub(crate) fn hellos_with_adapters(place: &Path) -> Vec<(&'static str, PathBuf)>
         format!("-Wl,--gc-sections,--version-script={}", lib("adapters.map")),
     ];
     let system = ["-static-libgcc", "-lpthread", "-ldl", "-lm"].map(str::to_owned);
-    let libraries = [&libraries[..], &system].concat();
-    let compiled = |row: &(&'static str, _, _)| (row.0, compiled_hello(row, place, &libraries));
-    COMPILERS.iter().map(compiled).collect()
+    [&libraries[..], &system].concat()
+}
+
+/// A plugin with memprof's adapters for foreign servers in it, which greets.
+pub(crate) struct ServerPlugin {
+    pub(crate) id: &'static str,
+    pub(crate) file: PathBuf,
+    /// The reply to `hello`.
+    pub(crate) hello: &'static str,
+    /// Start of the reply to `hello` with a name, which follows.
+    pub(crate) greeting: &'static str,
+}
+
+/// hello_c.c by each of [`COMPILERS`], and plugins of the SDK in a debug and in a release build.
+pub(crate) fn server_plugins(place: &Path) -> Vec<ServerPlugin> {
+    let libraries = adapter_libraries();
+    let compiled = |row: &(&'static str, _, _)| ServerPlugin {
+        id: row.0,
+        file: compiled_hello(row, place, &libraries),
+        hello: "hello from C",
+        greeting: "hello from ",
+    };
+    let in_rust = [
+        ("hello_rust", dist("plugins/hello_rust.so"), "hello, world"),
+        ("out_of_tree", out_of_tree().to_owned(), "hello"),
+    ];
+    let in_rust = in_rust.map(|(id, file, hello)| ServerPlugin {
+        id,
+        file,
+        hello,
+        greeting: "hello, ",
+    });
+    COMPILERS.iter().map(compiled).chain(in_rust).collect()
 }
 
 /// Plugins of each compiler, of the SDK in debug and release builds, and of version 0.1, with what they reply to `hello`.

@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
+use crate::abi::ServerPlugin;
 use crate::host::Host;
 use crate::hosts::cumulative_percent;
 use crate::memprof::memprof;
@@ -26,6 +27,12 @@ pub(crate) trait Server: Sized {
 
     /// Sends a message, and returns what a person reads of the reply.
     fn send(&self, plugin: &str, message: &str) -> String;
+
+    /// Sends a message, and checks that the reply has this text.
+    fn check_reply(&self, plugin: &str, message: &str, expected: &str) {
+        let reply = self.send(plugin, message);
+        assert!(reply.contains(expected), "{plugin} {message}: {reply}");
+    }
 
     /// Lets it do its work, which allocates, and checks the result.
     fn work(&self);
@@ -87,6 +94,37 @@ pub(crate) fn does_the_main_job<S: Server>() {
     assert!(inactive.contains("profiling is inactive"), "{inactive}");
     let hello = server.send("hello_rust", "hello name=\"two words\"");
     assert!(hello.contains("hello, two words"), "{hello}");
+    server.work();
+}
+
+/// Plugins of every compiler, all of them in one server, greet, and refuse what they do not know.
+pub(crate) fn plugins_of_every_compiler_reply<S: Server>(server: &S, plugins: &[ServerPlugin]) {
+    for ServerPlugin {
+        id,
+        hello,
+        greeting,
+        ..
+    } in plugins
+    {
+        // Each text is of one plugin, so that none is another's in a server whose replies are in its log.
+        for (message, expected) in [
+            ("hello".to_owned(), (*hello).to_owned()),
+            (
+                format!("hello name=\"Ada of {id}\""),
+                format!("{greeting}Ada of {id}"),
+            ),
+            (
+                format!("hello {id}=Ada"),
+                format!("unknown argument \"{id}\""),
+            ),
+            (
+                format!("leave_{id}"),
+                format!("has no message \"leave_{id}\""),
+            ),
+        ] {
+            server.check_reply(id, &message, &expected);
+        }
+    }
     server.work();
 }
 

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::abi::hellos_with_adapters;
+use crate::abi::server_plugins;
 use crate::bus::{self, CONF, Load, Server, free_port, text_of};
 use crate::dist::{dist, tool_text};
 use crate::host::Host;
@@ -101,27 +101,14 @@ fn survives_any_misuse() {
     ]);
 }
 
-/// Plugins in C and C++ with memprof's adapters in them.
 #[test]
 fn plugins_of_every_compiler_reply() {
     let place = tempfile::tempdir().unwrap();
-    let plugins = hellos_with_adapters(place.path());
+    let plugins = server_plugins(place.path());
     let lines = plugins
         .iter()
-        .map(|(_, file)| format!("plugin {}\n", file.display()));
+        .map(|plugin| format!("plugin {}\n", plugin.file.display()));
     let lines: String = lines.collect();
     let server = Mosquitto::with_plugins(tempfile::tempdir().unwrap(), &lines, &[]);
-    for (id, _) in &plugins {
-        assert_eq!(server.send(id, "hello").trim_end(), "hello from C", "{id}");
-        let named = server.send(id, "hello name=\"Ada Lovelace\"");
-        assert_eq!(named.trim_end(), "hello from Ada Lovelace", "{id}");
-        for (refused, why) in [
-            ("hello nmae=Ada", "nmae"),
-            ("leave", "has no message \"leave\""),
-        ] {
-            let said = server.send(id, refused);
-            assert!(said.contains(why), "{id} {refused}: {said}");
-        }
-    }
-    server.work();
+    bus::plugins_of_every_compiler_reply(&server, &plugins);
 }

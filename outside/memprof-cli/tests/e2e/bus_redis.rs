@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::abi::hellos_with_adapters;
+use crate::abi::{COMPILERS, ServerPlugin, adapter_libraries, compiled_plugin, server_plugins};
 use crate::bus::{self, CONF, Load, Server, text_of};
 use crate::dist::{dist, tool_text};
 use crate::host::Host;
@@ -117,36 +117,17 @@ fn survives_any_misuse() {
     ]);
 }
 
-/// Plugins in C and C++ with memprof's adapters in them, beside those in Rust.
+/// Plugins of every compiler, with memory_profile beside them.
 #[test]
 fn plugins_of_every_compiler_reply() {
     let place = tempfile::tempdir().unwrap();
-    let plugins = hellos_with_adapters(place.path()).into_iter();
-    let plugins = plugins.map(|(id, file)| (id, file, "hello from C"));
-    let others = ["hello_rust", "memory_profile"].map(|id| {
-        let file = dist("plugins").join(id).with_extension("so");
-        (id, file, "hello, world")
-    });
-    let plugins: Vec<_> = plugins.chain(others).collect();
-    let words = plugins
-        .iter()
-        .flat_map(|(_, file, _)| ["--loadmodule", file.to_str().unwrap()]);
+    let plugins = server_plugins(place.path());
+    let profile = dist("plugins/memory_profile.so");
+    let files = plugins.iter().map(|plugin| &plugin.file).chain([&profile]);
+    let words = files.flat_map(|file| ["--loadmodule", file.to_str().unwrap()]);
     let redis = Redis::with_words(&words.collect::<Vec<_>>());
-    for (id, file, expected) in &plugins[..4] {
-        assert_eq!(redis.send(id, "hello").trim_end(), *expected);
-        let named = redis.send(id, "hello name=Ada").trim_end().to_owned();
-        assert!(
-            named.starts_with("hello") && named.ends_with("Ada"),
-            "{named}"
-        );
-        redis.0.wait_for_log(id);
-        for (refused, why) in [
-            ("hello nmae=Ada", "nmae"),
-            ("leave", "has no message \"leave\""),
-        ] {
-            let said = redis.send(id, refused);
-            assert!(said.contains(why), "{id} {refused}: {said}");
-        }
+    bus::plugins_of_every_compiler_reply(&redis, &plugins);
+    for ServerPlugin { id, file, .. } in &plugins {
         assert!(redis.ask(&[&id.to_uppercase()]).contains("Greets"), "{id}");
         let symbols = tool_text("binutils", Command::new("nm").arg("-D").arg(file));
         assert!(
@@ -402,6 +383,75 @@ fn wrong_config_is_repaired_without_a_restart() {
     redis.work();
 }
 
+/// A config that is refused at Redis' start is corrected by unloading the module first; before, `MODULE LOAD` fails and
+/// changes nothing.
+#[test]
+fn config_refused_at_the_start_stays_until_the_module_is_unloaded() {
+    let plugin = dist("plugins/memory_profile.so");
+    let plugin = plugin.to_str().unwrap();
+    let redis = Redis::with_words(&["--loadmodule", plugin, "dumpdir", "/x"]);
+    let status = || redis.ask(&["MEMORY_PROFILE", "status"]);
+    let reason = "unknown field `dumpdir`";
+    assert!(status().contains(reason), "{}", status());
+    let load = || redis.ask(&["MODULE", "LOAD", plugin, "dump_dir", "/tmp"]);
+    assert!(load().contains("Error loading the extension"));
+    redis
+        .0
+        .wait_for_log("stays as it was: MODULE UNLOAD memory_profile, and load it again");
+    assert!(status().contains(reason), "{}", status());
+    assert_eq!(
+        redis.ask(&["MODULE", "UNLOAD", "memory_profile"]).trim(),
+        "OK"
+    );
+    assert_eq!(load().trim(), "OK");
+    assert!(status().starts_with("profiling is"), "{}", status());
+    redis.work();
+}
+
+/// The second of two plugins with one id is left out, by its file's name; a copy of the first one is no other plugin.
+#[test]
+fn second_plugin_with_one_id_is_refused() {
+    let [first, second, copy] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let hello = std::fs::read_to_string(crate::dist::source("plugins/hello-c/hello_c.c")).unwrap();
+    let libraries = adapter_libraries();
+    let compile = |text: &str, place: &tempfile::TempDir| {
+        let file = compiled_plugin(text, &COMPILERS[0], place.path(), &libraries);
+        file.to_str().unwrap().to_owned()
+    };
+    let file = compile(&hello, &first);
+    let rival = compile(&hello.replace("\"hello\"", "\"sum\""), &second);
+    let copied = copy.path().join("copy.so");
+    std::fs::copy(&file, &copied).unwrap();
+    let copied = copied.to_str().unwrap();
+    let words = [
+        "--loadmodule",
+        &file,
+        "--loadmodule",
+        &rival,
+        "--loadmodule",
+        copied,
+    ];
+    let redis = Redis::with_words(&words);
+    let refused = format!(
+        "{rival}: a plugin with the id hello_c is loaded already, from {file}; leave out one of the two"
+    );
+    redis.0.wait_for_log(&refused);
+    redis.0.wait_for_log(&format!(
+        "{copied} is left out: {file} is loaded already and answers the messages of hello_c"
+    ));
+    redis.check_reply("hello_c", "hello", "hello from C");
+    redis.check_reply("hello_c", "sum", "has no message \"sum\"");
+    let loaded = redis.ask(&["MODULE", "LOAD", &rival]);
+    assert!(loaded.contains("Error loading the extension"), "{loaded}");
+    redis.0.wait_for_lines(&refused, 2);
+    let loaded = redis.ask(&["MODULE", "LOAD", &file]);
+    assert!(loaded.contains("Error loading the extension"), "{loaded}");
+    redis
+        .0
+        .wait_for_log("the module hello_c is loaded already, and stays as it is");
+    redis.work();
+}
+
 /// Two modules have a socket each, by which messages find their plugin.
 #[test]
 fn two_plugins_of_one_process_are_both_reached() {
@@ -431,14 +481,46 @@ fn two_plugins_of_one_process_are_both_reached() {
         .exits(0);
     let help = redis.0.memprof("msg", &["hello_rust", "help"]).exits(0);
     assert!(help.stdout.contains("hello [name=NAME]"), "{help:?}");
+    let unknown = redis.0.memprof("msg", &["nope", "hello"]).exits(2);
+    let known = "no such plugin: \"nope\"; this process has ";
+    assert!(unknown.stderr.contains(known), "{unknown:?}");
+    for id in ["memory_profile", "hello_rust"] {
+        assert!(unknown.stderr.contains(id), "{unknown:?}");
+    }
     let pid = redis.0.pid().to_string();
     let list = crate::memprof::memprof(&redis.0.socket_dir(), &["plugins", &pid]).exits(0);
+    assert_eq!(list.stderr, "");
     for id in ["memory_profile  ", "hello_rust  "] {
         assert!(
             list.stdout.lines().any(|line| line.starts_with(id)),
             "{list:?}"
         );
     }
+}
+
+/// A module without `control on` answers by its command alone; `memprof` says so.
+#[test]
+fn plugin_without_a_socket_is_named() {
+    let [profile, hello] =
+        ["memory_profile", "hello_rust"].map(|name| dist(&format!("plugins/{name}.so")));
+    let [profile, hello] = [&profile, &hello].map(|path| path.to_str().unwrap());
+    let words = [
+        "--loadmodule",
+        profile,
+        "control",
+        "on",
+        "--loadmodule",
+        hello,
+    ];
+    let redis = Redis::with_words(&words);
+    let hint = "the process has the plugin hello_rust, but no control socket of it: set `control=on` in its configuration \
+                (in Redis `control on`)";
+    let refused = redis.0.memprof("msg", &["hello_rust", "hello"]).exits(2);
+    assert!(refused.stderr.contains(hint), "{refused:?}");
+    let pid = redis.0.pid().to_string();
+    let list = memprof(&redis.0.socket_dir(), &["plugins", &pid]).exits(0);
+    assert!(list.stderr.contains(hint), "{list:?}");
+    assert!(list.stdout.starts_with("memory_profile  "), "{list:?}");
 }
 
 /// Debian's Redis puts a module's command into no category of the ACL but `@read`: README names the command.

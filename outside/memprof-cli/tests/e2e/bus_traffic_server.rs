@@ -4,12 +4,14 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::chown;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, User, geteuid};
+use tempfile::TempDir;
 
+use crate::abi::server_plugins;
 use crate::bus::{self, CONF, Load, Server, free_port};
 use crate::dist::{dist, tool_text};
 use crate::host::{Host, TEST_TIMEOUT};
@@ -39,7 +41,15 @@ impl Server for TrafficServer {
     const UNAVAILABLE: &'static str = "has no profiler";
 
     fn start(load: &Load<'_>) -> Self {
-        Self::start_by(as_its_user("traffic_manager"), "#-1", load)
+        let place = tempfile::tempdir().unwrap();
+        let plugins = configured_plugins(load, place.path());
+        Self::start_by(
+            as_its_user("traffic_manager"),
+            "#-1",
+            place,
+            &plugins,
+            load.env,
+        )
     }
 
     fn host(&self) -> &Host {
@@ -70,6 +80,14 @@ impl Server for TrafficServer {
         reply
     }
 
+    /// Waits for the text: a plugin's own lines may come before the reply.
+    fn check_reply(&self, plugin: &str, message: &str, expected: &str) {
+        let reply = self.send(plugin, message);
+        if !reply.contains(expected) {
+            self.host.wait_for_log(expected);
+        }
+    }
+
     fn work(&self) {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
@@ -81,14 +99,19 @@ impl Server for TrafficServer {
 }
 
 impl TrafficServer {
-    /// Starts it by `command`, as a server that changes to `user`.
-    fn start_by(mut command: Command, user: &str, load: &Load<'_>) -> Self {
-        let place = tempfile::tempdir().unwrap();
+    /// Starts it by `command`, as a server that changes to `user`, with the plugins: the file of each, and its words.
+    fn start_by(
+        mut command: Command,
+        user: &str,
+        place: TempDir,
+        plugins: &[(PathBuf, String)],
+        env: &[(&str, &str)],
+    ) -> Self {
         let port = free_port();
-        lay_out(place.path(), port, user, load);
+        lay_out(place.path(), port, user, plugins);
         command
             .env("TS_RUNROOT", place.path().join("runroot.yaml"))
-            .envs(load.env.iter().copied());
+            .envs(env.iter().copied());
         let host = Host::spawn(command, place);
         // Only then does it take the messages of traffic_ctl.
         host.wait_for_log("traffic server running");
@@ -132,8 +155,21 @@ fn capabilities() -> String {
     names.collect::<Vec<_>>().join(",")
 }
 
+/// `memory_profile` and `hello_rust` as `load` says, with the words of each.
+fn configured_plugins(load: &Load<'_>, place: &Path) -> Vec<(PathBuf, String)> {
+    let words = load.words(place);
+    let words = words.iter().map(|(key, value)| match value.as_str() {
+        "" => format!(" {key}"),
+        value => format!(" {key}={value}"),
+    });
+    let profile = (dist("plugins/memory_profile.so"), words.collect());
+    let mut plugins = vec![profile; 1 + usize::from(load.twice)];
+    plugins.push((dist("plugins/hello_rust.so"), String::new()));
+    plugins
+}
+
 /// Config, state and plugins, where its user can read and write.
-fn lay_out(place: &Path, port: u16, user: &str, load: &Load<'_>) {
+fn lay_out(place: &Path, port: u16, user: &str, plugins: &[(PathBuf, String)]) {
     for directory in ["etc", "log", "state", "cache", "dumps", "plugins"] {
         fs::create_dir(place.join(directory)).unwrap();
     }
@@ -143,22 +179,12 @@ fn lay_out(place: &Path, port: u16, user: &str, load: &Load<'_>) {
             fs::copy(&path, place.join("etc").join(path.file_name().unwrap())).unwrap();
         }
     }
-    let plugin = |name: &str| {
-        let copy = place.join("plugins").join(name);
-        fs::copy(dist("plugins").join(name), &copy).unwrap();
-        copy.display().to_string()
+    let line = |(file, words): &(PathBuf, String)| {
+        let copy = place.join("plugins").join(file.file_name().unwrap());
+        fs::copy(file, &copy).unwrap();
+        format!("{}{words}\n", copy.display())
     };
-    let words = load.words(place);
-    let words = words.iter().map(|(key, value)| match value.as_str() {
-        "" => format!(" {key}"),
-        value => format!(" {key}={value}"),
-    });
-    let line = format!(
-        "{}{}\n",
-        plugin("memory_profile.so"),
-        words.collect::<String>()
-    );
-    let plugins = line.repeat(1 + usize::from(load.twice)) + &plugin("hello_rust.so") + "\n";
+    let plugins = plugins.iter().map(line).collect();
     let here = place.display();
     let files = [
         (
@@ -209,6 +235,20 @@ fn give(path: &Path, user: &User) {
 #[test]
 fn does_the_main_job() {
     bus::does_the_main_job::<TrafficServer>();
+}
+
+#[test]
+fn plugins_of_every_compiler_reply() {
+    let built = tempfile::tempdir().unwrap();
+    let plugins = server_plugins(built.path());
+    let files = plugins
+        .iter()
+        .map(|plugin| (plugin.file.clone(), String::new()));
+    let files: Vec<_> = files.collect();
+    let place = tempfile::tempdir().unwrap();
+    let manager = as_its_user("traffic_manager");
+    let server = TrafficServer::start_by(manager, "#-1", place, &files, &[]);
+    bus::plugins_of_every_compiler_reply(&server, &plugins);
 }
 
 #[test]
@@ -277,7 +317,9 @@ fn server_that_changes_its_user_ignores_environment_but_is_sampled() {
         ..Load::default()
     };
     let manager = Command::new("traffic_manager");
-    let server = TrafficServer::start_by(manager, "trafficserver", &load);
+    let place = tempfile::tempdir().unwrap();
+    let plugins = configured_plugins(&load, place.path());
+    let server = TrafficServer::start_by(manager, "trafficserver", place, &plugins, load.env);
     let refused = server.send("memory_profile", "activate sampler=allocator");
     assert!(refused.contains("AT_SECURE"), "{refused}");
     let sampled = server.send("memory_profile", "activate");
