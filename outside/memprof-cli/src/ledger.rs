@@ -172,9 +172,11 @@ fn walk_process(pid: u32, ledger: &mut Ledger) -> Result<(), String> {
     let _step = SlowStep::begin(format!("{pid}: walking the heap"));
     let walked = heap_residency(pid, AnalysisOptions::default());
     let walked = walked.map_err(|error| format!("the process {error}"))?;
-    let resident = walk::ResidentMemory::read(pid).ok_or("the process has ended")?;
-    let resident = resident.without_growth_since(walked.anonymous);
+    let now = walk::ResidentMemory::read(pid).ok_or("the process has ended")?;
+    let resident = now.without_growth_since(walked.anonymous);
     walk::apply_walk(ledger, &walked, resident, walk::lazily_free_bytes(pid));
+    let grown = now.anonymous - resident.anonymous;
+    ledger.verdicts.extend(walk::later_growth_finding(grown));
     // Without the parts, their row stays whole.
     if let Ok(found) = mapped_parts(pid, Some(&walked)) {
         parts::apply_parts(ledger, &found, pid);

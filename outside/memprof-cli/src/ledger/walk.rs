@@ -24,7 +24,8 @@ impl ResidentMemory {
     /// Reads the resident memory of a process. `None` if it has ended.
     pub(super) fn read(pid: u32) -> Option<Self> {
         let path = Path::new("/proc").join(pid.to_string()).join("status");
-        Self::parse(&std::fs::read_to_string(path).ok()?)
+        // The process's name may have bytes that are not UTF-8.
+        Self::parse(&String::from_utf8_lossy(&std::fs::read(path).ok()?))
     }
 
     /// The resident memory without what was added to the anonymous memory since it had `anonymous` bytes, when the heaps
@@ -166,6 +167,19 @@ pub(super) fn note_failure(ledger: &mut Ledger, reason: &str) {
             remedy,
         }),
     }
+}
+
+/// Builds a finding if the process has grown since its heaps were walked. `grown` are the bytes that it has more now and
+/// that are in no row. `None` if they are 0.
+pub(super) fn later_growth_finding(grown: u64) -> Option<LedgerFinding> {
+    (grown > 0).then(|| LedgerFinding {
+        kind: LedgerFindingKind::Growth.into(),
+        why: format!(
+            "the process has {} more than when its heaps were walked: the rows are of that moment",
+            size_text(grown)
+        ),
+        remedy: "`memprof record` shows who allocates".to_owned(),
+    })
 }
 
 /// Returns the live bytes that the walked allocators count and the walk did not find, for example those in jemalloc's
@@ -418,6 +432,14 @@ mod tests {
         check(50 * MIB, 50 * MIB - 4096, 50 * MIB);
         check(50 * MIB, 50 * MIB, 50 * MIB);
         check(50 * MIB, 60 * MIB, 50 * MIB);
+    }
+
+    #[test]
+    fn growth_since_the_walk_is_named() {
+        assert_eq!(later_growth_finding(0), None);
+        let finding = later_growth_finding(16 * MIB).unwrap();
+        assert_eq!(finding.kind, LedgerFindingKind::Growth);
+        assert!(finding.why.contains("16.0 MiB more"), "{finding:?}");
     }
 
     #[test]
