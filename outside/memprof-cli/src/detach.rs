@@ -140,7 +140,7 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
 
 /// Returns whether a thread of the plugin runs: their names begin with "memprof-" (memprof-own). A thread that loads
 /// the plugin for a killed `memprof attach` has another name.
-fn has_memprof_threads(pid: u32) -> bool {
+pub(crate) fn has_memprof_threads(pid: u32) -> bool {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let mut tasks = tasks.into_iter().flatten().flatten();
     tasks.any(|task| {

@@ -11,6 +11,7 @@ mod sampling;
 mod sampling_options;
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context;
 use memprof_host::client::Client;
@@ -27,7 +28,8 @@ use crate::scratch::ScratchFile;
 use crate::temporary_attachment::{AttachOptions, TemporaryAttachment};
 use crate::{exit, ledger, output, target};
 
-pub(crate) use activation::{Activation, LEASE_GRACE};
+pub(crate) use activation::Activation;
+use activation::{LEASE_GRACE, lease_for};
 pub(crate) use arguments::RecordArgs;
 use arguments::Subject;
 use early_profile::EarlyProfile;
@@ -36,6 +38,9 @@ use process_set::record_processes;
 use recorded::{Recorded, RecordedProcesses};
 pub(crate) use sampling::{HostProcess, SamplingEnd, wait_for_end};
 pub(crate) use sampling_options::SamplingOptions;
+
+/// Timeout for a process to end or to execute another program after a step has failed.
+const SHORT_END_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Runs `memprof record`: samples a host or a process, and shows the profile. The exit code after a signal is that of
 /// the signal.
@@ -57,7 +62,9 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
         Subject::Host(target) => {
             let mut client = target::connect(target)?;
             let pid = target::host_pid(&mut client)?;
-            let recorded = record(&args.sampling(), &mut client, &interrupts, None);
+            let process = HostProcess::from_client(&client);
+            let sampling = args.sampling();
+            let recorded = record(pid, &process, &sampling, &mut client, &interrupts, None);
             RecordedProcesses::of_one(pid, recorded)
         }
         Subject::Process(pid) => record_processes(args, pid, &interrupts),
@@ -75,11 +82,32 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
 }
 
 /// Records in a process. Attaches to it if necessary, and detaches afterwards, unless it is to stay attached
-/// (`--keep-attached`).
+/// (`--keep-attached`). A process that ends or executes another program at any step is recorded without a profile.
 fn record_attached(
     args: &RecordArgs,
     sampling: &SamplingOptions,
     pid: u32,
+    interrupts: &Interrupts,
+) -> anyhow::Result<Recorded> {
+    // Before anything fails because the process ends.
+    let process = HostProcess::open(pid);
+    let recorded = record_and_detach(args, sampling, pid, &process, interrupts);
+    let Err(error) = recorded else {
+        return recorded;
+    };
+    let end = process.wait_for_program_end(SHORT_END_TIMEOUT, interrupts)?;
+    let end = end.ok_or(error)?;
+    // Nothing of the program is left.
+    interrupts.remove_changes(pid);
+    Ok(Recorded::without_profile(pid, end))
+}
+
+/// Attaches to a process if necessary, records and detaches.
+fn record_and_detach(
+    args: &RecordArgs,
+    sampling: &SamplingOptions,
+    pid: u32,
+    process: &HostProcess,
     interrupts: &Interrupts,
 ) -> anyhow::Result<Recorded> {
     // The process then leaves a profile if it ends during the recording.
@@ -88,7 +116,7 @@ fn record_attached(
     let options = AttachOptions {
         lease: match args.keep_attached {
             true => attach::DEFAULT_LEASE,
-            false => sampling.duration + 2 * LEASE_GRACE,
+            false => lease_for(sampling.duration, 2 * LEASE_GRACE),
         },
         sampler: sampling.sampler,
         entries: args.entries,
@@ -99,7 +127,8 @@ fn record_attached(
     };
     let mut attachment = TemporaryAttachment::open(pid, &options, interrupts)?;
     let leftovers = attachment.leftovers.as_ref();
-    let recorded = record(sampling, &mut attachment.client, interrupts, leftovers);
+    let client = &mut attachment.client;
+    let recorded = record(pid, process, sampling, client, interrupts, leftovers);
     let has_ended = recorded
         .as_ref()
         .is_ok_and(|recorded| matches!(recorded.end, SamplingEnd::Host(_) | SamplingEnd::Exec));
@@ -125,32 +154,27 @@ fn record_attached(
 /// `leftovers` is the root of a process that memprof detaches from, where no copy of the dump stays. If it is `None`, a
 /// kept dump stays.
 fn record(
+    pid: u32,
+    process: &HostProcess,
     options: &SamplingOptions,
     client: &mut Client,
     interrupts: &Interrupts,
     leftovers: Option<&Leftovers>,
 ) -> anyhow::Result<Recorded> {
-    let pid = target::host_pid(client)?;
     let status = client.status()?;
     let exit_dumps = ExitDumpDir::new(pid, client.host()?.pid, &status);
-    let process = HostProcess::from_client(client);
     let dump_arguments: Vec<_> = options.allocator.clone().into_iter().collect();
     let mut activation = Activation::begin(client, options, interrupts)?;
     let outside_before = ledger::bytes_outside_malloc(client);
     let mut early = EarlyProfile::new(&dump_arguments);
-    let end = wait_for_end(options.duration, client, &process, interrupts, |client| {
+    let end = wait_for_end(options.duration, client, process, interrupts, |client| {
         activation.adjust(client)?;
         early.fetch_if_due(client)
     })?;
-    let mut recorded = Recorded {
-        pid,
-        profile: None,
-        warnings: Vec::new(),
-        end,
-        age: None,
-        detach_error: None,
-    };
+    let mut recorded = Recorded::without_profile(pid, end);
     if let SamplingEnd::Time | SamplingEnd::Interrupt = recorded.end {
+        // If it cannot be reached, the dump fails and says so.
+        sampling::ensure_connected(client);
         match finish_recording(client, &dump_arguments, &activation, interrupts, leftovers) {
             Ok((profile, warnings)) => {
                 recorded.profile = Some(profile);

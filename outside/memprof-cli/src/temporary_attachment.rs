@@ -118,8 +118,13 @@ impl TemporaryAttachment {
             leftovers: _,
         } = self;
         drop(client);
-        if detaches && !has_ended && program.end().is_none() {
-            detach::detach(pid)?;
+        if detaches
+            && !has_ended
+            && program.end().is_none()
+            && let Err(error) = detach::detach(pid)
+            && program.wait_for_end().is_none()
+        {
+            return Err(error);
         }
         if detaches {
             // Detaching has ended the sampling too.

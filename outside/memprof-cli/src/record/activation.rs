@@ -14,6 +14,13 @@ use crate::{message, output, target};
 /// Time by which the activation outlasts the recording, so that it ends if this program is killed.
 pub(crate) const LEASE_GRACE: Duration = Duration::from_secs(60);
 
+/// Time limit of what lasts for a recording and a grace, in whole seconds: people read it.
+pub(crate) fn lease_for(recording: Duration, grace: Duration) -> Duration {
+    let exact = recording.saturating_add(grace);
+    let fraction = u64::from(exact.subsec_nanos() > 0);
+    Duration::from_secs(exact.as_secs().saturating_add(fraction))
+}
+
 /// Sampling of a host that is on.
 #[derive(Debug)]
 pub(crate) struct Activation {
@@ -48,8 +55,8 @@ impl Activation {
                 warnings: Vec::new(),
             });
         }
-        let lease =
-            humantime::format_duration(options.duration.saturating_add(LEASE_GRACE)).to_string();
+        let lease = lease_for(options.duration, LEASE_GRACE);
+        let lease = humantime::format_duration(lease).to_string();
         interrupts.add_change(
             pid,
             format!("{pid} samples for up to {lease}; `memprof deactivate {pid}` ends that now"),

@@ -42,6 +42,18 @@ pub(super) struct Recorded {
 }
 
 impl Recorded {
+    /// A process that left no profile, or none yet.
+    pub(super) fn without_profile(pid: u32, end: SamplingEnd) -> Self {
+        Self {
+            pid,
+            profile: None,
+            warnings: Vec::new(),
+            end,
+            age: None,
+            detach_error: None,
+        }
+    }
+
     /// Whether the process was sampled to the end, and is as it was before.
     fn is_whole(&self) -> bool {
         matches!(self.end, SamplingEnd::Time | SamplingEnd::Interrupt)
@@ -353,12 +365,8 @@ mod tests {
 
     fn ended(pid: u32, end: SamplingEnd, detach_error: Option<anyhow::Error>) -> ProcessResult {
         let recorded = Recorded {
-            pid,
-            profile: None,
-            warnings: Vec::new(),
-            end,
-            age: None,
             detach_error,
+            ..Recorded::without_profile(pid, end)
         };
         result(pid, Ok(recorded))
     }

@@ -1,6 +1,5 @@
 //! Waits while a host samples.
 
-use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -8,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use memprof_host::client::Client;
-use memprof_ptrace::Halt;
-use memprof_ptrace::executable::has_plugin;
 use memprof_ptrace::pidfd::PidFd;
+use memprof_ptrace::{Halt, ProgramEnd, ProgramWatch};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
+use crate::detach::has_memprof_threads;
 use crate::interrupts::Interrupts;
 use crate::output;
 
@@ -56,11 +55,13 @@ pub(crate) struct HostProcess {
     pid: Option<u32>,
     /// `None` before Linux 5.3.
     descriptor: Option<PidFd>,
+    /// The program that it executed at that time; `None` without a pid.
+    program: Option<ProgramWatch>,
 }
 
 /// Waits for the duration, with a progress bar on a terminal, and returns why the wait ended. Calls `poll` again and
 /// again while the host replies; while it is halted, a note says so. An error of `poll` means that the host did not
-/// reply.
+/// reply. A host that does not reply, but runs, may wait for a processor: it is asked until the time is over.
 pub(crate) fn wait_for_end(
     duration: Duration,
     client: &mut Client,
@@ -85,21 +86,12 @@ pub(crate) fn wait_for_end(
         if is_interrupted {
             break SamplingEnd::Interrupt;
         }
-        if has_ended || !client.is_connected() && !reconnect(client) {
-            break process.end_reason(false, interrupts)?.unwrap_or_else(|| {
-                SamplingEnd::Host("has lost the plugin: something else detached it".to_owned())
-            });
-        }
-        match process.pid.and_then(Halt::for_pid) {
+        let halt = process.pid.and_then(Halt::for_pid);
+        let replies = match halt {
+            _ if has_ended || !ensure_connected(client) => false,
             None => {
                 halted_polls = 0;
-                if let Err(error) = poll(client)
-                    && !reconnect(client)
-                {
-                    break process
-                        .end_reason(client.is_connected(), interrupts)?
-                        .ok_or(error)?;
-                }
+                poll(client).is_ok() || reconnect(client)
             }
             Some(halt) => {
                 halted_polls += 1;
@@ -108,6 +100,17 @@ pub(crate) fn wait_for_end(
                     output::clear_progress();
                     output::note(&halt.to_string());
                 }
+                true
+            }
+        };
+        if !replies {
+            if let Some(end) = process.end_reason(client.is_connected(), interrupts)? {
+                break end;
+            }
+            if !process.has_plugin() {
+                break SamplingEnd::Host(
+                    "has lost the plugin: something else detached it".to_owned(),
+                );
             }
         }
     };
@@ -116,12 +119,31 @@ pub(crate) fn wait_for_end(
 }
 
 impl HostProcess {
-    /// Opens a pidfd of the process at the other end of a connection, so that its end is noticed. There is none if its
-    /// pid is unknown, or it has ended.
+    /// Opens the process at the other end of a connection, so that its end is noticed.
     pub(crate) fn from_client(client: &Client) -> Self {
-        let pid = client.peer().pid;
-        let descriptor = pid.and_then(|pid| PidFd::open(pid).ok());
-        Self { pid, descriptor }
+        match client.peer().pid {
+            Some(pid) => Self::open(pid),
+            None => Self {
+                pid: None,
+                descriptor: None,
+                program: None,
+            },
+        }
+    }
+
+    /// Opens a process, so that its end is noticed. Nothing is if it has ended already.
+    pub(super) fn open(pid: u32) -> Self {
+        Self {
+            pid: Some(pid),
+            descriptor: PidFd::open(pid).ok(),
+            program: Some(ProgramWatch::open(pid)),
+        }
+    }
+
+    /// Returns whether the process has threads of the plugin, which end when it is detached; its code stays. Also true if
+    /// the process cannot be looked at.
+    fn has_plugin(&self) -> bool {
+        self.pid.is_none_or(has_memprof_threads)
     }
 
     /// Waits until a signal comes, the process ends, or the time is over. Returns whether a signal came, and whether
@@ -147,38 +169,55 @@ impl HostProcess {
     }
 
     /// Returns the reason why a host does not reply: it is halted, has ended, or has executed another program. `None`
-    /// if it still runs with the plugin. If the host has closed its connection (not `is_connected`), waits up to
-    /// [`EXIT_TIMEOUT`] for its end.
+    /// if it still runs. If the host has closed its connection (not `is_connected`), waits up to [`EXIT_TIMEOUT`] for
+    /// its end.
     pub(super) fn end_reason(
         &self,
         is_connected: bool,
         interrupts: &Interrupts,
     ) -> Result<Option<SamplingEnd>> {
-        let halt = || {
-            self.pid
-                .and_then(Halt::for_pid)
-                .filter(|halt| !halt.has_ended())
-        };
-        if let Some(halt) = halt() {
+        let halt = self.pid.and_then(Halt::for_pid);
+        if let Some(halt) = halt.filter(|halt| !halt.has_ended()) {
             return Ok(Some(SamplingEnd::Halt(halt)));
         }
-        let maps = self
-            .pid
-            .and_then(|pid| fs::read(format!("/proc/{pid}/maps")).ok());
-        let may_end = maps.is_some_and(|maps| has_plugin(&maps));
-        let time = match may_end && !is_connected {
-            true => EXIT_TIMEOUT,
-            false => Duration::ZERO,
+        let timeout = match is_connected {
+            true => Duration::ZERO,
+            false => EXIT_TIMEOUT,
         };
-        let [_, has_ended] = self.wait_for_event(time, interrupts)?;
-        let status = self.descriptor.as_ref().and_then(PidFd::exit_status);
-        let reason = match status {
-            Some(status) => format!("has ended {}", describe_exit(status)),
-            None if has_ended => "has ended; with what status, only its parent is told".to_owned(),
-            None if may_end => return Ok(None),
-            None => return Ok(Some(SamplingEnd::Exec)),
-        };
-        Ok(Some(SamplingEnd::Host(reason)))
+        self.wait_for_program_end(timeout, interrupts)
+    }
+
+    /// Waits for the end of the program until a signal comes, and returns it; `None` if it still runs.
+    pub(super) fn wait_for_program_end(
+        &self,
+        timeout: Duration,
+        interrupts: &Interrupts,
+    ) -> Result<Option<SamplingEnd>> {
+        let start = Instant::now();
+        loop {
+            let program_end = self.program.as_ref().and_then(ProgramWatch::end);
+            let timeout = match program_end {
+                Some(ProgramEnd::Executed) => return Ok(Some(SamplingEnd::Exec)),
+                Some(ProgramEnd::Exited) if self.descriptor.is_none() => {
+                    return Ok(Some(SamplingEnd::Host("has ended".to_owned())));
+                }
+                // It has given up its memory, and is soon a zombie with a status.
+                Some(ProgramEnd::Exited) => EXIT_TIMEOUT,
+                None => timeout,
+            };
+            let remaining = timeout.saturating_sub(start.elapsed());
+            let [is_interrupted, has_ended] =
+                self.wait_for_event(remaining.min(POLL_INTERVAL), interrupts)?;
+            let status = self.descriptor.as_ref().and_then(PidFd::exit_status);
+            let reason = match (status, program_end) {
+                (Some(status), _) => format!("has ended {}", describe_exit(status)),
+                _ if has_ended => "has ended; with what status, only its parent is told".to_owned(),
+                _ if !is_interrupted && !remaining.is_zero() => continue,
+                (None, Some(_)) => "is about to end".to_owned(),
+                (None, None) => return Ok(None),
+            };
+            return Ok(Some(SamplingEnd::Host(reason)));
+        }
     }
 }
 
@@ -189,6 +228,11 @@ fn describe_exit(status: ExitStatus) -> String {
         (None, Some(signal)) => format!("by signal {signal}"),
         (None, None) => format!("({status})"),
     }
+}
+
+/// Connects again if the host has closed the connection. Returns whether it is open.
+pub(super) fn ensure_connected(client: &mut Client) -> bool {
+    client.is_connected() || reconnect(client)
 }
 
 /// Connects again: a host closes idle connections if others want to connect. Returns whether it succeeded.

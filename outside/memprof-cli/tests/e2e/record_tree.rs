@@ -1,5 +1,7 @@
 //! `memprof record --tree`: a process and its descendants, in one report.
 
+use std::fs::{self, DirEntry};
+use std::io;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -90,6 +92,22 @@ impl Server {
         while !self.pids().iter().all(is_sampled) {
             assert!(begun.elapsed() < TEST_TIMEOUT);
             testkit::pause();
+        }
+    }
+
+    /// Waits until the first process has a thread of the plugin's, which does not sample yet.
+    fn wait_until_entered(&mut self) {
+        let begun = Instant::now();
+        let tasks = format!("/proc/{}/task", self.process.pid);
+        let is_plugin = |task: io::Result<DirEntry>| {
+            let name = fs::read_to_string(task?.path().join("comm"))?;
+            io::Result::Ok(name.starts_with("memprof-"))
+        };
+        while !fs::read_dir(&tasks)
+            .unwrap()
+            .any(|task| is_plugin(task).unwrap_or(false))
+        {
+            assert!(begun.elapsed() < TEST_TIMEOUT);
         }
     }
 
@@ -200,29 +218,37 @@ fn each_process_is_as_before_whatever_ends_the_recording() {
 
 #[test]
 fn process_that_executes_its_program_anew_is_recorded_again() {
-    let mut server = Server::start(1, &[]);
-    let recording = server.record(&["--sample-interval", "64KiB"]);
-    server.wait_until_sampled();
-    server.tell("leak 2");
-    server.process.type_line("exec");
-    assert_eq!(server.process.line(), "ready\n");
-    server.workers.clear();
-    server.fork();
-    server.wait_until_sampled();
-    server.tell("leak 5");
-    let run = interrupt(recording);
-    assert_eq!(run.code, 130, "{run:?}");
-    let row = run.stdout.lines().find(|line| line.contains("leak "));
-    let mebibytes = row.and_then(|row| row.split("MiB").next()?.trim().parse().ok());
-    // Without those of before, whose memory is freed.
-    let is_right = mebibytes.is_some_and(|found: f64| (9.9..=10.1).contains(&found));
-    assert!(is_right, "{run:?}");
-    let note = format!(
-        "{} (python3): it has executed another program",
-        server.process.pid
-    );
-    assert!(run.stderr.contains(&note), "{run:?}");
-    server.is_as_before();
+    let check = |wait: fn(&mut Server)| {
+        let mut server = Server::start(1, &[]);
+        let recording = server.record(&["--sample-interval", "64KiB"]);
+        wait(&mut server);
+        server.process.type_line("exec");
+        assert_eq!(server.process.line(), "ready\n");
+        server.workers.clear();
+        server.fork();
+        server.wait_until_sampled();
+        server.tell("leak 5");
+        let run = interrupt(recording);
+        assert_eq!(run.code, 130, "{run:?}");
+        let row = run.stdout.lines().find(|line| line.contains("leak "));
+        let mebibytes = row.and_then(|row| row.split("MiB").next()?.trim().parse().ok());
+        // Without those of before, whose memory is freed.
+        let is_right = mebibytes.is_some_and(|found: f64| (9.9..=10.1).contains(&found));
+        assert!(is_right, "{run:?}");
+        let note = format!(
+            "{} (python3): it has executed another program",
+            server.process.pid
+        );
+        assert!(run.stderr.contains(&note), "{run:?}");
+        let remedy = format!("memprof detach {}", server.process.pid);
+        assert!(!run.stderr.contains(&remedy), "{run:?}");
+        server.is_as_before();
+    };
+    check(|server| {
+        server.wait_until_sampled();
+        server.tell("leak 2");
+    });
+    check(Server::wait_until_entered);
 }
 
 #[test]
