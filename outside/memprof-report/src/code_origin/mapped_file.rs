@@ -101,6 +101,13 @@ fn origin_by_file_name(mapping: &Mapping) -> Option<CodeOrigin> {
 
 /// File name without its version: `libc` of `libc.so.6`, `python` of `python3.11`.
 pub(crate) fn library_stem(file: &str) -> &str {
+    // Flags of the build follow the version of CPython: python3.11d, libpython3.13t.so.1.0, python3-dbg.
+    for stem in ["python", "libpython"] {
+        let version = file.strip_prefix(stem);
+        if version.is_some_and(|version| version.starts_with(|c: char| c.is_ascii_digit())) {
+            return stem;
+        }
+    }
     let name = file.find(".so").map_or(file, |index| &file[..index]);
     name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '-'))
 }
@@ -124,6 +131,10 @@ mod tests {
         check("/usr/lib/libtcmalloc_minimal.so.4", plumbing);
         check("/usr/lib/x86_64-linux-gnu/libgnat-12.so", plumbing);
         check("/usr/bin/python3.11", interpreter);
+        check("/usr/bin/python3.11d", interpreter);
+        check("/usr/bin/python3-dbg", interpreter);
+        check("/usr/lib/libpython3.13td.so.1.0", interpreter);
+        check("/usr/bin/pythonista", None);
         check(
             "/usr/lib/numpy/_multiarray_umath.cpython-311-x86_64-linux-gnu.so",
             interpreter,
