@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use memprof_ptrace::maps::mappings;
-use memprof_ptrace::process::ProcStatus;
+use memprof_ptrace::process::{FAULT_SIGNALS, ProcStatus};
 use memprof_ptrace::remote_call::RemoteCall;
-use memprof_ptrace::stop::FAULT_SIGNALS;
 use memprof_ptrace::{HaltWatch, Refusal};
 use nix::errno::Errno;
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use memprof_ptrace::Refusal;
 use memprof_ptrace::control_block::can_call_glibc;
 use memprof_ptrace::frame_memory::{StackOwner, find_frame_memory};
+use memprof_ptrace::process::ProcStatus;
 use memprof_ptrace::remote_call::{self, SavedContext, is_signal_frame};
 use memprof_ptrace::seccomp::{SpareCalls, require_calls, rseq_area};
 use memprof_ptrace::stop::{StopError, StoppedThread};
@@ -264,10 +265,8 @@ fn inspect_thread(
 ) -> Result<ThreadSnapshot, UnsafeReason> {
     // Checked while the thread is stopped: it cannot execute another program then.
     target.require_same_program().map_err(UnsafeReason::Fatal)?;
-    if stopped.has_queued_fault().map_err(|_| THREAD_ENDED)? {
-        return Err(UnsafeReason::Retry(
-            "a signal of a fault is pending (SIGSEGV, SIGBUS, SIGTRAP, SIGILL or SIGFPE)",
-        ));
+    if !ProcStatus::read_thread(tid).is_ok_and(|status| !status.has_pending_fault()) {
+        return Err(UnsafeReason::Retry("a signal of a fault is pending"));
     }
     let registers = stopped.registers().map_err(|_| THREAD_ENDED)?;
     if registers.cs != USER_CODE_SEGMENT {

@@ -5,7 +5,7 @@ mod status;
 mod vfork;
 
 pub use stat::ProcStat;
-pub use status::{ProcStatus, ProcessState, SeccompMode};
+pub use status::{FAULT_SIGNALS, ProcStatus, ProcessState, SeccompMode};
 pub use vfork::count_memory_sharers;
 pub(crate) use vfork::shares_memory_with_parent;
 

@@ -2,8 +2,6 @@
 //! it continues unchanged if this program is killed.
 #![expect(unsafe_code, reason = "ptrace(2), whose arguments are bare numbers")]
 
-mod queued_signals;
-
 use std::io;
 use std::mem;
 use std::ptr;
@@ -11,11 +9,10 @@ use std::time::{Duration, Instant};
 
 use libc::{c_void, iovec, pid_t, user_regs_struct};
 
-pub use self::queued_signals::{FAULT_SIGNALS, MAX_QUEUED_SIGNALS};
 pub use crate::ptrace_request::StopError;
 
 use crate::process_copy::ProcessCopy;
-use crate::ptrace_request::{has_ended, request, wait_for_stop};
+use crate::ptrace_request::{has_ended, request, request_value, wait_for_stop};
 use crate::remote_call::SavedContext;
 use crate::xstate::XState;
 
@@ -28,6 +25,13 @@ const MAX_XSTATE_SIZE: usize = 64 << 10;
 
 /// Stop signal at a system call (ptrace(2), `PTRACE_O_TRACESYSGOOD`).
 const SYSCALL_STOP_SIGNAL: i32 = libc::SIGTRAP | 0x80;
+
+/// Words of `siginfo_t`, and records that one request reads.
+const SIGINFO_WORDS: usize = 16;
+const SIGNALS_PER_REQUEST: usize = 32;
+/// Most queued signals that [`StoppedThread::queued_signals`] reads: a process may queue tens of thousands
+/// (`RLIMIT_SIGPENDING`), and is stopped meanwhile.
+pub const MAX_QUEUED_SIGNALS: usize = 4096;
 
 /// Size of the kernel's signal set, in bytes.
 const SIGSET_SIZE: usize = 8;
@@ -168,6 +172,35 @@ impl StoppedThread {
             address as usize,
         )?;
         Ok(mask)
+    }
+
+    /// Reads the records (`siginfo_t`) of the queued signals of the thread, or of its process if `of_process`, as
+    /// words; at most [`MAX_QUEUED_SIGNALS`]. A sender's value (`sigval`) is one of the words.
+    ///
+    /// # Errors
+    /// The thread was killed.
+    pub fn queued_signals(&self, of_process: bool) -> io::Result<Vec<u64>> {
+        let mut words = Vec::new();
+        let mut records = [[0_u64; SIGINFO_WORDS]; SIGNALS_PER_REQUEST];
+        for offset in (0..MAX_QUEUED_SIGNALS).step_by(SIGNALS_PER_REQUEST) {
+            let arguments = libc::ptrace_peeksiginfo_args {
+                off: offset as u64,
+                flags: if of_process {
+                    libc::PTRACE_PEEKSIGINFO_SHARED
+                } else {
+                    0
+                },
+                nr: SIGNALS_PER_REQUEST as i32,
+            };
+            let (address, data) = (&raw const arguments as usize, records.as_mut_ptr() as usize);
+            let count = request_value(libc::PTRACE_PEEKSIGINFO, self.tid, address, data)?;
+            let count = count.unsigned_abs() as usize;
+            words.extend(records[..count].iter().flatten());
+            if count < SIGNALS_PER_REQUEST {
+                break;
+            }
+        }
+        Ok(words)
     }
 
     /// Sets the registers with which the thread continues when it is detached.

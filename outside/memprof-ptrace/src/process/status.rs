@@ -4,6 +4,15 @@ use super::MalformedProcFile;
 use crate::proc_dir::ProcDir;
 use crate::refusal::Refusal;
 
+/// Signals of faults, which the kernel forces upon the thread that has caused one.
+pub const FAULT_SIGNALS: [i32; 5] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGTRAP,
+    libc::SIGILL,
+    libc::SIGFPE,
+];
+
 /// Fields of /proc/PID/status for a process, or of /proc/PID/task/TID/status for a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcStatus {
@@ -37,6 +46,9 @@ pub struct ProcStatus {
     pub capabilities: [u64; 2],
     /// Signals that have handlers, signal(7): bit 0 is signal 1.
     pub caught: u64,
+    /// Signals that wait for delivery to the thread or to its process, as bits like `caught`. Not all of them are in a queue,
+    /// which may be full.
+    pub pending: u64,
     /// Seccomp mode of the thread.
     pub seccomp: SeccompMode,
     /// Whether the processor checks each return against a shadow stack (CET, Linux 6.6).
@@ -107,6 +119,7 @@ impl ProcStatus {
             threads: fields.number("Threads")?,
             capabilities: [fields.hex_mask("CapPrm")?, fields.hex_mask("CapEff")?],
             caught: fields.hex_mask("SigCgt")?,
+            pending: fields.hex_mask("SigPnd")? | fields.hex_mask("ShdPnd")?,
             // A kernel without seccomp writes no such line.
             seccomp: match fields.text("Seccomp") {
                 Ok("1") => SeccompMode::Strict,
@@ -117,6 +130,14 @@ impl ProcStatus {
                 .text("x86_Thread_features")
                 .is_ok_and(|features| features.split(' ').any(|each| each == "shstk")),
         })
+    }
+
+    /// Returns whether a signal of a fault waits for delivery: ptrace(2) stops a thread before it delivers one. Its handler
+    /// would take what the thread is made to run for the place of the fault; and if the program blocks the signal, it may end
+    /// the process once it is not blocked.
+    pub fn has_pending_fault(&self) -> bool {
+        let mut faults = FAULT_SIGNALS.iter();
+        faults.any(|signal| self.pending >> (signal - 1) & 1 != 0)
     }
 }
 
@@ -193,6 +214,13 @@ mod tests {
             let text = format!("{}{name}:\t{value}{}", &own[..start], &own[end..]);
             ProcStatus::parse(text.as_bytes()).unwrap()
         };
+        for (name, mask, expected) in [
+            ("SigPnd", "0000000000000400", true),
+            ("ShdPnd", "0000000000000010", true),
+            ("ShdPnd", "0000000000000001", false),
+        ] {
+            assert_eq!(with(name, mask).has_pending_fault(), expected, "{mask}");
+        }
         let state = |text: &str| with("State", text).state;
         assert_eq!(state("T (stopped)"), ProcessState::Stopped);
         assert_eq!(state("t (tracing stop)"), ProcessState::Traced);
