@@ -98,14 +98,19 @@ macro_rules! export_plugin {
 #[macro_export]
 macro_rules! __export_entry {
     ($plugin:ty) => {
-        /// The symbol that the host reads first (memprof.h).
-        #[unsafe(no_mangle)]
+        /// The plugin, for its adapters. Not the exported symbol: in a server that loads all plugins for each other
+        /// (`RTLD_GLOBAL`), that is the one of the first plugin.
         #[allow(non_upper_case_globals)]
         pub static memprof_plugin_entry: $crate::raw::memprof_plugin_entry_t = {
             const COUNT: usize = <$plugin as $crate::Plugin>::MESSAGES.len();
             static POINTERS: $crate::MessagePointers<COUNT> =
                 $crate::MessagePointers::new(<$plugin as $crate::Plugin>::MESSAGES);
             $crate::entry::<$plugin, COUNT>(&POINTERS)
+        };
+        const _: () = {
+            /// The symbol that the host reads first (memprof.h).
+            #[unsafe(export_name = "memprof_plugin_entry")]
+            static EXPORTED: $crate::raw::memprof_plugin_entry_t = memprof_plugin_entry;
         };
     };
 }
