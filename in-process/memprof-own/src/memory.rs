@@ -24,6 +24,11 @@ const THREAD_LOCAL_BYTES: usize = 1024;
 /// # Errors
 /// ENOMEM if the reserve is scarce. Otherwise those of mmap(2) and mprotect(2).
 pub fn require_memory(bytes: usize) -> io::Result<()> {
+    require_mappings(bytes, MAPPINGS)
+}
+
+/// Fails as [`require_memory`] does, but for another number of mappings.
+pub(crate) fn require_mappings(bytes: usize, mappings: usize) -> io::Result<()> {
     if is_reserve_scarce() {
         return Err(io::Error::from_raw_os_error(libc::ENOMEM));
     }
@@ -35,7 +40,7 @@ pub fn require_memory(bytes: usize) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     // Every second page gets other access rights, so that the kernel splits the mapping at each page.
-    let mut odd = (1..MAPPINGS.min(bytes / PAGE_BYTES)).step_by(2);
+    let mut odd = (1..mappings.min(bytes / PAGE_BYTES)).step_by(2);
     let failed_page = odd.find(|page| {
         let page = mapped.wrapping_byte_add(page * PAGE_BYTES);
         // SAFETY: mprotect(2): a page of the new mapping, to which nothing refers.

@@ -14,7 +14,7 @@ use crate::clocks::page_size;
 use crate::inherited_settings::{allow_all_keys, reset_inherited_settings};
 use crate::libc_symbol::libc_symbol;
 use crate::lock_free_once::LockFreeOnce;
-use crate::memory::{allocate_thread_locals, require_memory};
+use crate::memory::{allocate_thread_locals, require_mappings, require_memory};
 use crate::privileges::Privileges;
 use crate::reserve::MEMORY_POLL_INTERVAL;
 
@@ -28,6 +28,10 @@ const PLUGIN_STACK_BYTES: usize = 1 << 20;
 /// Maximum number of bytes that an allocator maps for a new thread: jemalloc needs 2 MiB for a new arena, and maps
 /// twice as much to align it.
 const ALLOCATOR_BYTES: usize = 8 << 20;
+
+/// Bytes without which a new thread does not allocate. Half of what was there when it was created: with all of it, a thread
+/// would wait for ever because of its own stack.
+const LEAST_ALLOCATOR_BYTES: usize = ALLOCATOR_BYTES / 2;
 
 /// A thread of memprof's. All signals are blocked from its first instruction on. Its stack has room for the program's
 /// thread-local variables, and it has few capabilities. Dropping this detaches the thread, which continues.
@@ -180,7 +184,7 @@ fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     }
     // Once more: the program may have used the memory meanwhile, and jemalloc 5.3 reads through a null pointer if it gets
     // none for a thread's cache.
-    while require_memory(ALLOCATOR_BYTES).is_err() || !allocate_thread_locals() {
+    while require_mappings(LEAST_ALLOCATOR_BYTES, 2).is_err() || !allocate_thread_locals() {
         thread::sleep(MEMORY_POLL_INTERVAL);
     }
     run_catching_panic(needs, work);
