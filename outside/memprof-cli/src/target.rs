@@ -9,7 +9,7 @@ use anyhow::Context;
 use memprof_host::client::{Client, ClientError};
 use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover, running_hosts};
 use memprof_messages::PLUGIN;
-use memprof_ptrace::Halt;
+use memprof_ptrace::{Halt, read_proc_text};
 
 use crate::completion;
 use crate::container;
@@ -271,7 +271,7 @@ fn no_host_message(target: &str, running: &str, unreachable: &[UnreachableHost])
 /// Returns the pid, name and owner of a process; `None` if there is none.
 fn inspect_process(pid: u32) -> Option<(u32, String, u32)> {
     let proc_dir = PathBuf::from(format!("/proc/{pid}"));
-    let name = std::fs::read_to_string(proc_dir.join("comm")).ok()?;
+    let name = read_proc_text(proc_dir.join("comm")).ok()?;
     Some((
         pid,
         name.trim_end().to_owned(),

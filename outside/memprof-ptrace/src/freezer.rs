@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
+use crate::proc_dir::read_proc_text;
+
 /// Mount points of the two kinds of cgroups that can freeze; `None` if not mounted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FreezerCgroups {
@@ -14,7 +16,7 @@ pub(crate) struct FreezerCgroups {
 impl FreezerCgroups {
     /// Reads the mount points of this process; empty if they cannot be read.
     pub(crate) fn read() -> Self {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mounts = read_proc_text("/proc/self/mountinfo").unwrap_or_default();
         Self::parse_mountinfo(&mounts)
     }
 

@@ -44,6 +44,7 @@ pub use examine::{ExaminedProcess, Purpose, examine, examine_for, proc_denied_re
 pub use fork_trial::measure_page_copy_time;
 pub use halt::{Halt, HaltWatch};
 pub use limit::Limit;
+pub use proc_dir::read_proc_text;
 pub use process_list::{ListResult, ListedProcess, ProcessLister};
 pub use program_watch::{ProgramEnd, ProgramWatch};
 pub use refusal::{Denial, Refusal};

@@ -2,13 +2,14 @@
 //! may be FUSE: then each step that touches the file may block for ever, even past SIGKILL.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use crate::maps::Mapping;
+use crate::proc_dir::read_proc_text;
 
 /// Key of a mount in /proc/PID/mountinfo.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +27,7 @@ pub struct Mounts(String);
 impl Mounts {
     /// Reads the mounts of a process; none if it has ended.
     pub fn for_pid(pid: u32) -> Self {
-        Self(fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default())
+        Self(read_proc_text(format!("/proc/{pid}/mountinfo")).unwrap_or_default())
     }
 
     /// Returns whether a mount is FUSE, so that some process answers its reads. False if the mount is not in this list.
@@ -97,6 +98,7 @@ pub fn open_regular(path: &Path, inode: u64) -> Option<File> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::symlink;
 
     use nix::sys::stat::Mode;

@@ -7,7 +7,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::linux::fs::MetadataExt;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
@@ -18,6 +18,14 @@ const MAX_COMMAND_BYTES: u64 = 4 << 10;
 
 /// Room for a file of /proc before its first read. The files have no size, for which `fs::read` begins with 32 bytes.
 const FIRST_READ: usize = 8 << 10;
+
+/// Reads a file of /proc as text. Bytes that are not UTF-8 are replaced: names of programs and of mount points may hold any.
+///
+/// # Errors
+/// Those of open(2) and read(2).
+pub fn read_proc_text(path: impl AsRef<Path>) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
+}
 
 /// The path /proc/PID, or /proc/self.
 #[derive(Clone, Debug)]

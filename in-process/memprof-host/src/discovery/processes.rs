@@ -291,7 +291,8 @@ mod tests {
         let _control = UnixListener::bind(&control).unwrap();
         let _lock = crate::socket_dir::lock::lock(&control).unwrap();
         let name = [b"\xff-memprof-", std::process::id().to_string().as_bytes()].concat();
-        let _other = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap());
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        let _other = UnixListener::bind_addr(&address).unwrap();
         let found = find_control_sockets(std::process::id()).unwrap();
         let mut sockets = found.sockets.iter();
         assert!(sockets.any(|each| each.socket == control));
