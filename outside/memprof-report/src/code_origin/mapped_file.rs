@@ -101,14 +101,17 @@ fn origin_by_file_name(mapping: &Mapping) -> Option<CodeOrigin> {
 
 /// File name without its version: `libc` of `libc.so.6`, `python` of `python3.11`.
 pub(crate) fn library_stem(file: &str) -> &str {
+    let name = file.find(".so").map_or(file, |index| &file[..index]);
     // Flags of the build follow the version of CPython: python3.11d, libpython3.13t.so.1.0, python3-dbg.
     for stem in ["python", "libpython"] {
-        let version = file.strip_prefix(stem);
-        if version.is_some_and(|version| version.starts_with(|c: char| c.is_ascii_digit())) {
+        let version = name.strip_prefix(stem).unwrap_or_default();
+        let version = version.strip_suffix("-dbg").unwrap_or(version);
+        let version = version.trim_end_matches(['d', 'm', 't', 'u']);
+        let is_version = version.bytes().all(|c| c.is_ascii_digit() || c == b'.');
+        if is_version && version.starts_with(|c: char| c.is_ascii_digit()) {
             return stem;
         }
     }
-    let name = file.find(".so").map_or(file, |index| &file[..index]);
     name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '-'))
 }
 
@@ -135,6 +138,8 @@ mod tests {
         check("/usr/bin/python3-dbg", interpreter);
         check("/usr/lib/libpython3.13td.so.1.0", interpreter);
         check("/usr/bin/pythonista", None);
+        check("/usr/lib/uwsgi/plugins/python311_plugin.so", None);
+        check("/usr/bin/python3-worker", None);
         check(
             "/usr/lib/numpy/_multiarray_umath.cpython-311-x86_64-linux-gnu.so",
             interpreter,

@@ -1,8 +1,9 @@
 //! The stacks of one profile as functions. An address stands for a list of functions, so a stack needs no list of its
 //! own.
 
-use std::collections::HashMap;
 use std::iter;
+
+use foldhash::HashMap;
 
 use super::folded_stack::TimedAmounts;
 use super::function_table::FunctionTable;
@@ -62,7 +63,7 @@ impl<'p> ProfileSide<'p> {
             ends: Vec::new(),
             functions: Vec::new(),
             allocator_counts: Vec::new(),
-            own_lists: HashMap::new(),
+            own_lists: HashMap::default(),
         };
         let files = table.unnamed_places.add_files(&named.profile);
         for id in (0..named.profile.stacks.addresses().len() as u32).map(AddressId) {
@@ -217,7 +218,7 @@ impl<'p> ProfileSide<'p> {
 
     /// Functions of a stack that has a list of its own, root first.
     fn own_list(&self, stack: StackId) -> Option<&[StringId]> {
-        // Most profiles have none, and a hash takes longer than all the rest of a step.
+        // Most profiles have none, and a hash takes as long as all the rest of a step.
         if self.own_lists.is_empty() {
             return None;
         }

@@ -1,5 +1,5 @@
 //! The samples of a profile and of its base in the order of their function names, so that those of one folded stack are
-//! neighbours. Four bytes each, and 20 while they are sorted.
+//! neighbours. Four bytes each, and up to 28 while they are sorted.
 
 use super::folded_stack::TimedAmounts;
 use super::profile_side::{ProfileSide, StackPlace};
@@ -82,12 +82,12 @@ impl<'p> SampleStacks<'p> {
     }
 
     /// Sorts samples by the ranks of their functions, and marks those that have the stack of the one before. Sorts by one
-    /// function at a time, the root's first, and then only those samples that are equal so far: so a function is read
-    /// once, however many stacks begin with it.
+    /// function at a time, the root's first, and then only those samples that are equal so far: so a sample's function is
+    /// read once, however many others have it.
     fn sort(&self, samples: &mut [SortableSample], ranks: &[u32]) {
-        let mut runs = vec![(0, samples.len())];
+        let mut runs = vec![(0, samples.len() as u32)];
         while let Some((mut start, end)) = runs.pop() {
-            let run = &mut samples[start..end];
+            let run = &mut samples[start as usize..end as usize];
             for sample in run.iter_mut() {
                 let (side, index) = self.locate(sample.entry);
                 let function = side.next_function(index, &mut sample.place);
@@ -96,7 +96,7 @@ impl<'p> SampleStacks<'p> {
             // Equal stacks in the order of their samples, so that sums of floating-point numbers do not depend on chance.
             run.sort_unstable_by_key(|sample| (sample.rank, sample.entry));
             for equal in run.chunk_by_mut(|one, other| one.rank == other.rank) {
-                let end = start + equal.len();
+                let end = start + equal.len() as u32;
                 match equal {
                     [_] => {}
                     [SortableSample { rank: 0, .. }, rest @ ..] => {

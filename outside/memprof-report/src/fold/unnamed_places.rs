@@ -131,8 +131,10 @@ impl UnnamedPlaces {
         let place = functions[index];
         self.calls.entry((place, called)).or_insert_with(|| {
             let row = names.intern(&with_call(names.get(place), names.get(called)));
-            if row.0 as usize == origins.len() {
-                origins.push(CodeOrigin::Program);
+            // A symbol may have the name.
+            match origins.get_mut(row.0 as usize) {
+                Some(origin) => *origin = CodeOrigin::Program,
+                None => origins.push(CodeOrigin::Program),
             }
             row
         });

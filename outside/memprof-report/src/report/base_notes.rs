@@ -21,10 +21,13 @@ pub(super) fn other_start_warning(profile: &Profile, base: &Profile) -> Option<S
     let (new, old) = (&profile.origin, &base.origin);
     let since = new.sampling_since.as_ref()?;
     let base_since = old.sampling_since.as_ref()?;
-    let is_one_process = new.pid.is_some() && (new.pid, &new.machine) == (old.pid, &old.machine);
+    // A pid is given again: the first process of each container has the same.
+    let is_one_process = new.pid.is_some()
+        && new.started.is_some()
+        && (new.pid, &new.machine, &new.started) == (old.pid, &old.machine, &old.started);
     (is_one_process && since != base_since).then(|| {
         format!(
-            "sampling began anew after the base: the base has only memory allocated since {base_since}, the profile since \
+            "sampling began at another time than in the base: the base has only memory allocated since {base_since}, the profile since \
              {since}; what differs is not growth: take both while one activation lasts"
         )
     })
@@ -37,29 +40,32 @@ mod tests {
 
     #[test]
     fn profiles_of_two_activations_are_not_compared_without_a_word() {
-        let profile = |pid, since: Option<&str>| Profile {
+        let profile = |pid, started: &str, since: Option<&str>| Profile {
             origin: ProfileOrigin {
                 pid: Some(pid),
+                started: Some(started.to_owned()),
                 sampling_since: since.map(str::to_owned),
                 ..ProfileOrigin::default()
             },
             ..Profile::default()
         };
-        let check = |pid, since, expected: Option<&str>| {
-            let base = profile(7, Some("09:00"));
-            let warning = other_start_warning(&profile(pid, since), &base);
+        let check = |pid, started, since, expected: Option<&str>| {
+            let base = profile(7, "08:00", Some("09:00"));
+            let warning = other_start_warning(&profile(pid, started, since), &base);
             match expected {
                 Some(text) => assert!(warning.as_ref().is_some_and(|w| w.contains(text))),
                 None => assert_eq!(warning, None),
             }
         };
-        check(7, Some("09:00"), None);
+        check(7, "08:00", Some("09:00"), None);
         check(
             7,
+            "08:00",
             Some("09:05"),
             Some("since 09:00, the profile since 09:05"),
         );
-        check(8, Some("09:05"), None);
-        check(7, None, None);
+        check(8, "08:00", Some("09:05"), None);
+        check(7, "09:04", Some("09:05"), None);
+        check(7, "08:00", None, None);
     }
 }

@@ -42,7 +42,7 @@ struct Start<'d> {
     address: u64,
     /// End of its section. `None` if the symbol has a size: no other address is in its function.
     section_end: Option<u64>,
-    /// Empty if the symbol has a size.
+    /// Empty if the symbol has a size: then it is not shown.
     name: &'d [u8],
 }
 
@@ -111,7 +111,7 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
             if !is_last && !is_candidate {
                 continue;
             }
-            // A file of 100,000 functions is read name by name.
+            // Other names are not shown, and to find their ends would read the whole table of strings.
             let name = match is_sized && !is_candidate {
                 true => Ok(&b""[..]),
                 false => symbol.name_bytes(),
