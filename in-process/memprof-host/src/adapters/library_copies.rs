@@ -5,7 +5,6 @@
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::mem::MaybeUninit;
-use std::ptr;
 
 use memprof_own::{ForkGuard, ProcessLock, ProcessLockGuard};
 use memprof_plugin_abi::Failure;
@@ -90,18 +89,24 @@ fn are_versions_of_one(one: &PluginInfo, other: &PluginInfo) -> bool {
 
 /// Returns the path by which the program has loaded the library of an entry.
 pub(super) fn library_path(entry: *const memprof_plugin_entry_t) -> String {
-    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: dladdr(3) takes any address, and writes to `info`.
-    let found = unsafe { libc::dladdr(entry.cast(), info.as_mut_ptr()) };
-    // SAFETY: all zeros are a valid Dl_info, and so is the result of dladdr(3).
-    let path = unsafe { info.assume_init() }.dli_fname;
-    if found == 0 || path.is_null() {
+    let path = find_library(entry).map(|library| library.dli_fname);
+    let Some(path) = path.filter(|path| !path.is_null()) else {
         return "a library".to_owned();
-    }
+    };
     // SAFETY: dladdr(3): a NUL-terminated path, valid while the library is loaded, and it is never unloaded.
     unsafe { CStr::from_ptr(path) }
         .to_string_lossy()
         .into_owned()
+}
+
+/// Finds the library that has an entry. `None` if none has it.
+fn find_library(entry: *const memprof_plugin_entry_t) -> Option<libc::Dl_info> {
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: dladdr(3) takes any address, and writes to `info`.
+    let found = unsafe { libc::dladdr(entry.cast(), info.as_mut_ptr()) };
+    // SAFETY: all zeros are a valid Dl_info, and so is the result of dladdr(3).
+    let info = unsafe { info.assume_init() };
+    (found != 0).then_some(info)
 }
 
 /// Returns the lock of the copy that was loaded first, of those that export one. `None` if no copy does.
@@ -120,9 +125,13 @@ struct LibraryCopy {
     lock: Option<LockFn>,
 }
 
-/// Iterates over the copies except `own`, in the order in which they were loaded. There are none if `own` is invalid.
+/// Iterates over the copies except that of `own`, in the order in which they were loaded. There are none if `own` is
+/// invalid.
 fn other_copies(own: &'static memprof_plugin_entry_t) -> impl Iterator<Item = LibraryCopy> {
-    all_copies(own).filter(move |copy| !ptr::eq(copy.entry, own))
+    // `own` is not the entry that its library exports.
+    let base = |entry| find_library(entry).map(|library| library.dli_fbase);
+    let own_base = base(own);
+    all_copies(own).filter(move |copy| base(copy.entry) != own_base)
 }
 
 /// Iterates over all copies, in the order in which they were loaded. There are none if `own` is invalid.
