@@ -21,12 +21,14 @@ use crate::protocol::{HELP, PluginInfo};
 use crate::reply::Reply;
 use callbacks::{HostContext, get_extension, log_enabled, log_line};
 use claim::InstanceClaim;
+#[cfg(any(feature = "adapters", all(feature = "loader", feature = "control")))]
+pub(crate) use claim::duplicate_id_error;
 pub(crate) use entry::check_entry;
+#[cfg(any(feature = "adapters", feature = "loader"))]
+pub(crate) use entry::copy_text;
 #[cfg(feature = "loader")]
 pub(crate) use entry::name_warnings;
 use entry::{EnterThread, find_enter_thread, incomplete_entry_error};
-#[cfg(any(feature = "adapters", feature = "loader"))]
-pub(crate) use entry::{copy_text, duplicate_id_error};
 use reply_collector::{ReplyCollector, begin_body, write_body};
 use unwind_report::UnwindReport;
 

@@ -88,6 +88,15 @@ impl Library {
     }
 }
 
+/// Creates the error of a plugin whose id a loaded plugin has. `path` is the file that is refused, `loaded` that of the
+/// other plugin.
+#[cfg(any(feature = "adapters", all(feature = "loader", feature = "control")))]
+pub(crate) fn duplicate_id_error(id: &str, path: &str, loaded: &str) -> Failure {
+    let message = format!("{path}: a plugin with the id {id} is loaded already, from {loaded}");
+    Failure::new(MEMPROF_INTERNAL, message)
+        .remedy("leave out one of the two, or give one of them another id")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,9 +2,8 @@
 
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
-    MEMPROF_ABI_MAJOR, MEMPROF_ABI_MISMATCH, MEMPROF_EXTENSION_THREADS, MEMPROF_INTERNAL,
-    MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t, memprof_plugin_t, memprof_str_t,
-    memprof_threads_t,
+    MEMPROF_ABI_MAJOR, MEMPROF_ABI_MISMATCH, MEMPROF_EXTENSION_THREADS, MEMPROF_INVALID_ARGUMENT,
+    memprof_plugin_entry_t, memprof_plugin_t, memprof_str_t, memprof_threads_t,
 };
 
 use crate::protocol::{MessageUsage, PluginInfo};
@@ -145,15 +144,6 @@ fn is_valid_name(name: &str, also: &[u8]) -> bool {
 pub(super) fn incomplete_entry_error(id: &str) -> Failure {
     let message = format!("plugin {id:?} lacks an id, create or handle_message");
     Failure::new(MEMPROF_ABI_MISMATCH, message)
-}
-
-/// Creates the error of a plugin whose id a loaded plugin has. `path` is the file that is refused, `loaded` that of the
-/// other plugin.
-#[cfg(any(feature = "adapters", feature = "loader"))]
-pub(crate) fn duplicate_id_error(id: &str, path: &str, loaded: &str) -> Failure {
-    let message = format!("{path}: a plugin with the id {id} is loaded already, from {loaded}");
-    Failure::new(MEMPROF_INTERNAL, message)
-        .remedy("leave out one of the two, or give one of them another id")
 }
 
 /// Copies a text, replacing what is not UTF-8.
