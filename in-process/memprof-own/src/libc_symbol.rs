@@ -2,13 +2,22 @@
 #![expect(unsafe_code, reason = "dlopen(3) and dlsym(3)")]
 
 use std::ffi::{CStr, c_void};
+use std::mem::MaybeUninit;
+use std::path::Path;
 use std::ptr::NonNull;
 
-/// Looks up a name in libc and in the loader, on which libc depends. `RTLD_DEFAULT` would find a symbol of the program
-/// with that name first. `None` if the C library is not glibc, or lacks the name.
+/// Looks up a name in libc and in the loader, on which libc depends. A symbol of the program with that name does not
+/// count. `None` if the C library is not glibc, or lacks the name.
 ///
 /// Takes the loader's lock, because dlsym(3) does.
 pub fn libc_symbol(name: &CStr) -> Option<NonNull<c_void>> {
+    // SAFETY: dlsym(3) with a NUL-terminated name.
+    let first = NonNull::new(unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })?;
+    if is_in_glibc(first) {
+        return Some(first);
+    }
+    // Only if an object before libc has the name: the first dlopen(3) of libc makes the list in which dlsym(3) then
+    // looks, and a child that is forked meanwhile has half a list.
     let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
     // SAFETY: dlopen(3): the library is loaded already, so no constructor runs. The handle is never closed.
     let libc = NonNull::new(unsafe { libc::dlopen(c"libc.so.6".as_ptr(), flags) })?;
@@ -16,14 +25,59 @@ pub fn libc_symbol(name: &CStr) -> Option<NonNull<c_void>> {
     NonNull::new(unsafe { libc::dlsym(libc.as_ptr(), name.as_ptr()) })
 }
 
+/// Whether a function or variable is in an object of glibc, by the names of the objects' files.
+fn is_in_glibc(address: NonNull<c_void>) -> bool {
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: dladdr(3) accepts any address, and fills in `info` unless it returns 0.
+    let found = unsafe { libc::dladdr(address.as_ptr(), info.as_mut_ptr()) };
+    // SAFETY: filled in by dladdr(3), or zeros, which are valid.
+    let info = unsafe { info.assume_init() };
+    if found == 0 || info.dli_fname.is_null() {
+        return false;
+    }
+    // SAFETY: the loader's text, which it keeps as long as it has the object; libc is never unloaded.
+    let path = unsafe { CStr::from_ptr(info.dli_fname) };
+    let name = path
+        .to_str()
+        .ok()
+        .and_then(|path| Path::new(path).file_name()?.to_str());
+    name.is_some_and(|name| {
+        name.starts_with("ld-linux") || ["libc.so.6", "libpthread.so.0"].contains(&name)
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
+
+    #[test]
+    fn lookup_makes_no_list_that_a_forked_child_could_find_half_made() {
+        let test = "libc_symbol::tests::symbols_of_libc_and_loader_are_found";
+        let mut process = Command::new(std::env::current_exe().unwrap());
+        let process = process.args([test, "--exact"]).env("LD_DEBUG", "files");
+        let output = process.output().unwrap();
+        assert!(output.status.success());
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(log.contains("libc.so.6"), "{log}");
+        let opened = log
+            .lines()
+            .find(|line| line.contains("opening file") && line.contains("libc.so.6"));
+        assert_eq!(opened, None, "{log}");
+    }
 
     #[test]
     fn symbols_of_libc_and_loader_are_found() {
         assert!(libc_symbol(c"getpid").is_some());
         assert!(libc_symbol(c"_rtld_global").is_some());
         assert_eq!(libc_symbol(c"memprof_plugin_entry"), None);
+    }
+
+    #[test]
+    fn symbols_of_the_program_are_not_those_of_glibc() {
+        let own = libc_symbol as *const ();
+        assert!(!is_in_glibc(NonNull::new(own.cast_mut().cast()).unwrap()));
+        assert!(is_in_glibc(libc_symbol(c"getpid").unwrap()));
     }
 }

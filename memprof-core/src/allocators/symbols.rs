@@ -159,15 +159,9 @@ impl RetainedObject {
     /// Keeps the object loaded until the process ends. `None` if it is already being unloaded.
     fn keep_loaded(object: &LoadedObject) -> Option<Self> {
         let path = CString::new(object.path.as_os_str().as_bytes()).ok()?;
-        let name = if object.path == Path::new(EXECUTABLE) {
-            std::ptr::null()
-        } else {
-            path.as_ptr()
-        };
-        let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
-        // SAFETY: dlopen(3) gets a NUL-terminated name, or null for the program. RTLD_NOLOAD: it loads nothing, so it
-        // runs no code of the object.
-        NonNull::new(unsafe { libc::dlopen(name, flags) }).map(Self)
+        let is_library = object.path != Path::new(EXECUTABLE);
+        let path = is_library.then_some(path.as_c_str());
+        memprof_own::open_loaded_object(path, libc::RTLD_NODELETE).map(Self)
     }
 
     /// Address of a dynamic symbol that this object or one of its dependencies defines. `None` if none does.

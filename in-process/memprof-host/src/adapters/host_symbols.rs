@@ -5,7 +5,7 @@
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::mem::MaybeUninit;
-use std::ptr;
+use std::ptr::{self, NonNull};
 
 /// Return address of an entry point: an address in the code that called it. A process may contain an interpreter twice,
 /// or hide it from other libraries; so its functions are looked up in the library that called.
@@ -17,8 +17,8 @@ pub struct CallerAddress(*const c_void);
 /// Scope of a symbol lookup: the library that called with its dependencies, then the whole program.
 #[derive(Debug)]
 pub(super) struct HostSymbols {
-    /// Handle of dlopen(3); null if the program itself called.
-    library: *mut c_void,
+    /// Handle of dlopen(3); `None` if the library that called was not found.
+    library: Option<NonNull<c_void>>,
 }
 
 /// A symbol that the host does not have.
@@ -40,12 +40,12 @@ impl CallerAddress {
         let result = unsafe { libc::dladdr(self.0, info.as_mut_ptr()) };
         // SAFETY: filled in by dladdr(3), or zeros, which are valid.
         let info = unsafe { info.assume_init() };
-        let library = if result == 0 || info.dli_fname.is_null() {
-            ptr::null_mut()
-        } else {
-            // SAFETY: dlopen(3), RTLD_NOLOAD: the name is the loader's text, and nothing is loaded.
-            unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) }
-        };
+        if result == 0 || info.dli_fname.is_null() {
+            return HostSymbols { library: None };
+        }
+        // SAFETY: the loader's text, which it keeps as long as it has the library.
+        let path = unsafe { CStr::from_ptr(info.dli_fname) };
+        let library = memprof_own::open_loaded_object(Some(path), 0);
         HostSymbols { library }
     }
 }
@@ -57,12 +57,10 @@ impl HostSymbols {
     /// # Safety
     /// `F` is a pointer type that fits the symbol.
     pub(super) unsafe fn find<F: Copy>(&self, name: &'static CStr) -> Result<F, MissingSymbol> {
-        let address = if self.library.is_null() {
-            ptr::null_mut()
-        } else {
+        let address = self.library.map_or(ptr::null_mut(), |library| {
             // SAFETY: dlsym(3) with an open handle and a NUL-terminated name.
-            unsafe { libc::dlsym(self.library, name.as_ptr()) }
-        };
+            unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) }
+        });
         // SAFETY: the caller promises that `F` fits the symbol.
         let symbol = unsafe { to_pointer(address) };
         // SAFETY: the caller promises that `F` fits the symbol.
@@ -74,9 +72,9 @@ impl HostSymbols {
 
 impl Drop for HostSymbols {
     fn drop(&mut self) {
-        if !self.library.is_null() {
+        if let Some(library) = self.library {
             // SAFETY: dlclose(3): `CallerAddress::open_symbols` opened the handle.
-            unsafe { libc::dlclose(self.library) };
+            unsafe { libc::dlclose(library.as_ptr()) };
         }
     }
 }
