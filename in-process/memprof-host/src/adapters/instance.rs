@@ -319,11 +319,7 @@ impl AdapterInstance {
                 "{id} is loaded already: its first config stays until the program is restarted"
             );
         }
-        let [file, loaded] = [own, self.entry].map(|entry| library_copies::library_path(entry));
-        let loaded = match file == loaded {
-            true => "an older file of that name".to_owned(),
-            false => loaded,
-        };
+        let [file, loaded] = library_copies::library_names(own, self.entry);
         format!(
             "{file} is left out: {loaded} is loaded already and answers the messages of {id}, and its config stays until the \
              program is restarted"

@@ -55,17 +55,11 @@ pub(super) fn join_other_copy(
     })
 }
 
-/// Returns the error that another library in the process has created a plugin with the id of `own`. `None` if there is
-/// none.
+/// Returns the error that another library in the process, which is no copy, has created a plugin with the id of `own`.
+/// `None` if there is none.
 pub(super) fn find_duplicate(own: &'static memprof_plugin_entry_t) -> Option<Failure> {
-    let other = other_copies(own).find(|copy| {
-        // SAFETY: a function of a copy of this library, which any thread may call.
-        let plugin = unsafe { (copy.get_plugin)() };
-        !plugin.is_null()
-    })?;
-    // SAFETY: the entry is of this library, which is never unloaded.
-    let info = unsafe { check_entry(own) }.ok()?;
-    Some(duplicate_library_error(own, other.entry, &info.id))
+    let _guard = lock_all_copies(own);
+    join_other_copy(own)?.err()
 }
 
 /// Creates the error that a library cannot be used, because `loaded` is the entry of another one with the same id.
@@ -74,7 +68,8 @@ fn duplicate_library_error(
     loaded: *const memprof_plugin_entry_t,
     id: &str,
 ) -> Failure {
-    duplicate_id_error(id, &library_path(own), &library_path(loaded))
+    let [own, loaded] = library_names(own, loaded);
+    duplicate_id_error(id, &own, &loaded)
 }
 
 /// Whether two plugins with one id can be two versions of one plugin: a later one may have more messages, but not
@@ -87,8 +82,22 @@ fn are_versions_of_one(one: &PluginInfo, other: &PluginInfo) -> bool {
     has_all(one, other) || has_all(other, one)
 }
 
+/// Returns the paths of two libraries with one id, `own` and the one that was loaded before. A file may have been replaced
+/// meanwhile: then the second is `an older file of that name`.
+pub(super) fn library_names(
+    own: *const memprof_plugin_entry_t,
+    loaded: *const memprof_plugin_entry_t,
+) -> [String; 2] {
+    let [own, loaded] = [own, loaded].map(library_path);
+    let loaded = match own == loaded {
+        true => "an older file of that name".to_owned(),
+        false => loaded,
+    };
+    [own, loaded]
+}
+
 /// Returns the path by which the program has loaded the library of an entry.
-pub(super) fn library_path(entry: *const memprof_plugin_entry_t) -> String {
+fn library_path(entry: *const memprof_plugin_entry_t) -> String {
     let path = find_library(entry).map(|library| library.dli_fname);
     let Some(path) = path.filter(|path| !path.is_null()) else {
         return "a library".to_owned();
@@ -201,12 +210,7 @@ unsafe extern "C" fn collect_path(
 
 /// Returns the copy at a path. `None` if no library is loaded from there, or if it is no copy.
 fn find_copy(path: &CStr) -> Option<LibraryCopy> {
-    // SAFETY: dlopen(3), RTLD_NOLOAD, with a NUL-terminated path: loads nothing, but waits for a library that is being
-    // loaded.
-    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-    if library.is_null() {
-        return None;
-    }
+    let library = memprof_own::open_loaded_object(Some(path), 0)?.as_ptr();
     // SAFETY: dlsym(3) with an open handle and a NUL-terminated name.
     let symbol = |name: &CStr| unsafe { libc::dlsym(library, name.as_ptr()) };
     let entry = symbol(c"memprof_plugin_entry");
