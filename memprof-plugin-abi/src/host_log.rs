@@ -61,14 +61,15 @@ fn log_panic(id: &str, info: &panic::PanicHookInfo<'_>) {
     }
 }
 
-/// Returns the name of the calling thread: the one in this library's Rust, else the kernel's, because threads of the host
-/// are none of this library's.
+/// Returns the name of the calling thread. For a thread that Rust code of this library did not create, it is the kernel's;
+/// `without a name` if that cannot be read.
 fn thread_name() -> String {
-    let thread = thread::current();
-    let kernels = || std::fs::read_to_string("/proc/thread-self/comm").unwrap_or_default();
-    match thread.name() {
-        Some(name) => name.to_owned(),
-        None => kernels().trim_end().to_owned(),
+    if let Some(name) = thread::current().name() {
+        return name.to_owned();
+    }
+    match std::fs::read("/proc/thread-self/comm") {
+        Ok(name) => String::from_utf8_lossy(&name).trim_end().to_owned(),
+        Err(_) => "without a name".to_owned(),
     }
 }
 
