@@ -1,6 +1,5 @@
 //! Makes a thread of the target run remote calls.
 
-use std::fs;
 use std::io;
 use std::ops::Range;
 use std::thread;
@@ -16,7 +15,7 @@ use crate::error::AttachError;
 use crate::room::require_room;
 use crate::safe_point::{NoSafePoint, SafePointThread, stop_at_safe_point};
 use crate::shared_page;
-use crate::step_deadline::{CALLS_TIMEOUT, StepDeadline};
+use crate::step_deadline::{CALLS_TIMEOUT, StepDeadline, is_ready_to_run};
 use crate::target::Target;
 
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_micros(200);
@@ -86,15 +85,6 @@ pub(crate) fn run_calls(
             Err(NoSafePoint::Failed(error)) => return Err(error),
         }
     }
-}
-
-/// Whether a thread runs or waits for a processor: state R in /proc/PID/task/TID/stat (proc(5)). False if it has ended.
-fn is_ready_to_run(pid: u32, tid: u32) -> bool {
-    // The thread's name may have bytes that are not UTF-8.
-    let stat = fs::read(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
-    let stat = String::from_utf8_lossy(&stat);
-    let fields = stat.rsplit_once(')');
-    fields.is_some_and(|(_, fields)| fields.trim_start().starts_with('R'))
 }
 
 /// Makes one attempt of [`run_calls`], with its parameters, on a thread that is not among `avoided`. Fails if no such

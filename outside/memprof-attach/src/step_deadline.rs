@@ -5,6 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use memprof_ptrace::read_proc_text;
+
 /// Timeout of the step while its thread does not wait for a processor.
 pub(crate) const CALLS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of the step while its thread waits for a processor.
@@ -54,18 +56,18 @@ impl StepDeadline {
 /// Returns whether the thread `tid` of a process is ready to run, or another of its threads has never run.
 fn waits_for_processor(pid: u32, tid: u32) -> bool {
     let tasks = PathBuf::from(format!("/proc/{pid}/task"));
-    // A thread that has ended waits for nothing, as an empty text says.
-    let read = |path: PathBuf| {
-        let text = fs::read(path).unwrap_or_default();
-        // A thread's name may have bytes that are not UTF-8.
-        String::from_utf8_lossy(&text).into_owned()
-    };
-    let is_ready = is_runnable(&read(tasks.join(tid.to_string()).join("stat")));
+    let is_new = |path: PathBuf| read_proc_text(path).is_ok_and(|text| has_never_run(&text));
     // Where the kernel counts nothing, no thread seems to have run.
-    let is_counted = !has_never_run(&read("/proc/thread-self/schedstat".into()));
+    let is_counted = !is_new("/proc/thread-self/schedstat".into());
     let threads = fs::read_dir(&tasks).into_iter().flatten().flatten();
     let mut threads = threads.take(MAX_THREADS).map(|entry| entry.path());
-    is_ready || is_counted && threads.any(|path| has_never_run(&read(path.join("schedstat"))))
+    is_ready_to_run(pid, tid) || is_counted && threads.any(|path| is_new(path.join("schedstat")))
+}
+
+/// Returns whether a thread runs or waits for a processor (proc(5), stat). False if it has ended.
+pub(crate) fn is_ready_to_run(pid: u32, tid: u32) -> bool {
+    let stat = read_proc_text(format!("/proc/{pid}/task/{tid}/stat"));
+    stat.is_ok_and(|stat| is_runnable(&stat))
 }
 
 /// Returns whether a thread runs or is ready to run, by the text of its stat (proc(5)).

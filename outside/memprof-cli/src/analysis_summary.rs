@@ -8,6 +8,7 @@ use memprof_leaks::{
     AnalysisOptions, AnalysisReport, Error, Phase, Unsearched, UnsearchedAmount, UnsearchedRole,
 };
 use memprof_messages::{SIZE_EXAMPLE, parse_size};
+use memprof_ptrace::read_proc_text;
 use memprof_report::{Outline, OutlinePage, SampleType, format_amount};
 use serde::Serialize;
 
@@ -136,7 +137,7 @@ fn phase_text(pid: u32, phase: Phase) -> String {
 
 /// Returns the pid and name of a process, for texts: `4711 (nginx)`; the pid alone if it has ended.
 pub(crate) fn describe_process(pid: u32) -> String {
-    match fs::read_to_string(format!("/proc/{pid}/comm")) {
+    match read_proc_text(format!("/proc/{pid}/comm")) {
         Ok(name) => format!("{pid} ({})", name.trim_end()),
         Err(_) => pid.to_string(),
     }

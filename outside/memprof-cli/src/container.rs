@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use memprof_ptrace::process::ProcStatus;
+use memprof_ptrace::read_proc_text;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use serde_json::Value;
 
@@ -24,7 +25,7 @@ pub(crate) struct Container {
 impl Container {
     /// Returns the container of a process; `None` if it is in none that its cgroup names.
     pub(crate) fn for_pid(pid: u32) -> Option<Self> {
-        let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        let cgroups = read_proc_text(format!("/proc/{pid}/cgroup")).ok()?;
         Self::parse(&cgroups)
     }
 
@@ -163,8 +164,7 @@ pub(crate) fn find_process(text: &str) -> Result<u32, String> {
         [] => Err(format!("no process of container {name} has that pid")),
         _ => {
             let names = found.iter().map(|pid| {
-                let command =
-                    fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("comm"));
+                let command = read_proc_text(Path::new("/proc").join(pid.to_string()).join("comm"));
                 let command = command.unwrap_or_default();
                 format!("container:{name}/{pid} ({})", command.trim())
             });

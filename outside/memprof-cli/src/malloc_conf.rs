@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use memchr::memmem;
+use memprof_ptrace::read_proc_text;
 use object::elf::{ELFMAG, PF_W, PT_LOAD};
 use object::read::elf::{ElfFile64, ProgramHeader, SectionHeader, Sym};
 use object::{Endianness, Object, ReadCache, ReadRef};
@@ -39,7 +40,7 @@ pub(crate) fn run(program: Option<&str>) -> Outcome {
 /// Returns the line with the variable that enables profiling in the jemalloc of a running process: that in its
 /// program's file, else a mapped libjemalloc.so. Without either, it is the line of [`line_without_jemalloc`].
 fn line_for_process(pid: &str) -> anyhow::Result<String> {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))
+    let maps = read_proc_text(format!("/proc/{pid}/maps"))
         .with_context(|| format!("failed to read the mappings of process {pid}"))?;
     let own = find_jemalloc_or_note(&PathBuf::from(format!("/proc/{pid}/exe")))?;
     let shared = maps.lines().any(|line| line.contains("/libjemalloc.so"));

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use memprof_ptrace::read_proc_text;
 use memprof_report::program_link;
 
 /// Returns the pid of `NAME/PID`. `None` if the text is not of that form.
@@ -33,7 +34,7 @@ pub(crate) fn pids_with_name(name: &str) -> Vec<u32> {
 /// argument.
 pub(crate) fn has_name(pid: u32, name: &str) -> bool {
     let dir = Path::new("/proc").join(pid.to_string());
-    let comm = || fs::read_to_string(dir.join("comm")).is_ok_and(|comm| comm.trim_end() == name);
+    let comm = || read_proc_text(dir.join("comm")).is_ok_and(|comm| comm.trim_end() == name);
     let program = || fs::read_link(dir.join("exe")).is_ok_and(|file| has_file_name(&file, name));
     let first_argument = || {
         let line = fs::read(dir.join("cmdline")).unwrap_or_default();

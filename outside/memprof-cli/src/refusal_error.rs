@@ -1,9 +1,7 @@
 //! Converts the reason why a process was not attached to into an error of this program.
 
-use std::fs;
-
 use memprof_attach::{AttachError, LEFT_MAPPED};
-use memprof_ptrace::{ProgramEnd, Refusal};
+use memprof_ptrace::{ProgramEnd, Refusal, read_proc_text};
 
 use crate::exit::{FAILED, UNAVAILABLE, with_exit_code};
 
@@ -14,7 +12,7 @@ pub(crate) fn program_end_error(pid: u32, end: ProgramEnd) -> anyhow::Error {
 
 /// Builds the error for a process that could not be attached to: it names the process, the reason and the remedy.
 pub(crate) fn refusal_error(pid: u32, error: &AttachError) -> anyhow::Error {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+    let name = read_proc_text(format!("/proc/{pid}/comm"));
     let process = match name {
         Ok(name) => format!("{pid} ({})", name.trim_end()),
         Err(_) => pid.to_string(),

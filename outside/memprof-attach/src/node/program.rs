@@ -9,7 +9,7 @@ use memprof_ptrace::executable::loader_name;
 use memprof_ptrace::mapped_file::open_mapped;
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::process::{ProcStatus, ProcessState};
-use memprof_ptrace::{Refusal, proc_denied_refusal};
+use memprof_ptrace::{Refusal, proc_denied_refusal, read_proc_text};
 use nix::errno::Errno;
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSymbol, ReadCache};
@@ -54,12 +54,8 @@ pub(super) fn proc_error(pid: u32, file: &str, error: io::Error) -> AttachError 
 /// Returns the kernel function in which the main thread waits, if a signal may make that call fail; else `None`. libuv
 /// repeats waits for events (epoll), and glibc those for locks (futex).
 pub(super) fn interruptible_call(pid: u32) -> Option<String> {
-    let read = |file: &str| {
-        let text = fs::read(format!("/proc/{pid}/task/{pid}/{file}")).ok()?;
-        // The thread's name may have bytes that are not UTF-8.
-        Some(String::from_utf8_lossy(&text).into_owned())
-    };
-    interruptible_function(&read("status")?, &read("wchan")?)
+    let read = |file: &str| read_proc_text(format!("/proc/{pid}/task/{pid}/{file}"));
+    interruptible_function(&read("status").ok()?, &read("wchan").ok()?)
 }
 
 /// Returns the kernel function in which the main thread waits, if a signal may make that call fail. `status` and

@@ -1,7 +1,8 @@
 //! Holders outside the heap.
 
-use std::fs;
 use std::ops::Range;
+
+use memprof_ptrace::read_proc_text;
 
 use super::thread_memory::ThreadMemory;
 use crate::analysis::AnalyzedSnapshot;
@@ -110,6 +111,6 @@ pub(super) fn holder_of(
 /// Name of a thread of the running process, not of its copy; empty if the thread has ended.
 pub(super) fn thread_name(analyzed: &AnalyzedSnapshot<'_>, thread: u32) -> String {
     let pid = analyzed.snapshot.pid;
-    let name = fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).unwrap_or_default();
+    let name = read_proc_text(format!("/proc/{pid}/task/{thread}/comm")).unwrap_or_default();
     name.trim_end().to_owned()
 }

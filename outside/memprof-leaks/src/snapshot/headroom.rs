@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use memprof_ptrace::read_proc_text;
+
 use super::smaps::MappingUsage;
 use crate::error::Error;
 
@@ -101,7 +103,7 @@ fn find_tightest_cgroup(
     limit: &str,
     usage: &str,
 ) -> Option<(String, u64, u64)> {
-    let membership = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let membership = read_proc_text(format!("/proc/{pid}/cgroup")).ok()?;
     let (root, path) = membership
         .lines()
         .find_map(|line| cgroup_hierarchy(line, controller, limit))?;
