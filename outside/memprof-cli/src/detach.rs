@@ -121,7 +121,7 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
     drop(client);
     let start = Instant::now();
     let mut halts = HaltWatch::new(pid);
-    while has_memprof_threads(pid) {
+    while has_memprof_threads(pid) == Some(true) {
         if let Some(halt) = halts.poll().filter(|halt| !halt.has_ended()) {
             let message = format!("{pid} detaches when it goes on: {halt}");
             return Err(with_exit_code(UNREACHABLE, message));
@@ -139,14 +139,14 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
 }
 
 /// Returns whether a thread of the plugin runs: their names begin with "memprof-" (memprof-own). A thread that loads
-/// the plugin for a killed `memprof attach` has another name.
-pub(crate) fn has_memprof_threads(pid: u32) -> bool {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
-    let mut tasks = tasks.into_iter().flatten().flatten();
-    tasks.any(|task| {
+/// the plugin for a killed `memprof attach` has another name. `None` if the threads cannot be listed, as when the process
+/// has ended.
+pub(crate) fn has_memprof_threads(pid: u32) -> Option<bool> {
+    let mut tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
+    Some(tasks.any(|task| {
         let name = fs::read(task.path().join("comm"));
         name.is_ok_and(|name| name.starts_with(b"memprof-"))
-    })
+    }))
 }
 
 /// Lists the pids of the hosts among a process and its descendants.

@@ -188,9 +188,8 @@ fn record(
                     }));
             }
             Err(error) => {
-                recorded.end = process
-                    .end_reason(client.is_connected(), interrupts)?
-                    .ok_or(error)?;
+                let end = process.end_reason(client.is_connected(), Duration::MAX, interrupts)?;
+                recorded.end = end.ok_or(error)?;
             }
         }
     }

@@ -12,6 +12,7 @@ use memprof_ptrace::{Halt, ProgramEnd, ProgramWatch};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
+use super::SHORT_END_TIMEOUT;
 use crate::detach::has_memprof_threads;
 use crate::interrupts::Interrupts;
 use crate::output;
@@ -104,13 +105,16 @@ pub(crate) fn wait_for_end(
             }
         };
         if !replies {
-            if let Some(end) = process.end_reason(client.is_connected(), interrupts)? {
+            let is_connected = client.is_connected();
+            if let Some(end) = process.end_reason(is_connected, remaining, interrupts)? {
                 break end;
             }
             if !process.has_plugin() {
-                break SamplingEnd::Host(
-                    "has lost the plugin: something else detached it".to_owned(),
-                );
+                // Its threads end before the program does, or executes another one.
+                let end = process.wait_for_program_end(SHORT_END_TIMEOUT, interrupts)?;
+                break end.unwrap_or_else(|| {
+                    SamplingEnd::Host("has lost the plugin: something else detached it".to_owned())
+                });
             }
         }
     };
@@ -143,7 +147,7 @@ impl HostProcess {
     /// Returns whether the process has threads of the plugin, which end when it is detached; its code stays. Also true if
     /// the process cannot be looked at.
     fn has_plugin(&self) -> bool {
-        self.pid.is_none_or(has_memprof_threads)
+        self.pid.and_then(has_memprof_threads).unwrap_or(true)
     }
 
     /// Waits until a signal comes, the process ends, or the time is over. Returns whether a signal came, and whether
@@ -169,11 +173,12 @@ impl HostProcess {
     }
 
     /// Returns the reason why a host does not reply: it is halted, has ended, or has executed another program. `None`
-    /// if it still runs. If the host has closed its connection (not `is_connected`), waits up to [`EXIT_TIMEOUT`] for
-    /// its end.
+    /// if it still runs. If the host has closed its connection (not `is_connected`), waits for its end: up to
+    /// [`EXIT_TIMEOUT`], and not for longer than `remaining`.
     pub(super) fn end_reason(
         &self,
         is_connected: bool,
+        remaining: Duration,
         interrupts: &Interrupts,
     ) -> Result<Option<SamplingEnd>> {
         let halt = self.pid.and_then(Halt::for_pid);
@@ -182,7 +187,7 @@ impl HostProcess {
         }
         let timeout = match is_connected {
             true => Duration::ZERO,
-            false => EXIT_TIMEOUT,
+            false => remaining.min(EXIT_TIMEOUT),
         };
         self.wait_for_program_end(timeout, interrupts)
     }
