@@ -176,7 +176,9 @@ fn walk_process(pid: u32, ledger: &mut Ledger) -> Result<(), String> {
     let resident = now.without_growth_since(walked.anonymous);
     walk::apply_walk(ledger, &walked, resident, walk::lazily_free_bytes(pid));
     let grown = now.anonymous - resident.anonymous;
-    ledger.verdicts.extend(walk::later_growth_finding(grown));
+    ledger
+        .verdicts
+        .extend(walk::later_growth_finding(grown, now.total()));
     // Without the parts, their row stays whole.
     if let Ok(found) = mapped_parts(pid, Some(&walked)) {
         parts::apply_parts(ledger, &found, pid);

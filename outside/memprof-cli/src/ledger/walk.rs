@@ -7,6 +7,7 @@ use memprof_messages::{
     AllocatorHeap, HeapUsage, HeapWalk, Ledger, LedgerFinding, LedgerFindingKind, LedgerPart,
     LedgerRow, size_text,
 };
+use memprof_ptrace::read_proc_text;
 
 /// Largest error of the kernel's count of a new process's memory, in bytes: up to 256 pages are not counted yet, on
 /// machines with the most processors (`lib/percpu_counter.c`).
@@ -24,8 +25,7 @@ impl ResidentMemory {
     /// Reads the resident memory of a process. `None` if it has ended.
     pub(super) fn read(pid: u32) -> Option<Self> {
         let path = Path::new("/proc").join(pid.to_string()).join("status");
-        // The process's name may have bytes that are not UTF-8.
-        Self::parse(&String::from_utf8_lossy(&std::fs::read(path).ok()?))
+        Self::parse(&read_proc_text(path).ok()?)
     }
 
     /// The resident memory without what was added to the anonymous memory since it had `anonymous` bytes, when the heaps
@@ -36,6 +36,11 @@ impl ResidentMemory {
             anonymous: if has_grown { anonymous } else { self.anonymous },
             ..self
         }
+    }
+
+    /// All of it.
+    pub(super) fn total(self) -> u64 {
+        self.anonymous + self.file + self.shared
     }
 
     /// Parses the text of /proc/PID/status. `None` if a field is missing.
@@ -169,13 +174,13 @@ pub(super) fn note_failure(ledger: &mut Ledger, reason: &str) {
     }
 }
 
-/// Builds a finding if the process has grown since its heaps were walked. `grown` are the bytes that it has more now and
-/// that are in no row. `None` if they are 0.
-pub(super) fn later_growth_finding(grown: u64) -> Option<LedgerFinding> {
-    (grown > 0).then(|| LedgerFinding {
+/// Builds a finding if the process has notably grown since its heaps were walked, else `None`. `grown` are the bytes of
+/// anonymous memory that it has more now and that are in no row; `rss` are all that it has in memory.
+pub(super) fn later_growth_finding(grown: u64, rss: u64) -> Option<LedgerFinding> {
+    LedgerFinding::is_notable(grown, rss).then(|| LedgerFinding {
         kind: LedgerFindingKind::Growth.into(),
         why: format!(
-            "the process has {} more than when its heaps were walked: the rows are of that moment",
+            "the process has {} more than when its heaps were walked: the rows of its heaps are of that moment",
             size_text(grown)
         ),
         remedy: "`memprof record` shows who allocates".to_owned(),
@@ -436,8 +441,9 @@ mod tests {
 
     #[test]
     fn growth_since_the_walk_is_named() {
-        assert_eq!(later_growth_finding(0), None);
-        let finding = later_growth_finding(16 * MIB).unwrap();
+        assert_eq!(later_growth_finding(0, 64 * MIB), None);
+        assert_eq!(later_growth_finding(4096, 64 * MIB), None);
+        let finding = later_growth_finding(16 * MIB, 64 * MIB).unwrap();
         assert_eq!(finding.kind, LedgerFindingKind::Growth);
         assert!(finding.why.contains("16.0 MiB more"), "{finding:?}");
     }
