@@ -29,7 +29,10 @@ fn find_program_without_code(
     read: impl Fn(u64, &mut [u8]) -> usize,
 ) -> Option<String> {
     let files = MappedFiles::new(maps);
-    let candidates = mappings(maps).filter(|mapping| files.is_candidate(mapping));
+    let candidates = files
+        .all
+        .iter()
+        .filter(|mapping| files.is_candidate(mapping));
     let mut candidates = candidates.take(MAX_CANDIDATES);
     let program = candidates.find(|start| {
         let mut header = [0; HEADER_SIZE];
@@ -41,30 +44,31 @@ fn find_program_without_code(
 }
 
 /// Device and inode of a file.
-type FileKey = (Vec<u8>, u64);
+type FileKey<'m> = (&'m [u8], u64);
 
-/// Files that a process maps.
+/// Mappings of a process.
 struct MappedFiles<'m> {
-    maps: &'m [u8],
-    executable: HashSet<FileKey>,
-    /// Private mappings that may be written and not executed.
-    written: HashMap<FileKey, Vec<Range<u64>>>,
+    /// All of them, by address, as a maps file has them.
+    all: Vec<Mapping<'m>>,
+    executable: HashSet<FileKey<'m>>,
+    /// By file: private mappings that may be written and not executed, by address.
+    written: HashMap<FileKey<'m>, Vec<Range<u64>>>,
 }
 
 impl<'m> MappedFiles<'m> {
     /// Reads the text of a maps file.
     fn new(maps: &'m [u8]) -> Self {
         let mut files = Self {
-            maps,
+            all: mappings(maps).collect(),
             executable: HashSet::new(),
             written: HashMap::new(),
         };
-        for mapping in mappings(maps).filter(|mapping| mapping.inode != 0) {
+        for mapping in files.all.iter().filter(|mapping| mapping.inode != 0) {
             if mapping.is_executable() {
-                files.executable.insert(file_key(&mapping));
+                files.executable.insert(file_key(mapping));
             } else if mapping.access[1..] == *b"w-p" {
-                let ranges = files.written.entry(file_key(&mapping)).or_default();
-                ranges.push(mapping.range);
+                let ranges = files.written.entry(file_key(mapping)).or_default();
+                ranges.push(mapping.range.clone());
             }
         }
         files
@@ -76,9 +80,7 @@ impl<'m> MappedFiles<'m> {
         let is_start = mapping.inode != 0 && mapping.offset == 0 && mapping.access[0] == b'r';
         is_start
             && !self.executable.contains(&file_key(mapping))
-            && self
-                .written_ranges(mapping)
-                .any(|range| range.start > mapping.range.start)
+            && self.is_written(mapping, &(mapping.range.end..u64::MAX))
     }
 
     /// Returns whether these segments of the file that starts at the mapping are loaded: data that may be written, and
@@ -88,36 +90,40 @@ impl<'m> MappedFiles<'m> {
             return false;
         };
         let bias = start.range.start.wrapping_sub(first.file_start());
-        let is_written = |segment: &Segment| {
+        let has_data = |segment: &Segment| {
             let begin = bias.wrapping_add(segment.address);
-            let end = begin.wrapping_add(segment.file_size);
             // The part that the loader made read-only (RELRO) comes first.
-            let mut ranges = self.written_ranges(start);
-            ranges.any(|range| range.start < end && begin < range.end)
+            self.is_written(start, &(begin..begin.wrapping_add(segment.file_size)))
         };
         // A program may have moved its code to large pages, which belong to no file.
         let is_not_executable = |segment: &Segment| {
             let code = bias.wrapping_add(segment.address);
-            let mut at_code = mappings(self.maps).filter(|mapping| mapping.range.contains(&code));
-            at_code
-                .next()
-                .is_some_and(|mapping| !mapping.is_executable())
+            let index = self
+                .all
+                .partition_point(|mapping| mapping.range.end <= code);
+            let mapping = self.all.get(index);
+            mapping.is_some_and(|found| found.range.contains(&code) && !found.is_executable())
         };
         let with_flag = |flag| move |segment: &&Segment| segment.flags.contains(flag);
         let mut code = segments.iter().filter(with_flag(PF_X)).peekable();
         let mut data = segments.iter().filter(with_flag(PF_W));
-        data.any(is_written) && code.peek().is_some() && code.all(is_not_executable)
+        data.any(has_data) && code.peek().is_some() && code.all(is_not_executable)
     }
 
-    /// Mappings of the same file that may be written.
-    fn written_ranges(&self, mapping: &Mapping<'_>) -> impl Iterator<Item = &Range<u64>> {
-        self.written.get(&file_key(mapping)).into_iter().flatten()
+    /// Returns whether a part of the file of a mapping may be written somewhere in `range`.
+    fn is_written(&self, mapping: &Mapping<'_>, range: &Range<u64>) -> bool {
+        let ranges = self.written.get(&file_key(mapping));
+        let after = ranges.and_then(|ranges| {
+            let index = ranges.partition_point(|written| written.end <= range.start);
+            ranges.get(index)
+        });
+        after.is_some_and(|written| written.start < range.end)
     }
 }
 
 /// Returns the device and inode of the file that is mapped.
-fn file_key(mapping: &Mapping<'_>) -> FileKey {
-    (mapping.device.to_vec(), mapping.inode)
+fn file_key<'m>(mapping: &Mapping<'m>) -> FileKey<'m> {
+    (mapping.device, mapping.inode)
 }
 
 /// Part of a file that is loaded (`PT_LOAD`).
