@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
@@ -175,7 +175,10 @@ fn make_folder(folder: &Path, files: &[(String, String)]) -> Result<()> {
         // The umask applies, as for any folder.
         .permissions(Permissions::from_mode(0o777))
         .tempdir_in(parent.unwrap_or(Path::new(".")));
-    let hidden = hidden.map_err(|error| folder_error(folder, without_path(&error)))?;
+    let hidden = hidden.map_err(|error| {
+        let cause = error.to_string();
+        folder_error(folder, io::Error::new(error.kind(), without_path(&cause)))
+    })?;
     write_files(hidden.path(), files)
         .with_context(|| format!("failed to make the folder {}", folder.display()))?;
     rename_to_new(hidden.path(), folder).map_err(|error| folder_error(folder, error))?;
@@ -184,11 +187,11 @@ fn make_folder(folder: &Path, files: &[(String, String)]) -> Result<()> {
     Ok(())
 }
 
-/// Returns an error of the crate `tempfile` without the hidden folder's path, which it adds.
-fn without_path(error: &io::Error) -> io::Error {
-    let text = error.to_string();
-    let (text, _) = text.split_once(" at path ").unwrap_or((&text, ""));
-    io::Error::new(error.kind(), text)
+/// Returns the text of an error without the path in the hidden folder, which the crate `tempfile` adds.
+fn without_path(error: &str) -> &str {
+    error
+        .split_once(" at path ")
+        .map_or(error, |(text, _)| text)
 }
 
 /// Renames a folder. Fails if the new name is taken.
@@ -200,14 +203,18 @@ fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes files into a folder, and makes the folders below it. Fails at the first that cannot be written.
+/// Writes files into a new folder, and makes the folders below it. Fails at the first that cannot be written; the error
+/// names it without the folder.
 fn write_files(folder: &Path, files: &[(String, String)]) -> Result<()> {
-    for (path, text) in files {
-        let path = folder.join(path);
+    for (name, text) in files {
+        let path = folder.join(name);
         let parent = path.parent().unwrap_or(folder);
-        std::fs::create_dir_all(parent)
-            .with_context(|| format!("failed to write {}", path.display()))?;
-        output::publish_file(&path, |out| Ok(out.write_all(text.as_bytes())?))?;
+        std::fs::create_dir_all(parent).with_context(|| format!("failed to write {name}"))?;
+        let written = output::publish_file(&path, |out| Ok(out.write_all(text.as_bytes())?));
+        written.map_err(|error| {
+            let cause = error.root_cause().to_string();
+            anyhow!("failed to write {name}: {}", without_path(&cause))
+        })?;
     }
     Ok(())
 }
@@ -398,6 +405,7 @@ mod tests {
         let failed = make_folder(&folder, &[file("Makefile"), unwritable]);
         let reason = format!("{:#}", failed.unwrap_err());
         assert!(reason.contains("File name too long"), "{reason}");
+        assert!(!reason.contains(".memprof-"), "{reason}");
         let left = std::fs::read_dir(place.path()).unwrap();
         assert_eq!(left.count(), 0);
         make_folder(&folder, &[file("Makefile"), file("src/lib.rs")]).unwrap();
