@@ -150,8 +150,8 @@ fn plugin_without_socket_finding(pid: u32) -> Finding {
     Finding {
         kind: "no_control_socket".into(),
         severity: Severity::Notice.into(),
-        message: "the plugin has no control socket: either memprof was attached before and has left, or the program has loaded the plugin itself, which then \
-                  answers, and may sample, by the program's own command alone"
+        message: "the plugin has no control socket: either memprof was attached before and has left, or the program \
+                  has loaded the plugin itself, which then answers, and may sample, by the program's own command alone"
             .to_owned(),
         remedy: format!(
             "after an attachment, none is needed: `memprof record {pid}` attaches again; a plugin that the program has loaded \

@@ -101,9 +101,7 @@ impl StackLists {
         }
         self.replace_functions(&rank);
         let mut order = std::mem::take(&mut self.order);
-        // Most stacks are in order already, of which a stable sort makes use.
-        let functions = |index: &u32| self.functions_of(*index as usize);
-        order.sort_by(|one, other| functions(one).cmp(functions(other)));
+        order.sort_unstable_by_key(|index| self.functions_of(*index as usize));
         self.order = order;
         self.replace_functions(by_rank);
     }

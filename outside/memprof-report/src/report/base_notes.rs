@@ -27,8 +27,8 @@ pub(super) fn other_start_warning(profile: &Profile, base: &Profile) -> Option<S
         && (new.pid, &new.machine, &new.started) == (old.pid, &old.machine, &old.started);
     (is_one_process && since != base_since).then(|| {
         format!(
-            "sampling began at another time than in the base: the base has only memory allocated since {base_since}, the profile since \
-             {since}; what differs is not growth: take both while one activation lasts"
+            "sampling began at another time than in the base: the base has only memory allocated since {base_since}, \
+             the profile since {since}; what differs is not growth: take both while one activation lasts"
         )
     })
 }

@@ -198,7 +198,7 @@ impl CutLine {
     }
 }
 
-/// Which parts of the stacks are too narrow to be drawn.
+/// Ends of the drawn parts of stacks.
 #[derive(Debug)]
 struct Cuts {
     /// Number of functions of each drawn stack that are drawn, from the root; the next one is too narrow.
