@@ -230,7 +230,7 @@ fn loader_failure(path: &Path, reason: &str) -> Failure {
 /// Returns whether the loader has a library with this path, or the same file under another path. It would then return
 /// that library, even if the file was replaced since.
 fn is_loaded(path: &Path) -> bool {
-    // SAFETY: dlopen(3), RTLD_NOLOAD: runs no code of the library.
+    // SAFETY: dlopen(3), RTLD_NOLOAD: loads nothing. A library that the program started with has run its constructors.
     unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_NOLOAD) }.is_ok()
 }
 

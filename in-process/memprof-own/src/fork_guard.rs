@@ -1,8 +1,8 @@
 //! Keeps fork(2) and readers of the loader's list of objects apart.
 //!
 //! glibc 2.36 does not release the lock of `dl_iterate_phdr(3)` in a forked child: if a thread of memprof read the list
-//! during the fork, the child could never read it. So fork(2) waits until no thread reads the list, and readers wait
-//! until the fork is over. Three kinds of forks are not covered: those that began before the handlers were registered,
+//! during the fork, the child could never read it. So fork(2) waits until no thread reads the list, or opens a loaded
+//! object, which changes it; and these threads wait until the fork is over. Three kinds of forks are not covered: those that began before the handlers were registered,
 //! those whose wait timed out, and those during a dlopen(3) of the program. The child releases a lock that such a fork
 //! left locked (`loader_lock`).
 #![expect(unsafe_code, reason = "pthread_atfork(3)")]

@@ -19,7 +19,8 @@ mod relro;
 use std::ffi::CStr;
 
 use link_map::LinkMap;
-use object::{Import, Object, is_string_at, read};
+pub(crate) use object::Object;
+use object::{Import, is_string_at, read};
 use relro::WritableRelro;
 
 const LOADER: &CStr = c"ld-linux-x86-64.so.2";

@@ -5,6 +5,7 @@
 
 mod clocks;
 mod descriptor_table;
+mod exported_symbol;
 mod fork_guard;
 mod guarded_fd;
 #[cfg(target_arch = "x86_64")]
@@ -27,6 +28,7 @@ pub use clocks::{
     boot_time, clock_ticks_per_second, coarse_monotonic_time, coarse_wall_time, page_size,
 };
 pub use descriptor_table::DescriptorTable;
+pub use exported_symbol::exported_symbol;
 pub use fork_guard::ForkGuard;
 pub use guarded_fd::{GuardedFd, above_stdio};
 #[cfg(target_arch = "x86_64")]

@@ -16,10 +16,11 @@ pub fn libc_symbol(name: &CStr) -> Option<NonNull<c_void>> {
     if is_in_glibc(first) {
         return Some(first);
     }
-    // Only if an object before libc has the name: the first dlopen(3) of libc makes the list in which dlsym(3) then
-    // looks, and a child that is forked meanwhile has half a list.
+    // An object before libc has the name, or the loader has an unknown one. The first dlopen(3) of libc makes the list in
+    // which dlsym(3) then looks, and a child that is forked meanwhile has half a list.
     let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
-    // SAFETY: dlopen(3): the library is loaded already, so no constructor runs. The handle is never closed.
+    // SAFETY: dlopen(3): the library is loaded already, and its constructors ran before all others. The handle is never
+    // closed.
     let libc = NonNull::new(unsafe { libc::dlopen(c"libc.so.6".as_ptr(), flags) })?;
     // SAFETY: dlsym(3) with an open handle and a NUL-terminated name.
     NonNull::new(unsafe { libc::dlsym(libc.as_ptr(), name.as_ptr()) })
@@ -42,7 +43,7 @@ fn is_in_glibc(address: NonNull<c_void>) -> bool {
         .ok()
         .and_then(|path| Path::new(path).file_name()?.to_str());
     name.is_some_and(|name| {
-        name.starts_with("ld-linux") || ["libc.so.6", "libpthread.so.0"].contains(&name)
+        name.starts_with("ld-") || ["libc.so.6", "libpthread.so.0"].contains(&name)
     })
 }
 

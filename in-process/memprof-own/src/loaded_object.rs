@@ -1,7 +1,8 @@
 //! Handles of objects that are loaded already.
-#![expect(unsafe_code, reason = "dlopen(3)")]
+#![expect(unsafe_code, reason = "dlopen(3) and dladdr(3)")]
 
 use std::ffi::{CStr, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 
 use crate::ForkGuard;
@@ -10,12 +11,26 @@ use crate::ForkGuard;
 /// dlopen(3). Loads nothing; waits for a library that is being loaded. The caller holds no [`ForkGuard`], and closes
 /// the handle. `None` if no such object is loaded.
 ///
-/// No fork happens meanwhile: the first dlopen(3) of an object that the program started with makes the list of its
-/// dependencies. A child that is forked before the list is complete would follow its null pointers.
+/// The first dlopen(3) of an object that the program started with runs its constructors, if the program has not yet,
+/// and makes the list of its dependencies. A child that is forked before the list is complete would follow its null
+/// pointers, so forks wait for it.
 pub fn open_loaded_object(path: Option<&CStr>, flags: c_int) -> Option<NonNull<c_void>> {
     let path = path.map_or(ptr::null(), CStr::as_ptr);
     let flags = flags | libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+    wait_for_loader();
     let _no_fork = ForkGuard::acquire();
-    // SAFETY: dlopen(3) with a NUL-terminated path or null. With RTLD_NOLOAD it runs no code of the object.
+    // SAFETY: dlopen(3) with a NUL-terminated path or null; the object is loaded already.
     NonNull::new(unsafe { libc::dlopen(path, flags) })
+}
+
+/// Waits until no other thread loads a library, so that the forks of others need not wait for its constructors.
+fn wait_for_loader() {
+    let mut info = MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: dladdr(3) takes any address. It takes the lock that is held while a library is loaded.
+    unsafe {
+        libc::dladdr(
+            wait_for_loader as *const () as *const c_void,
+            info.as_mut_ptr(),
+        )
+    };
 }

@@ -3,8 +3,9 @@
 //! it, because a copy is never unloaded, so that the loader's list of copies only grows.
 #![expect(unsafe_code, reason = "symbols of other images")]
 
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
 
 use memprof_own::{ForkGuard, ProcessLock, ProcessLockGuard};
 use memprof_plugin_abi::Failure;
@@ -18,6 +19,9 @@ use crate::protocol::PluginInfo;
 type InstanceFn = unsafe extern "C" fn() -> *mut memprof_plugin_t;
 /// `memprof_adapter_lock`, which every copy exports: returns the address of its lock.
 type LockFn = unsafe extern "C" fn() -> *const u32;
+
+/// Number of libraries with an adapter that most processes do not exceed.
+const USUAL_LIBRARIES: usize = 8;
 
 /// This copy's lock, which all copies use if this copy was loaded first.
 static LOCK: ProcessLock = ProcessLock::new();
@@ -147,82 +151,90 @@ fn other_copies(own: &'static memprof_plugin_entry_t) -> impl Iterator<Item = Li
 fn all_copies(own: &'static memprof_plugin_entry_t) -> impl Iterator<Item = LibraryCopy> {
     // SAFETY: the entry is of this library, which is never unloaded.
     let id = unsafe { check_entry(own) }.ok().map(|own| own.id);
-    let id = id.into_iter();
-    // The copies are opened after the walk of the loader's list, during which dlopen(3) must not be called.
-    id.flat_map(|id| {
-        let copies = loaded_paths()
-            .into_iter()
-            .filter_map(|path| find_copy(&path));
+    id.into_iter().flat_map(|id| {
+        let copies = loaded_libraries().into_iter();
         copies.filter(move |copy| {
-            // SAFETY: the entry is of a copy, which is never unloaded.
+            // SAFETY: the entry is of a library with an adapter, which is never unloaded (`-z nodelete`).
             unsafe { check_entry(copy.entry) }.is_ok_and(|other| other.id == id)
         })
     })
 }
 
-/// Returns the paths of all loaded libraries; the program's is empty. Allocates nothing while the loader holds its
-/// lock: a sampled allocation unwinds, and an unwinder with its own lock may wait for the loader's.
-fn loaded_paths() -> Vec<CString> {
-    let mut paths = PathBuffer::default();
-    // The first round only measures the size; libraries may be loaded before the next.
-    while paths.bytes.len() < paths.needed || paths.needed == 0 {
-        paths.bytes = Vec::with_capacity(paths.needed);
-        paths.needed = 0;
-        let _no_fork = ForkGuard::acquire();
-        // SAFETY: dl_iterate_phdr(3) calls `collect_path` synchronously with this buffer.
-        unsafe { libc::dl_iterate_phdr(Some(collect_path), (&raw mut paths).cast()) };
+/// Finds the loaded libraries that have a plugin with an adapter, in the order in which they were loaded. Allocates
+/// nothing while the loader holds its lock: a sampled allocation unwinds, and an unwinder with its own lock may wait
+/// for the loader's.
+fn loaded_libraries() -> Vec<LibraryCopy> {
+    let mut list = CopyList::with_capacity(USUAL_LIBRARIES);
+    loop {
+        {
+            let _no_fork = ForkGuard::acquire();
+            // SAFETY: dl_iterate_phdr(3) calls `collect_copy` synchronously with this list.
+            unsafe { libc::dl_iterate_phdr(Some(collect_copy), (&raw mut list).cast()) };
+        }
+        if list.copies.len() == list.count {
+            return list.copies;
+        }
+        // More libraries may be loaded before the next round.
+        list = CopyList::with_capacity(2 * list.count);
     }
-    let paths = paths.bytes.split_inclusive(|byte| *byte == 0);
-    let paths = paths.filter_map(|path| CStr::from_bytes_with_nul(path).ok());
-    paths.map(CStr::to_owned).collect()
 }
 
-/// Paths, copied into memory that was allocated before the walk.
-#[derive(Debug, Default)]
-struct PathBuffer {
-    /// Paths that fit, each with its NUL.
-    bytes: Vec<u8>,
-    /// Size of all paths in bytes.
-    needed: usize,
+/// Libraries, in memory that was allocated before the walk.
+struct CopyList {
+    /// Libraries that fit.
+    copies: Vec<LibraryCopy>,
+    /// Number of all libraries.
+    count: usize,
 }
 
-/// Copies the path of a library, if it fits, and counts its bytes. Called by `dl_iterate_phdr(3)`; returns 0, so that
-/// the iteration continues.
-unsafe extern "C" fn collect_path(
+impl CopyList {
+    /// An empty list with memory for that many libraries.
+    fn with_capacity(capacity: usize) -> Self {
+        Self {
+            copies: Vec::with_capacity(capacity),
+            count: 0,
+        }
+    }
+}
+
+/// Adds a library with an adapter, if it fits, and counts it. Called by `dl_iterate_phdr(3)`; returns 0, so that the
+/// iteration continues.
+unsafe extern "C" fn collect_copy(
     info: *mut libc::dl_phdr_info,
     _size: usize,
-    buffer: *mut c_void,
+    list: *mut c_void,
 ) -> c_int {
-    // SAFETY: `loaded_paths` passes its buffer.
-    let buffer = unsafe { &mut *buffer.cast::<PathBuffer>() };
+    // SAFETY: `loaded_libraries` passes its list.
+    let list = unsafe { &mut *list.cast::<CopyList>() };
     // SAFETY: dl_iterate_phdr(3): `info` is valid during the call.
-    let path = unsafe { (*info).dlpi_name };
-    if !path.is_null() {
-        // SAFETY: dl_iterate_phdr(3): the name is NUL-terminated and valid during the call.
-        let path = unsafe { CStr::from_ptr(path) }.to_bytes_with_nul();
-        buffer.needed += path.len();
-        if buffer.needed <= buffer.bytes.capacity() {
-            buffer.bytes.extend_from_slice(path);
+    let library = unsafe { &*info };
+    // SAFETY: dl_iterate_phdr(3) calls this with an entry of the list.
+    if let Some(copy) = unsafe { find_copy(library) } {
+        list.count += 1;
+        if list.count <= list.copies.capacity() {
+            list.copies.push(copy);
         }
     }
     0
 }
 
-/// Returns the copy at a path. `None` if no library is loaded from there, or if it is no copy.
-fn find_copy(path: &CStr) -> Option<LibraryCopy> {
-    let library = memprof_own::open_loaded_object(Some(path), 0)?.as_ptr();
-    // SAFETY: dlsym(3) with an open handle and a NUL-terminated name.
-    let symbol = |name: &CStr| unsafe { libc::dlsym(library, name.as_ptr()) };
-    let entry = symbol(c"memprof_plugin_entry");
-    let get_plugin = symbol(c"memprof_adapter_instance");
-    let lock = symbol(c"memprof_adapter_lock");
-    // SAFETY: dlclose(3): the handle was opened above. A library with these symbols is never unloaded (`-z nodelete`).
-    unsafe { libc::dlclose(library) };
-    let entry = entry.cast_const().cast::<memprof_plugin_entry_t>();
+/// Returns the plugin of a loaded library. `None` if it has none with an adapter.
+///
+/// # Safety
+/// `library` is an entry that `dl_iterate_phdr(3)` passes to a callback, which is running.
+unsafe fn find_copy(library: &libc::dl_phdr_info) -> Option<LibraryCopy> {
+    let symbol = |name: &CStr| {
+        // SAFETY: the caller promises that it is an entry of the loader's list.
+        let found = unsafe { memprof_own::exported_symbol(library, name) };
+        found.map_or(ptr::null_mut(), NonNull::as_ptr)
+    };
     // SAFETY: `export_adapters!` exports a function of this type.
-    let get_plugin: InstanceFn = unsafe { to_pointer(get_plugin) }?;
+    let get_plugin: InstanceFn = unsafe { to_pointer(symbol(c"memprof_adapter_instance")) }?;
     // SAFETY: `export_adapters!` exports a function of this type.
-    let lock: Option<LockFn> = unsafe { to_pointer(lock) };
+    let lock: Option<LockFn> = unsafe { to_pointer(symbol(c"memprof_adapter_lock")) };
+    let entry = symbol(c"memprof_plugin_entry")
+        .cast_const()
+        .cast::<memprof_plugin_entry_t>();
     (!entry.is_null()).then_some(LibraryCopy {
         entry,
         get_plugin,

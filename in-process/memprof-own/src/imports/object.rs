@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::mem;
 use std::ptr;
+use std::slice;
 
 use libc::{Elf64_Ehdr, Elf64_Phdr, Elf64_Rela, Elf64_Sym};
 
@@ -93,8 +94,8 @@ pub(super) struct Import {
 
 /// A symbol that an object defines.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Definition {
-    pub(super) address: usize,
+pub(crate) struct Definition {
+    pub(crate) address: usize,
     /// Type of the symbol, such as `STT_FUNC`.
     kind: u8,
 }
@@ -115,9 +116,9 @@ impl Definition {
     }
 }
 
-/// An object that is never unloaded.
+/// An object that stays loaded while this is used.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Object {
+pub(crate) struct Object {
     /// Difference between an address in memory and the virtual address in the file.
     base: usize,
     /// Address of the dynamic section.
@@ -128,9 +129,24 @@ impl Object {
     /// Wraps a loaded object, given by its load address and the address of its dynamic section.
     ///
     /// # Safety
-    /// A loaded and relocated object has this base and dynamic section, and is never unloaded.
+    /// A loaded and relocated object has this base and dynamic section, and stays loaded while the result is used.
     pub(super) unsafe fn new(base: usize, dynamic: usize) -> Self {
         Self { base, dynamic }
+    }
+
+    /// Wraps an entry of the loader's list. `None` if it has no dynamic section.
+    ///
+    /// # Safety
+    /// `entry` is one that `dl_iterate_phdr(3)` passes to a callback, which is running.
+    pub(crate) unsafe fn from_list_entry(entry: &libc::dl_phdr_info) -> Option<Self> {
+        let base = entry.dlpi_addr as usize;
+        // SAFETY: dl_iterate_phdr(3): the object's program headers, which are mapped as long as it is loaded.
+        let headers = unsafe { slice::from_raw_parts(entry.dlpi_phdr, entry.dlpi_phnum.into()) };
+        let dynamic = headers
+            .iter()
+            .find(|segment| segment.p_type == libc::PT_DYNAMIC)?;
+        let dynamic = base.wrapping_add(dynamic.p_vaddr as usize);
+        Some(Self { base, dynamic })
     }
 
     /// Finds the object with code that contains `address`. `None` if there is no ELF header in the 4 MiB below it, or
@@ -210,7 +226,7 @@ impl Object {
     }
 
     /// Returns the definition of `name`, in any version. `None` if there is none.
-    pub(super) fn find_in_any_version(&self, name: &CStr) -> Option<Definition> {
+    pub(crate) fn find_in_any_version(&self, name: &CStr) -> Option<Definition> {
         self.find_definition(name.as_ptr().addr(), None)
     }
 

@@ -662,6 +662,59 @@ fn preloaded_plugin_without_marker_does_nothing() {
     assert!(!host.socket_dir().exists());
 }
 
+/// Two libraries of the user, which do nothing in memprof itself. The constructor of the first runs last, and names the
+/// program's threads; that of the second keeps the program's thread until memprof's start has made the socket.
+const PRELOADS: [&str; 2] = [
+    r#"
+    #define _GNU_SOURCE
+    #include <errno.h>
+    #include <stdio.h>
+    #include <string.h>
+    #include <unistd.h>
+    __attribute__((constructor)) static void begin(void) {
+        if (!strcmp(program_invocation_short_name, "memprof")) return;
+        fprintf(stderr, "constructor on thread %d of %d\n", gettid(), getpid());
+    }"#,
+    r#"
+    #define _GNU_SOURCE
+    #include <errno.h>
+    #include <glob.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <unistd.h>
+    __attribute__((constructor)) static void begin(void) {
+        char pattern[4096];
+        glob_t sockets;
+        if (!strcmp(program_invocation_short_name, "memprof")) return;
+        snprintf(pattern, sizeof pattern, "%s/*.sock", getenv("MEMPROF_SOCKET_DIR"));
+        for (int wait = 0; wait < 10000 && glob(pattern, 0, 0, &sockets); wait++) usleep(1000);
+    }"#,
+];
+
+#[test]
+fn constructors_of_user_libraries_run_on_the_programs_thread() {
+    let place = tempfile::tempdir().unwrap();
+    let libraries = PRELOADS.iter().enumerate().map(|(index, code)| {
+        let source = place.path().join(format!("preload{index}.c"));
+        let library = source.with_extension("so");
+        std::fs::write(&source, code).unwrap();
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-o"])
+            .args([&library, &source]);
+        assert!(cc.status().unwrap().success());
+        library.display().to_string()
+    });
+    let libraries: Vec<_> = libraries.collect();
+    let mut host = run(
+        &["perl", "-e", GROWING],
+        &[("LD_PRELOAD", &libraries.join(":"))],
+    );
+    let pid = host.pid();
+    host.wait_for_log(&format!("constructor on thread {pid} of {pid}"));
+    serves(&mut host, "one");
+}
+
 #[test]
 fn program_without_preloading_is_refused_with_the_reason() {
     let place = tempfile::tempdir().unwrap();
