@@ -1,7 +1,7 @@
 //! The stacks of one profile as functions. An address stands for a list of functions, so a stack needs no list of its
 //! own.
 
-use std::iter;
+use std::cmp::Ordering;
 
 use foldhash::HashMap;
 
@@ -33,14 +33,26 @@ pub(super) struct ProfileSide<'p> {
     own_lists: HashMap<StackId, Box<[StringId]>>,
 }
 
-/// A place in the stack of a sample, between two functions.
-#[derive(Clone, Copy, Debug)]
+/// A place in the stack of a sample, between two functions. The default is the root's end.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StackPlace {
-    /// Number of functions from here to the leaf.
-    functions_left: u32,
-    /// Index of the address, from the leaf on, and number of its functions that are towards the root.
-    address: u32,
+    /// Number of addresses towards the root.
+    addresses: u32,
+    /// Number of functions of the next address, or of a list of the stack's own, that are towards the root.
     function: u32,
+}
+
+/// Functions of a stack, root first.
+#[derive(Debug)]
+pub(super) struct StackFunctions<'s> {
+    side: &'s ProfileSide<'s>,
+    /// Functions of a stack that differ from those of its addresses; otherwise empty.
+    own_list: &'s [StringId],
+    /// Addresses, leaf first; empty if the stack has a list of its own.
+    addresses: &'s [AddressId],
+    /// As [`ProfileSide::trimmed_end`] returns it.
+    trimmed: (u32, u32),
+    place: StackPlace,
 }
 
 impl<'p> ProfileSide<'p> {
@@ -176,43 +188,40 @@ impl<'p> ProfileSide<'p> {
         Some((sample.alloc_time?, [bytes, objects]))
     }
 
-    /// Appends the functions of a sample's stack, root first, as [`root_of_stack`](Self::root_of_stack) says.
+    /// Appends the functions of a sample's stack, root first, as [`functions_after`](Self::functions_after) says.
     pub(super) fn append_functions(&self, sample: usize, functions: &mut Vec<StringId>) {
-        let mut place = self.root_of_stack(sample);
-        functions.extend(iter::from_fn(|| self.next_function(sample, &mut place)));
-    }
-
-    /// Returns the place in front of the functions of a sample's stack, root first. Allocator functions that were inlined
-    /// at the leaf are none of these, unless there are no others: then the outermost one stays.
-    pub(super) fn root_of_stack(&self, sample: usize) -> StackPlace {
-        let stack = self.samples()[sample].stack;
-        let addresses = self.named.program_frames(stack);
-        let functions_left = match self.own_list(stack) {
-            Some(list) => list.len(),
-            None => self.function_count(addresses) - self.trimmed_count(addresses),
-        };
-        StackPlace {
-            functions_left: functions_left as u32,
-            address: addresses.len().saturating_sub(1) as u32,
-            function: 0,
-        }
-    }
-
-    /// Returns the next function of a sample's stack, towards the leaf, and moves `place` behind it. `None` at the end.
-    pub(super) fn next_function(&self, sample: usize, place: &mut StackPlace) -> Option<StringId> {
-        place.functions_left = place.functions_left.checked_sub(1)?;
         let stack = self.samples()[sample].stack;
         if let Some(list) = self.own_list(stack) {
-            return Some(list[list.len() - 1 - place.functions_left as usize]);
+            functions.extend_from_slice(list);
+            return;
         }
         let addresses = self.named.program_frames(stack);
-        loop {
-            let functions = self.functions_of(addresses[place.address as usize]);
-            if let Some(function) = functions.get(place.function as usize) {
-                place.function += 1;
-                return Some(*function);
+        let (end, trimmed) = self.trimmed_end(addresses);
+        for address in addresses[end as usize..].iter().rev() {
+            match self.functions_of(*address) {
+                // Most have one, for which a call of memcpy takes longer than the copy.
+                [function] => functions.push(*function),
+                list => functions.extend_from_slice(list),
             }
-            (place.address, place.function) = (place.address - 1, 0);
+        }
+        functions.truncate(functions.len() - trimmed as usize);
+    }
+
+    /// Returns the functions of a sample's stack that come after a place, root first. Allocator functions that were
+    /// inlined at the leaf are none of these, unless there are no others: then the outermost one stays.
+    pub(super) fn functions_after(&self, sample: usize, place: StackPlace) -> StackFunctions<'_> {
+        let stack = self.samples()[sample].stack;
+        let own_list = self.own_list(stack);
+        let addresses = match own_list {
+            Some(_) => &[],
+            None => self.named.program_frames(stack),
+        };
+        StackFunctions {
+            side: self,
+            own_list: own_list.unwrap_or_default(),
+            addresses,
+            trimmed: self.trimmed_end(addresses),
+            place,
         }
     }
 
@@ -240,25 +249,54 @@ impl<'p> ProfileSide<'p> {
         &self.functions[start as usize..self.ends[index] as usize]
     }
 
-    /// Number of functions of addresses.
-    fn function_count(&self, addresses: &[AddressId]) -> usize {
-        addresses
-            .iter()
-            .map(|id| self.functions_of(*id).len())
-            .sum()
-    }
-
-    /// Number of functions at the leaf that are left out: the allocator's, but not the outermost function. `addresses`
-    /// come leaf first.
-    fn trimmed_count(&self, addresses: &[AddressId]) -> usize {
-        let mut trimmed = 0;
-        for address in addresses {
-            let count = self.allocator_counts[address.0 as usize] as usize;
-            trimmed += count;
-            if count < self.functions_of(*address).len() {
-                return trimmed;
+    /// Returns how much of a stack is left out at its leaf: the number of its addresses, and the number of innermost
+    /// functions of the address before them. `addresses` come leaf first.
+    fn trimmed_end(&self, addresses: &[AddressId]) -> (u32, u32) {
+        for (index, address) in (0..).zip(addresses) {
+            let count = self.allocator_counts[address.0 as usize];
+            if (count as usize) < self.functions_of(*address).len() {
+                return (index, count);
             }
         }
-        trimmed.saturating_sub(1)
+        let count = |address: &AddressId| self.functions_of(*address).len() as u32;
+        let outermost = addresses.iter().rposition(|address| count(address) > 0);
+        outermost.map_or((0, 0), |index| (index as u32, count(&addresses[index]) - 1))
+    }
+}
+
+impl<'s> StackFunctions<'s> {
+    /// Place behind the functions that were returned.
+    pub(super) fn place(&self) -> StackPlace {
+        self.place
+    }
+
+    /// Functions of the next address, or the list of the stack's own, root first. `None` at the end of the stack.
+    fn functions_here(&self) -> Option<&'s [StringId]> {
+        if !self.own_list.is_empty() {
+            return (self.place.addresses == 0).then_some(self.own_list);
+        }
+        let (end, trimmed) = self.trimmed;
+        let left = (self.addresses.len() as u32).checked_sub(self.place.addresses + 1)?;
+        let functions = self.side.functions_of(self.addresses[left as usize]);
+        match left.cmp(&end) {
+            Ordering::Less => None,
+            Ordering::Equal => functions.get(..functions.len() - trimmed as usize),
+            Ordering::Greater => Some(functions),
+        }
+    }
+}
+
+impl Iterator for StackFunctions<'_> {
+    type Item = StringId;
+
+    fn next(&mut self) -> Option<StringId> {
+        loop {
+            let functions = self.functions_here()?;
+            if let Some(function) = functions.get(self.place.function as usize) {
+                self.place.function += 1;
+                return Some(*function);
+            }
+            (self.place.addresses, self.place.function) = (self.place.addresses + 1, 0);
+        }
     }
 }

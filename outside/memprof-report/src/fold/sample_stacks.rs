@@ -1,5 +1,5 @@
 //! The samples of a profile and of its base in the order of their function names, so that those of one folded stack are
-//! neighbours. Four bytes each, and up to 28 while they are sorted.
+//! neighbours. Four bytes each, and up to 24 while they are sorted.
 
 use super::folded_stack::TimedAmounts;
 use super::profile_side::{ProfileSide, StackPlace};
@@ -28,8 +28,9 @@ struct SortableSample {
     entry: SampleEntry,
     /// Place in its stack behind the functions by which it is sorted.
     place: StackPlace,
-    /// Rank of the last of these functions, from 1 on; 0 if the stack has ended before.
-    rank: u32,
+    /// Ranks of the last two of these functions, the first in the upper half. They count from 1; 0 if the stack has ended
+    /// before.
+    ranks: u64,
 }
 
 impl SampleEntry {
@@ -41,6 +42,13 @@ impl SampleEntry {
     /// Whether the sample has the stack of the one before it.
     fn continues_stack(self) -> bool {
         self.0 & SAME_STACK != 0
+    }
+}
+
+impl SortableSample {
+    /// Whether all functions of its stack were read.
+    fn has_ended(&self) -> bool {
+        self.ranks as u32 == 0
     }
 }
 
@@ -62,7 +70,11 @@ impl<'p> SampleStacks<'p> {
         let of_base = stacks.base.iter().flat_map(ProfileSide::samples_with_value);
         let numbers = of_profile.chain(of_base.map(|number| first_of_base + number));
         let mut samples = Vec::with_capacity(numbers.clone().count());
-        samples.extend(numbers.map(|number| stacks.sortable_sample(number)));
+        samples.extend(numbers.map(|number| SortableSample {
+            entry: SampleEntry(number as u32),
+            place: StackPlace::default(),
+            ranks: 0,
+        }));
         stacks.sort(&mut samples, ranks);
         stacks.order = samples.iter().map(|sample| sample.entry).collect();
         let starts = stacks.order.iter();
@@ -70,19 +82,8 @@ impl<'p> SampleStacks<'p> {
         stacks
     }
 
-    /// A sample that is not sorted yet.
-    fn sortable_sample(&self, number: usize) -> SortableSample {
-        let entry = SampleEntry(number as u32);
-        let (side, sample) = self.locate(entry);
-        SortableSample {
-            entry,
-            place: side.root_of_stack(sample),
-            rank: 0,
-        }
-    }
-
-    /// Sorts samples by the ranks of their functions, and marks those that have the stack of the one before. Sorts by one
-    /// function at a time, the root's first, and then only those samples that are equal so far: so a sample's function is
+    /// Sorts samples by the ranks of their functions, and marks those that have the stack of the one before. Sorts by two
+    /// functions at a time, the root's first, and then only those samples that are equal so far: so a sample's function is
     /// read once, however many others have it.
     fn sort(&self, samples: &mut [SortableSample], ranks: &[u32]) {
         let mut runs = vec![(0, samples.len() as u32)];
@@ -90,16 +91,21 @@ impl<'p> SampleStacks<'p> {
             let run = &mut samples[start as usize..end as usize];
             for sample in run.iter_mut() {
                 let (side, index) = self.locate(sample.entry);
-                let function = side.next_function(index, &mut sample.place);
-                sample.rank = function.map_or(0, |id| ranks[id.0 as usize] + 1);
+                let mut functions = side.functions_after(index, sample.place);
+                let mut next_rank = || {
+                    let function = functions.next();
+                    function.map_or(0, |id| u64::from(ranks[id.0 as usize]) + 1)
+                };
+                sample.ranks = next_rank() << 32 | next_rank();
+                sample.place = functions.place();
             }
             // Equal stacks in the order of their samples, so that sums of floating-point numbers do not depend on chance.
-            run.sort_unstable_by_key(|sample| (sample.rank, sample.entry));
-            for equal in run.chunk_by_mut(|one, other| one.rank == other.rank) {
+            run.sort_unstable_by_key(|sample| (sample.ranks, sample.entry));
+            for equal in run.chunk_by_mut(|one, other| one.ranks == other.ranks) {
                 let end = start + equal.len() as u32;
                 match equal {
                     [_] => {}
-                    [SortableSample { rank: 0, .. }, rest @ ..] => {
+                    [first, rest @ ..] if first.has_ended() => {
                         rest.iter_mut().for_each(|same| same.entry.0 |= SAME_STACK);
                     }
                     _ => runs.push((start, end)),
