@@ -13,73 +13,76 @@ const LIBRARIES: [&str; 5] = [
     "memory_profile.so",
 ];
 
-/// Allocation functions of C, C++ and Rust.
+/// Allocation functions of C, C++ and Rust, sorted.
 const FUNCTIONS: [&str; 22] = [
-    "malloc",
+    "DoSampledAllocation",
+    "aligned_alloc",
+    "alloc::alloc::exchange_malloc",
     "calloc",
+    "cfree",
+    "dallocx",
+    "do_malloc",
+    "free",
+    "malloc",
+    "mallocx",
+    "memalign",
+    "operator new",
+    "operator new(unsigned long)",
+    "operator new[]",
+    "posix_memalign",
+    "pvalloc",
+    "rallocx",
     "realloc",
     "reallocarray",
-    "free",
-    "cfree",
-    "memalign",
-    "posix_memalign",
-    "aligned_alloc",
-    "valloc",
-    "pvalloc",
-    "mallocx",
-    "rallocx",
-    "xallocx",
-    "dallocx",
     "sdallocx",
-    "operator new",
-    "operator new[]",
-    "do_malloc",
-    "DoSampledAllocation",
-    "alloc::alloc::exchange_malloc",
-    "operator new(unsigned long)",
+    "valloc",
+    "xallocx",
 ];
 
-/// Prefixes of internal allocator functions. Those of a static jemalloc are from 5.3.
-const INTERNAL_PREFIXES: [&str; 39] = [
-    "mi_malloc",
-    "mi_zalloc",
-    "mi_calloc",
-    "mi_realloc",
-    "mi_heap_",
-    "mi_theap_",
-    "_mi_",
-    "sn_rust_",
-    "je_",
-    "_rjem_",
-    "rjem_",
-    "prof_backtrace",
-    "prof_tctx_create",
-    "prof_alloc_prep",
-    "prof_realloc",
-    "hook_invoke_",
-    "malloc_default",
-    "sdallocx_default",
-    "imalloc",
-    "irallocx",
-    "iralloc",
-    "do_rallocx",
-    "do_realloc",
-    "inallocx",
-    "fallback_impl",
-    "tcmalloc::",
+/// Prefixes of internal functions of allocators, and of trait implementations of Rust's, sorted. None is a prefix of
+/// another. Those of a static jemalloc are from 5.3.
+const INTERNAL_PREFIXES: [&str; 41] = [
+    "<alloc::alloc::Global as ",
+    "<jemallocator::",
+    "<tikv_jemallocator::",
     "TCMalloc",
-    "tc_malloc",
-    "tc_calloc",
-    "tc_realloc",
-    "tc_new",
-    "tc_memalign",
-    "__rust_alloc",
-    "__rust_realloc",
     "__rdl_",
     "__rg_",
+    "__rust_alloc",
+    "__rust_realloc",
+    "_mi_",
+    "_rjem_",
     "alloc::alloc::",
-    "tikv_jemallocator::",
+    "do_rallocx",
+    "do_realloc",
+    "fallback_impl",
+    "hook_invoke_",
+    "imalloc",
+    "inallocx",
+    "iralloc",
+    "je_",
     "jemallocator::",
+    "malloc_default",
+    "mi_calloc",
+    "mi_heap_",
+    "mi_malloc",
+    "mi_realloc",
+    "mi_theap_",
+    "mi_zalloc",
+    "prof_alloc_prep",
+    "prof_backtrace",
+    "prof_realloc",
+    "prof_tctx_create",
+    "rjem_",
+    "sdallocx_default",
+    "sn_rust_",
+    "tc_calloc",
+    "tc_malloc",
+    "tc_memalign",
+    "tc_new",
+    "tc_realloc",
+    "tcmalloc::",
+    "tikv_jemallocator::",
 ];
 
 /// Suffixes of allocation functions in Rust's standard library.
@@ -87,13 +90,6 @@ const RUST_SUFFIXES: [&str; 3] = [
     "::__rust_alloc",
     "::__rust_alloc_zeroed",
     "::__rust_realloc",
-];
-
-/// Prefixes of trait implementations of Rust allocators.
-const RUST_TRAIT_PREFIXES: [&str; 3] = [
-    "<tikv_jemallocator::",
-    "<jemallocator::",
-    "<alloc::alloc::Global as ",
 ];
 
 /// Trait of Rust's global allocators, in the name of each of its functions behind the type, `<T`.
@@ -147,22 +143,39 @@ fn is_allocator_library(file: &str) -> bool {
 /// Returns whether a function is the allocator's, by its demangled name.
 pub(crate) fn is_allocator_function(function: &str) -> bool {
     // glibc's internal aliases begin so.
-    let plain = function
-        .trim_start_matches("__libc_")
-        .trim_start_matches("__GI_");
-    FUNCTIONS.contains(&plain)
+    let plain = function.strip_prefix("__libc_").unwrap_or(function);
+    let plain = plain.strip_prefix("__GI_").unwrap_or(plain);
+    FUNCTIONS.binary_search(&plain).is_ok()
         // Debug information names these with the path of the crate that defines the allocator.
         || RUST_SUFFIXES.iter().any(|end| function.ends_with(end))
-        || INTERNAL_PREFIXES.iter().any(|prefix| function.starts_with(prefix))
-        || RUST_TRAIT_PREFIXES
-            .iter()
-            .any(|prefix| function.starts_with(prefix))
+        || has_internal_prefix(function)
         || function.starts_with('<') && function.contains(GLOBAL_ALLOC)
+}
+
+/// Returns whether a name begins with one of [`INTERNAL_PREFIXES`].
+fn has_internal_prefix(function: &str) -> bool {
+    let later = INTERNAL_PREFIXES.partition_point(|prefix| *prefix <= function);
+    let nearest = later.checked_sub(1).map(|index| INTERNAL_PREFIXES[index]);
+    nearest.is_some_and(|prefix| function.starts_with(prefix))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tables_of_names_are_sorted_and_without_prefixes_of_prefixes() {
+        assert!(FUNCTIONS.is_sorted());
+        assert!(INTERNAL_PREFIXES.is_sorted());
+        for pair in INTERNAL_PREFIXES.windows(2) {
+            assert!(!pair[1].starts_with(pair[0]), "{pair:?}");
+        }
+        assert!(
+            INTERNAL_PREFIXES
+                .iter()
+                .all(|prefix| has_internal_prefix(prefix))
+        );
+    }
 
     #[test]
     fn functions_of_global_allocators_are_allocator_frames() {
