@@ -230,13 +230,23 @@ impl CodeOrigins {
         let SymbolizedProfile { profile, names, .. } = named;
         let is_helper =
             |verdict: &Verdict| matches!(verdict.reason, OriginReason::UnnamedInLibrary);
-        if !self.verdicts.iter().any(is_helper) {
-            return;
-        }
+        let may_have_helper = |verdicts: &[u32]| {
+            let mut verdicts = verdicts.iter();
+            verdicts.any(|verdict| is_helper(&self.verdicts[*verdict as usize]))
+        };
+        let may_have_helper: Vec<bool> = self
+            .by_address
+            .iter()
+            .map(|verdicts| may_have_helper(verdicts))
+            .collect();
         for stack in 0..profile.stacks.len() {
+            let addresses = profile.stacks.frames(StackId(stack as u32));
+            if !addresses.iter().any(|id| may_have_helper[id.0 as usize]) {
+                continue;
+            }
             let mut library = None;
             let mut has_named_caller = false;
-            for id in profile.stacks.frames(StackId(stack as u32)).iter().rev() {
+            for id in addresses.iter().rev() {
                 let mapping = mappings[id.0 as usize];
                 if mapping != library {
                     (library, has_named_caller) = (mapping, false);

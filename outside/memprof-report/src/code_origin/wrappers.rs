@@ -66,7 +66,7 @@ pub(super) fn mark_wrappers(origins: &mut CodeOrigins, named: &SymbolizedProfile
         allocates: vec![OnceCell::new(); functions.count],
         functions,
     };
-    let uses = stacks.count_candidate_stacks(origins);
+    let candidates: Vec<_> = origins.verdicts.iter().map(may_be_wrapper).collect();
     let mut calls: BTreeMap<FunctionId, FrontCalls> = BTreeMap::new();
     // In the next round, the stacks of a wrapper have another function in front of the allocator.
     let mut pending: Vec<_> = (0..named.profile.stacks.len() as u32)
@@ -76,12 +76,22 @@ pub(super) fn mark_wrappers(origins: &mut CodeOrigins, named: &SymbolizedProfile
         for stack in pending.drain(..) {
             stacks.add_front_call(origins, stack, &mut calls);
         }
+        let shape = |(function, front): (&FunctionId, &FrontCalls)| {
+            Some((*function, stacks.wrapper_shape(front)?))
+        };
+        let shapes: BTreeMap<_, _> = calls.iter().filter_map(shape).collect();
+        if shapes.is_empty() {
+            return;
+        }
+        let uses = stacks
+            .functions
+            .count_stacks(named, origins, &candidates, shapes.keys());
         let mut wrappers: Vec<Option<WrapperShape>> = vec![None; stacks.functions.count];
         calls.retain(|function, front| {
-            let uses = uses[*function as usize];
-            let Some(shape) = stacks.wrapper_shape(front) else {
+            let Some(&shape) = shapes.get(function) else {
                 return true;
             };
+            let uses = uses[*function as usize];
             // A function that allocates mostly through others is no wrapper.
             if u64::from(shape.stacks) * 100 < u64::from(uses) * u64::from(MIN_FRONT_PERCENT) {
                 return true;
@@ -169,30 +179,6 @@ impl<'p> LeafView<'p> {
                 verdict: verdicts[index] as usize,
             })
         })
-    }
-
-    /// Returns, by function id, the number of stacks that contain the function, without the allocator's frames at the
-    /// leaf. Only frames whose verdict may become that of a wrapper count, see [`may_be_wrapper`].
-    fn count_candidate_stacks(&self, origins: &CodeOrigins) -> Vec<u32> {
-        let mut uses = vec![0; self.functions.count];
-        // The last stack in which a function was counted.
-        let mut counted = vec![u32::MAX; self.functions.count];
-        let candidates: Vec<_> = origins.verdicts.iter().map(may_be_wrapper).collect();
-        for (index, &depth) in self.named.depths.iter().enumerate() {
-            let stack = StackId(index as u32);
-            for address in &self.named.profile.stacks.frames(stack)[depth as usize..] {
-                let functions = &self.functions.by_address[address.0 as usize];
-                let verdicts = &origins.by_address[address.0 as usize];
-                for (function, verdict) in functions.iter().zip(verdicts) {
-                    let function = *function as usize;
-                    if candidates[*verdict as usize] && counted[function] != stack.0 {
-                        counted[function] = stack.0;
-                        uses[function] += 1;
-                    }
-                }
-            }
-        }
-        uses
     }
 
     /// Finds the first function after the allocator and plumbing at the leaf of a stack, and adds the stack, the

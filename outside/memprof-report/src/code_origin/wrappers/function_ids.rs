@@ -2,8 +2,9 @@
 
 use foldhash::HashMap;
 
+use crate::code_origin::CodeOrigins;
 use crate::names::StringId;
-use crate::stacks::AddressId;
+use crate::stacks::{AddressId, StackId};
 use crate::symbolized_profile::SymbolizedProfile;
 
 /// A function: by its name or, without one, by its mapping and start.
@@ -47,5 +48,48 @@ impl FunctionIds {
             by_address: by_address.collect(),
             count: known.len(),
         }
+    }
+
+    /// Returns, by function id, the number of stacks that contain each of `functions`, without the allocator's frames at
+    /// the leaf; 0 for other functions. Only frames whose verdict is one of `candidates` count.
+    pub(super) fn count_stacks<'f>(
+        &self,
+        named: &SymbolizedProfile,
+        origins: &CodeOrigins,
+        candidates: &[bool],
+        functions: impl Iterator<Item = &'f FunctionId>,
+    ) -> Vec<u32> {
+        let mut counts = vec![0; self.count];
+        let mut is_counted = vec![false; self.count];
+        for function in functions {
+            is_counted[*function as usize] = true;
+        }
+        let counted_functions = |address: usize| {
+            let functions = self.by_address[address].iter();
+            let frames = functions.zip(&origins.by_address[address]);
+            let counted = frames.filter(|(function, verdict)| {
+                is_counted[**function as usize] && candidates[**verdict as usize]
+            });
+            counted.map(|(function, _)| *function as usize)
+        };
+        let addresses = 0..self.by_address.len();
+        let has_counted: Vec<bool> = addresses
+            .map(|address| counted_functions(address).next().is_some())
+            .collect();
+        // The last stack in which a function was counted.
+        let mut last_stacks = vec![u32::MAX; self.count];
+        for index in 0..named.profile.stacks.len() as u32 {
+            let addresses = named.program_frames(StackId(index)).iter();
+            let addresses = addresses.map(|address| address.0 as usize);
+            for address in addresses.filter(|address| has_counted[*address]) {
+                for function in counted_functions(address) {
+                    if last_stacks[function] != index {
+                        last_stacks[function] = index;
+                        counts[function] += 1;
+                    }
+                }
+            }
+        }
+        counts
     }
 }
