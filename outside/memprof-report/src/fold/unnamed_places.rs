@@ -117,8 +117,8 @@ impl UnnamedPlaces {
     }
 
     /// Gives the place to which a stack is attributed a name of its own for the function that it calls: `git+0x1c3f
-    /// calling deflateInit_`. New names are added to `names`, and their code origin to `origins`. `functions` are those of
-    /// the stack, root first.
+    /// calling deflateInit_`, unless a function that is not the program's has that name. New names are added to `names`,
+    /// and their code origin to `origins`. `functions` are those of the stack, root first.
     pub(super) fn name_call(
         &mut self,
         functions: &[StringId],
@@ -129,15 +129,17 @@ impl UnnamedPlaces {
             return;
         };
         let place = functions[index];
-        self.calls.entry((place, called)).or_insert_with(|| {
-            let row = names.intern(&with_call(names.get(place), names.get(called)));
-            // A symbol may have the name.
-            match origins.get_mut(row.0 as usize) {
-                Some(origin) => *origin = CodeOrigin::Program,
-                None => origins.push(CodeOrigin::Program),
-            }
-            row
-        });
+        if self.calls.contains_key(&(place, called)) {
+            return;
+        }
+        let row = names.intern(&with_call(names.get(place), names.get(called)));
+        match origins.get(row.0 as usize) {
+            None => origins.push(CodeOrigin::Program),
+            Some(CodeOrigin::Program) => {}
+            // A symbol has the name. With another origin, it would be the place to which its own stacks are attributed.
+            Some(_) => return,
+        }
+        self.calls.insert((place, called), row);
     }
 
     /// Returns the index of the place to which a stack is attributed, and the name that
@@ -229,5 +231,42 @@ mod tests {
             "p+0x1 calling z+0xa",
         );
         check(100, &["z_init", "z_new"], "");
+    }
+
+    #[test]
+    fn symbol_with_the_name_of_a_row_keeps_its_origin() {
+        let profile = Profile {
+            mappings: ["p", "z"]
+                .map(|path| Mapping {
+                    end: Address(1000),
+                    executable: true,
+                    path: path.to_owned(),
+                    ..Mapping::default()
+                })
+                .into(),
+            ..Profile::default()
+        };
+        let mut places = UnnamedPlaces::default();
+        let files = places.add_files(&profile);
+        let (mut names, mut origins) = (Strings::default(), Vec::new());
+        let mut add = |name: &str, file: usize, origin| {
+            let id = names.intern(name);
+            places.add_function(id, files[file], !name.ends_with("0x1"));
+            origins.push(origin);
+            id
+        };
+        let place = add("p+0x1", 0, CodeOrigin::Program);
+        let init = add("z_init", 1, CodeOrigin::Library);
+        let symbol = add("p+0x1 calling z_init", 1, CodeOrigin::Library);
+        let stacks = [[place, symbol], [place, init]];
+        for stack in &stacks {
+            places.name_call(stack, &mut names, &mut origins);
+        }
+        let named = stacks.map(|stack| {
+            let (_, row) = places.named_call(&stack, &origins)?;
+            Some(names.get(row))
+        });
+        assert_eq!(named, [Some("p+0x1 calling p+0x1 calling z_init"), None]);
+        assert_eq!(origins[symbol.0 as usize], CodeOrigin::Library);
     }
 }
