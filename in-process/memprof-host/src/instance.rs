@@ -215,8 +215,8 @@ impl Instance {
         self.entry
     }
 
-    /// Reports to the plugin that the calling thread is memprof's and works only for plugins. Allocates nothing, unless
-    /// the plugin does.
+    /// Reports to the plugin that the calling thread is memprof's and works only for plugins. Does nothing if the plugin
+    /// has no function for that. Allocates nothing, unless the plugin does.
     #[cfg_attr(
         not(feature = "control"),
         expect(
@@ -224,7 +224,6 @@ impl Instance {
             reason = "memprof's threads serve the control socket or an adapter"
         )
     )]
-    /// Reports to the plugin that the calling thread is memprof's. Does nothing if the plugin has no function for that.
     pub(crate) fn enter_thread(&self) {
         if let Some(enter) = self.enter_thread {
             // SAFETY: memprof.h, `memprof_threads_t`: any thread, until `destroy`.

@@ -15,7 +15,9 @@ static LIBRARIES: AtomicPtr<Library> = AtomicPtr::new(ptr::null_mut());
 /// A library in the list.
 #[derive(Debug)]
 struct Library {
-    /// Address of its entry, which is unique to its file: the loader maps a file once, whatever path or link names it.
+    /// Address of its entry. A file may have two, the exported one and its adapters' own, but this list has only one of
+    /// them: a host finds the exported one, and the adapters, which have a list of their own, use their own. The loader
+    /// maps a file once, whatever path or link names it.
     entry: usize,
     /// Id of the process that has its instance; 0 if there is none. A forked child has none of its parent's instances.
     process: AtomicU32,
