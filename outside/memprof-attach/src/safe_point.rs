@@ -265,7 +265,8 @@ fn inspect_thread(
 ) -> Result<ThreadSnapshot, UnsafeReason> {
     // Checked while the thread is stopped: it cannot execute another program then.
     target.require_same_program().map_err(UnsafeReason::Fatal)?;
-    if !ProcStatus::read_thread(tid).is_ok_and(|status| !status.has_pending_fault()) {
+    let status = ProcStatus::read_thread(tid).map_err(|_| THREAD_ENDED)?;
+    if status.has_pending_fault() {
         return Err(UnsafeReason::Retry("a signal of a fault is pending"));
     }
     let registers = stopped.registers().map_err(|_| THREAD_ENDED)?;
