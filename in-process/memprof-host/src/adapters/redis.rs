@@ -223,13 +223,23 @@ fn busy_name_text(entry: &'static memprof_plugin_entry_t) -> String {
         return duplicate.to_string();
     }
     let id = plugin_id(entry);
-    let is_refused = instance().is_some_and(|instance| instance.creation_failure().is_some());
-    match is_refused {
-        true => format!(
+    match has_plugin(entry) {
+        true => format!("the module {id} is loaded already, and stays as it is"),
+        false => format!(
             "the module {id} is loaded already, and its config stays as it was: MODULE UNLOAD {id}, and load it again"
         ),
-        false => format!("the module {id} is loaded already, and stays as it is"),
     }
+}
+
+/// Returns whether the plugin was created, by this copy of the library or another one: a module that is loaded by another
+/// path, as an upgrade may be, is another copy.
+fn has_plugin(entry: &'static memprof_plugin_entry_t) -> bool {
+    let is_created = |instance: &AdapterInstance| instance.creation_failure().is_none();
+    if instance().is_some_and(is_created) {
+        return true;
+    }
+    let _guard = library_copies::lock_all_copies(entry);
+    matches!(library_copies::join_other_copy(entry), Some(Ok(_)))
 }
 
 /// Parses the plugin's options, which are keys and values by turns. Fails if the last key has no value, and as

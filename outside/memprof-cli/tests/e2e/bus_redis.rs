@@ -387,17 +387,26 @@ fn wrong_config_is_repaired_without_a_restart() {
 /// changes nothing.
 #[test]
 fn config_refused_at_the_start_stays_until_the_module_is_unloaded() {
-    let plugin = dist("plugins/memory_profile.so");
-    let plugin = plugin.to_str().unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("memory_profile.so");
+    std::fs::copy(dist("plugins/memory_profile.so"), &file).unwrap();
+    let plugin = file.to_str().unwrap();
     let redis = Redis::with_words(&["--loadmodule", plugin, "dumpdir", "/x"]);
     let status = || redis.ask(&["MEMORY_PROFILE", "status"]);
     let reason = "unknown field `dumpdir`";
     assert!(status().contains(reason), "{}", status());
-    let load = || redis.ask(&["MODULE", "LOAD", plugin, "dump_dir", "/tmp"]);
+    let load_from = |path: &str| redis.ask(&["MODULE", "LOAD", path, "dump_dir", "/tmp"]);
+    let load = || load_from(plugin);
     assert!(load().contains("Error loading the extension"));
-    redis
-        .0
-        .wait_for_log("stays as it was: MODULE UNLOAD memory_profile, and load it again");
+    let advice = "stays as it was: MODULE UNLOAD memory_profile, and load it again";
+    redis.0.wait_for_log(advice);
+    assert!(status().contains(reason), "{}", status());
+    // A file at another path is loaded beside the one that was refused.
+    let upgraded = place.path().join("upgraded.so");
+    std::fs::copy(&file, &upgraded).unwrap();
+    let loaded = load_from(upgraded.to_str().unwrap());
+    assert!(loaded.contains("Error loading the extension"), "{loaded}");
+    redis.0.wait_for_lines(advice, 2);
     assert!(status().contains(reason), "{}", status());
     assert_eq!(
         redis.ask(&["MODULE", "UNLOAD", "memory_profile"]).trim(),
