@@ -19,7 +19,7 @@ mod passed_file;
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use memprof_messages::{ErrorBody, ReplyLatency};
@@ -131,6 +131,7 @@ impl ReceivedBody {
 #[derive(Debug)]
 pub struct Client {
     connection: Connection,
+    socket: PathBuf,
     peer: Peer,
     timeouts: Timeouts,
     next_id: u64,
@@ -185,6 +186,7 @@ impl Client {
         let peer = connection.peer()?;
         Ok(Self {
             connection,
+            socket: socket.to_owned(),
             peer,
             timeouts: Timeouts::ByMessage,
             next_id: 0,
@@ -200,6 +202,11 @@ impl Client {
     /// Sets one deadline at which all later requests fail, in place of a timeout for each.
     pub(crate) fn set_deadline(&mut self, deadline: Deadline) {
         self.timeouts = Timeouts::Overall(deadline);
+    }
+
+    /// Returns the path of the socket, as it was given.
+    pub fn socket(&self) -> &Path {
+        &self.socket
     }
 
     /// Returns the user and process that opened the socket.

@@ -20,7 +20,7 @@ use memprof_messages::DumpReport;
 use crate::attach;
 use crate::busy_retry::retry_while_busy;
 use crate::detach::Leftovers;
-use crate::exit::{Outcome, USAGE, with_exit_code};
+use crate::exit::{Outcome, UNREACHABLE, USAGE, with_exit_code};
 use crate::interrupts::{Interrupts, signal_exit_code};
 use crate::message::{self, TakenDump};
 use crate::report_form::open_input;
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
         Subject::Host(target) => {
             let mut client = target::connect(target)?;
             let pid = target::host_pid(&mut client)?;
-            let process = HostProcess::from_client(&client);
+            let process = HostProcess::from_client(&mut client);
             let sampling = args.sampling();
             let recorded = record(pid, &process, &sampling, &mut client, &interrupts, None);
             RecordedProcesses::of_one(pid, recorded)
@@ -148,8 +148,8 @@ fn record_and_detach(
 }
 
 /// Samples for the duration, and fetches the dump. Sampling that was active before stays so. If the process ends
-/// meanwhile, the profile is that of its exit. If it left none, or was halted, the profile is the last one that was
-/// fetched before.
+/// meanwhile, the profile is that of its exit. If it left none, was halted or does not reply any more, the profile is the
+/// last one that was fetched before.
 ///
 /// `leftovers` is the root of a process that memprof detaches from, where no copy of the dump stays. If it is `None`, a
 /// kept dump stays.
@@ -174,7 +174,7 @@ fn record(
     let mut recorded = Recorded::without_profile(pid, end);
     if let SamplingEnd::Time | SamplingEnd::Interrupt = recorded.end {
         // If it cannot be reached, the dump fails and says so.
-        sampling::ensure_connected(client);
+        process.ensure_connected(client);
         match finish_recording(client, &dump_arguments, &activation, interrupts, leftovers) {
             Ok((profile, warnings)) => {
                 recorded.profile = Some(profile);
@@ -189,14 +189,21 @@ fn record(
             }
             Err(error) => {
                 let end = process.end_reason(client.is_connected(), Duration::MAX, interrupts)?;
-                recorded.end = end.ok_or(error)?;
+                recorded.end = match end {
+                    Some(end) => end,
+                    None if early.was_fetched() && exit::code_number(&error) == UNREACHABLE => {
+                        SamplingEnd::NoReply("does not answer any more".to_owned())
+                    }
+                    None => return Err(error),
+                };
             }
         }
     }
     match recorded.end {
         SamplingEnd::Halt(_) => {}
-        SamplingEnd::Host(_) | SamplingEnd::Exec => {
-            if activation.is_new() {
+        SamplingEnd::Host(_) | SamplingEnd::Exec | SamplingEnd::NoReply(_) => {
+            let has_ended = !matches!(recorded.end, SamplingEnd::NoReply(_));
+            if has_ended && activation.is_new() {
                 interrupts.remove_last_change(pid);
             }
             recorded.profile = exit_dumps.copy_exit_dump().unwrap_or_else(|error| {

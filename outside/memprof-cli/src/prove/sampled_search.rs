@@ -89,7 +89,10 @@ fn sample_and_search(
             end_sampling(&activation, client, interrupts);
             anyhow::bail!("ended by a signal; the process was not searched");
         }
-        SamplingEnd::Host(_) | SamplingEnd::Exec | SamplingEnd::Halt(_) => end.early_reason(),
+        SamplingEnd::Host(_)
+        | SamplingEnd::Exec
+        | SamplingEnd::Halt(_)
+        | SamplingEnd::NoReply(_) => end.early_reason(),
     };
     if let Some(reason) = reason {
         let name = describe_process(pid);

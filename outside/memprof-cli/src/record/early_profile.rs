@@ -32,6 +32,11 @@ impl EarlyProfile {
         }
     }
 
+    /// Returns whether a profile was fetched.
+    pub(super) fn was_fetched(&self) -> bool {
+        self.last.is_some()
+    }
+
     /// Returns the last profile, with the age of the recording at that time; `None` if none was fetched.
     pub(super) fn into_last(self) -> Option<(ScratchFile, Duration)> {
         self.last

@@ -1,18 +1,23 @@
 //! Waits while a host samples.
 
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use memprof_host::client::Client;
+use memprof_host::client::{Client, ClientError};
+use memprof_host::protocol::HostInfo;
+use memprof_host::{DiscoveryScope, discover};
 use memprof_ptrace::pidfd::PidFd;
 use memprof_ptrace::{Halt, ProgramEnd, ProgramWatch};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::SHORT_END_TIMEOUT;
+use crate::attach::connect_existing;
 use crate::detach::has_memprof_threads;
 use crate::interrupts::Interrupts;
 use crate::output;
@@ -35,13 +40,15 @@ pub(crate) enum SamplingEnd {
     Exec,
     /// The host is halted and cannot reply.
     Halt(Halt),
+    /// The host may run and sample, but does not reply any more; the text is a predicate.
+    NoReply(String),
 }
 
 impl SamplingEnd {
     /// Returns why the sampling ended early, as a predicate. `None` if it did not.
     pub(crate) fn early_reason(&self) -> Option<String> {
         match self {
-            Self::Host(reason) => Some(reason.clone()),
+            Self::Host(reason) | Self::NoReply(reason) => Some(reason.clone()),
             Self::Exec => Some("has executed another program".to_owned()),
             Self::Halt(halt) => Some(format!("does not answer: {halt}")),
             Self::Time | Self::Interrupt => None,
@@ -58,6 +65,8 @@ pub(crate) struct HostProcess {
     descriptor: Option<PidFd>,
     /// The program that it executed at that time; `None` without a pid.
     program: Option<ProgramWatch>,
+    /// Identity of a host without a pid, in whose place another one may listen later. `None` with a pid.
+    host: Option<HostInfo>,
 }
 
 /// Waits for the duration, with a progress bar on a terminal, and returns why the wait ended. Calls `poll` again and
@@ -89,10 +98,10 @@ pub(crate) fn wait_for_end(
         }
         let halt = process.pid.and_then(Halt::for_pid);
         let replies = match halt {
-            _ if has_ended || !ensure_connected(client) => false,
+            _ if has_ended || !process.ensure_connected(client) => false,
             None => {
                 halted_polls = 0;
-                poll(client).is_ok() || reconnect(client)
+                poll(client).is_ok() || process.reconnect(client)
             }
             Some(halt) => {
                 halted_polls += 1;
@@ -116,6 +125,13 @@ pub(crate) fn wait_for_end(
                     SamplingEnd::Host("has lost the plugin: something else detached it".to_owned())
                 });
             }
+            let had_time_to_end = remaining > EXIT_TIMEOUT && interrupts.signal().is_none();
+            if !is_connected && had_time_to_end && process.has_no_socket(client.socket()) {
+                break match process.pid {
+                    Some(_) => SamplingEnd::NoReply("has closed its control socket".to_owned()),
+                    None => SamplingEnd::Host("has ended or closed its control socket".to_owned()),
+                };
+            }
         }
     };
     output::clear_progress();
@@ -124,13 +140,14 @@ pub(crate) fn wait_for_end(
 
 impl HostProcess {
     /// Opens the process at the other end of a connection, so that its end is noticed.
-    pub(crate) fn from_client(client: &Client) -> Self {
+    pub(crate) fn from_client(client: &mut Client) -> Self {
         match client.peer().pid {
             Some(pid) => Self::open(pid),
             None => Self {
                 pid: None,
                 descriptor: None,
                 program: None,
+                host: client.host().ok(),
             },
         }
     }
@@ -141,6 +158,54 @@ impl HostProcess {
             pid: Some(pid),
             descriptor: PidFd::open(pid).ok(),
             program: Some(ProgramWatch::open(pid)),
+            host: None,
+        }
+    }
+
+    /// Connects again if the host has closed the connection. Returns whether it is open.
+    pub(super) fn ensure_connected(&self, client: &mut Client) -> bool {
+        client.is_connected() || self.reconnect(client)
+    }
+
+    /// Connects again: a host closes idle connections if others want to connect. Returns whether it succeeded.
+    fn reconnect(&self, client: &mut Client) -> bool {
+        let reconnected = match self.pid {
+            Some(pid) => connect_existing(pid),
+            None => self.connect_hidden(client.socket()).ok().flatten(),
+        };
+        let Some(reconnected) = reconnected else {
+            return false;
+        };
+        *client = reconnected;
+        true
+    }
+
+    /// Connects again to a host without a pid. `None` if another host listens at the socket now.
+    fn connect_hidden(&self, socket: &Path) -> std::result::Result<Option<Client>, ClientError> {
+        let mut client = Client::connect(socket)?;
+        let host = client.host()?;
+        Ok((self.host == Some(host)).then_some(client))
+    }
+
+    /// Returns whether the host has no control socket any more. False if it has one, but does not reply there or refuses
+    /// the connection. `socket` is the path of the one that it had.
+    fn has_no_socket(&self, socket: &Path) -> bool {
+        match self.pid {
+            Some(pid) => {
+                let found = discover(DiscoveryScope::Process(pid), |_| ());
+                // A process without a socket is listed by its directory.
+                let directory = PathBuf::from(format!("/proc/{pid}"));
+                let mut unreachable = found.unreachable.iter();
+                found.hosts.is_empty() && unreachable.all(|one| one.path == directory)
+            }
+            None => match self.connect_hidden(socket) {
+                Ok(connected) => connected.is_none(),
+                Err(ClientError::Unreachable(error)) => matches!(
+                    error.kind(),
+                    ErrorKind::ConnectionRefused | ErrorKind::NotFound
+                ),
+                Err(_) => false,
+            },
         }
     }
 
@@ -232,24 +297,5 @@ fn describe_exit(status: ExitStatus) -> String {
         (Some(code), _) => format!("with status {code}"),
         (None, Some(signal)) => format!("by signal {signal}"),
         (None, None) => format!("({status})"),
-    }
-}
-
-/// Connects again if the host has closed the connection. Returns whether it is open.
-pub(super) fn ensure_connected(client: &mut Client) -> bool {
-    client.is_connected() || reconnect(client)
-}
-
-/// Connects again: a host closes idle connections if others want to connect. Returns whether it succeeded.
-fn reconnect(client: &mut Client) -> bool {
-    let Some(pid) = client.peer().pid else {
-        return false;
-    };
-    match crate::attach::connect_existing(pid) {
-        Some(reconnected) => {
-            *client = reconnected;
-            true
-        }
-        None => false,
     }
 }

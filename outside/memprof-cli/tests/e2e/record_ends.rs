@@ -2,6 +2,8 @@
 
 use std::fs::{self, DirEntry};
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Instant;
@@ -29,12 +31,19 @@ struct Recording {
 impl Recording {
     /// Signals have their default actions, whatever runs the tests.
     fn start(host: &Host) -> Self {
-        let temporary = tempfile::tempdir().unwrap();
         let pid = host.pid().to_string();
+        Self::start_with(host, &[], &["--for", "10m", "--pid", &pid])
+    }
+
+    /// Records with these arguments, by a memprof that a command runs, if there is one.
+    fn start_with(host: &Host, runner: &[&str], args: &[&str]) -> Self {
+        let temporary = tempfile::tempdir().unwrap();
         let memprof = Command::new("env")
             .arg("--default-signal=INT,TERM,HUP")
+            .args(runner)
             .arg(dist("bin/memprof"))
-            .args(["record", "--for", "10m", "--pid", &pid])
+            .arg("record")
+            .args(args)
             .env("MEMPROF_SOCKET_DIR", host.socket_dir())
             .env("TMPDIR", temporary.path())
             .env("XDG_STATE_HOME", host.place())
@@ -57,7 +66,11 @@ impl Recording {
     /// Waits until the first early profile lies in a file of memprof's without a name, whole.
     fn wait_for_early_profile(&self) {
         let begun = Instant::now();
-        let files = format!("/proc/{}/fd", self.memprof.id());
+        let runner = self.memprof.id();
+        let child = fs::read_to_string(format!("/proc/{runner}/task/{runner}/children")).unwrap();
+        let memprof = child.split(' ').find(|pid| !pid.is_empty());
+        let memprof = memprof.map_or(runner, |pid| pid.parse().unwrap());
+        let files = format!("/proc/{memprof}/fd");
         let is_profile = |file: DirEntry| {
             let is_temporary = |name: PathBuf| name.starts_with(self.temporary.path());
             fs::read_link(file.path()).is_ok_and(is_temporary)
@@ -172,6 +185,113 @@ fn recording_of_a_killed_or_replaced_process_shows_the_last_profile() {
         |host| host.type_line("exec"),
         "has executed another program",
     );
+}
+
+/// A host that a recording reaches by its socket only, which `memprof run` has opened.
+fn start_host() -> (TempDir, Host, String) {
+    let (place, program) = fixture::build("ends.c", &["-g"]);
+    let host = Host::run(&program, &[], tempfile::tempdir().unwrap());
+    let sockets = fs::read_dir(host.socket_dir()).unwrap().flatten();
+    let mut sockets = sockets.map(|file| file.path().to_str().unwrap().to_owned());
+    let socket = sockets.find(|path| path.ends_with(".sock")).unwrap();
+    (place, host, socket)
+}
+
+/// Records from another pid namespace, where the host's process is not visible.
+fn start_elsewhere(host: &Host, time: &str, socket: &str) -> Recording {
+    let mut runner = vec!["unshare", "--pid", "--mount-proc", "--fork", "--kill-child"];
+    if !nix::unistd::geteuid().is_root() {
+        runner.push("--map-root-user");
+    }
+    Recording::start_with(host, &runner, &["--for", time, socket])
+}
+
+#[test]
+fn recording_from_another_pid_namespace_connects_again() {
+    let (_place, host, socket) = start_host();
+    let recording = start_elsewhere(&host, "5s", &socket);
+    recording.wait_for_early_profile();
+    // The host closes the connection that has been idle for longest.
+    let others: Vec<_> = (0..40).map(|_| UnixStream::connect(&socket)).collect();
+    let (status, text, left) = recording.end();
+    drop(others);
+    assert!(status.success(), "{text}");
+    assert!(text.contains("leak_here"), "{text}");
+    assert_eq!(left, 0, "{text}");
+}
+
+#[test]
+fn recording_from_another_pid_namespace_ends_with_its_host() {
+    let (_place, host, socket) = start_host();
+    let recording = start_elsewhere(&host, "10m", &socket);
+    recording.wait_for_early_profile();
+    host.signal(Signal::SIGKILL);
+    let begun = Instant::now();
+    let (status, text, left) = recording.end();
+    assert!(begun.elapsed() < TEST_TIMEOUT, "{text}");
+    assert_eq!(status.code(), Some(3), "{text}");
+    assert!(text.contains("leak_here"), "{text}");
+    let end = "has ended or closed its control socket; the profile is that of its first";
+    assert!(text.contains(end), "{text}");
+    assert_eq!(left, 0, "{text}");
+}
+
+/// Connects a socket to that of a host until a line comes, and then closes it for good.
+const RELAY: &str = r#"
+    use IO::Socket::UNIX;
+    use IO::Select;
+    my $listener = IO::Socket::UNIX->new(Local => $ARGV[0], Listen => 9) or die $!;
+    my ($select, %other) = IO::Select->new($listener, *STDIN);
+    print STDERR "ready
+";
+    while (1) {
+        for my $from ($select->can_read) {
+            if ($from eq *STDIN) {
+                close $_ for $listener, values %other;
+                sleep 600;
+            } elsif ($from == $listener) {
+                my ($client, $host) = (scalar $from->accept, IO::Socket::UNIX->new($ARGV[1]));
+                @other{$client, $host} = ($host, $client);
+                $select->add($client, $host);
+            } elsif (sysread $from, my $bytes, 65536) {
+                syswrite $other{$from}, $bytes;
+            } else {
+                $select->remove($from);
+                $other{$from}->shutdown(1);
+            }
+        }
+    }"#;
+
+/// Its threads, which are the plugin's by their name, go on, and so the recording does not see it end.
+#[test]
+fn recording_of_a_host_that_closes_its_socket_shows_the_last_profile() {
+    let check = |time: &str, words: &str| {
+        let (_place, host, socket) = start_host();
+        let relay_place = tempfile::tempdir().unwrap();
+        let program = relay_place.path().join("memprof-relay");
+        symlink("/usr/bin/perl", &program).unwrap();
+        let relayed = relay_place.path().join("relayed.sock");
+        let relayed = relayed.to_str().unwrap();
+        let mut relay = Command::new(program);
+        relay.args(["-e", RELAY, relayed, &socket]);
+        let mut relay = fixture::start(relay);
+        let recording = Recording::start_with(&host, &[], &["--for", time, relayed]);
+        recording.wait_for_early_profile();
+        relay.type_line("close");
+        let begun = Instant::now();
+        let (status, text, left) = recording.end();
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{text}");
+        assert_eq!(status.code(), Some(3), "{text}");
+        assert!(text.contains("leak_here"), "{text}");
+        assert!(text.contains(words), "{text}");
+        assert!(
+            text.contains("; the profile is that of its first"),
+            "{text}"
+        );
+        assert_eq!(left, 0, "{text}");
+    };
+    check("10m", "has closed its control socket");
+    check("6s", "does not answer any more");
 }
 
 #[test]
