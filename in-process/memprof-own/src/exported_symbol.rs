@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 /// Looks up a name among the symbols that a loaded object itself exports. Calls none of the loader's functions: a
 /// dlopen(3) of an object that the program started with would run its constructors, if the program has not yet.
-/// `None` if the object does not export the name.
+/// `None` if the object does not export the name, or was linked with `--hash-style=sysv` alone.
 ///
 /// # Safety
 /// `object` is an entry that `dl_iterate_phdr(3)` passes to a callback, which is running.

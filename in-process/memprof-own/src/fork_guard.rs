@@ -2,9 +2,9 @@
 //!
 //! glibc 2.36 does not release the lock of `dl_iterate_phdr(3)` in a forked child: if a thread of memprof read the list
 //! during the fork, the child could never read it. So fork(2) waits until no thread reads the list, or opens a loaded
-//! object, which changes it; and these threads wait until the fork is over. Three kinds of forks are not covered: those that began before the handlers were registered,
-//! those whose wait timed out, and those during a dlopen(3) of the program. The child releases a lock that such a fork
-//! left locked (`loader_lock`).
+//! object, which changes it; and these threads wait until the fork is over. Three kinds of forks are not covered: those
+//! that began before the handlers were registered, those whose wait timed out, and those during a dlopen(3) of the
+//! program. The child releases a lock that such a fork left locked (`loader_lock`).
 #![expect(unsafe_code, reason = "pthread_atfork(3)")]
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};

@@ -36,7 +36,7 @@ pub use guarded_fd::{GuardedFd, above_stdio};
 pub use imports::bind_imports;
 pub use inherited_settings::detect_processor;
 pub use libc_symbol::libc_symbol;
-pub use loaded_object::open_loaded_object;
+pub use loaded_object::{open_loaded_object, wait_for_loader};
 pub use lock::{ProcessLock, ProcessLockGuard, ProcessOnce};
 pub use lock_free_once::LockFreeOnce;
 pub use memory::{allocate_thread_locals, require_memory};

@@ -17,14 +17,15 @@ use crate::ForkGuard;
 pub fn open_loaded_object(path: Option<&CStr>, flags: c_int) -> Option<NonNull<c_void>> {
     let path = path.map_or(ptr::null(), CStr::as_ptr);
     let flags = flags | libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+    // The forks of other threads need not wait for the constructors of a library.
     wait_for_loader();
     let _no_fork = ForkGuard::acquire();
     // SAFETY: dlopen(3) with a NUL-terminated path or null; the object is loaded already.
     NonNull::new(unsafe { libc::dlopen(path, flags) })
 }
 
-/// Waits until no other thread loads a library, so that the forks of others need not wait for its constructors.
-fn wait_for_loader() {
+/// Waits until no other thread loads a library. Returns at once on a thread that is loading one.
+pub fn wait_for_loader() {
     let mut info = MaybeUninit::<libc::Dl_info>::uninit();
     // SAFETY: dladdr(3) takes any address. It takes the lock that is held while a library is loaded.
     unsafe {

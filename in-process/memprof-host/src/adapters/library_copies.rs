@@ -154,16 +154,27 @@ fn all_copies(own: &'static memprof_plugin_entry_t) -> impl Iterator<Item = Libr
     id.into_iter().flat_map(|id| {
         let copies = loaded_libraries().into_iter();
         copies.filter(move |copy| {
-            // SAFETY: the entry is of a library with an adapter, which is never unloaded (`-z nodelete`).
+            // SAFETY: the entry is of a loaded library with an adapter, which is never unloaded (`-z nodelete`).
             unsafe { check_entry(copy.entry) }.is_ok_and(|other| other.id == id)
         })
     })
 }
 
-/// Finds the loaded libraries that have a plugin with an adapter, in the order in which they were loaded. Allocates
-/// nothing while the loader holds its lock: a sampled allocation unwinds, and an unwinder with its own lock may wait
-/// for the loader's.
+/// Finds the loaded libraries that have a plugin with an adapter, in the order in which they were loaded. Waits for a
+/// library that another thread loads.
 fn loaded_libraries() -> Vec<LibraryCopy> {
+    // The list also has libraries that are being loaded: these are not relocated yet, and are unmapped if that fails.
+    let listed = listed_libraries();
+    memprof_own::wait_for_loader();
+    let mut loaded = listed_libraries();
+    let was_listed = |copy: &LibraryCopy| listed.iter().any(|other| other.entry == copy.entry);
+    loaded.retain(was_listed);
+    loaded
+}
+
+/// Finds the libraries in the loader's list that have a plugin with an adapter. Allocates nothing while the loader holds
+/// the lock of its list: a sampled allocation unwinds, and an unwinder with its own lock may wait for the loader's.
+fn listed_libraries() -> Vec<LibraryCopy> {
     let mut list = CopyList::with_capacity(USUAL_LIBRARIES);
     loop {
         {
@@ -204,7 +215,7 @@ unsafe extern "C" fn collect_copy(
     _size: usize,
     list: *mut c_void,
 ) -> c_int {
-    // SAFETY: `loaded_libraries` passes its list.
+    // SAFETY: `listed_libraries` passes its list.
     let list = unsafe { &mut *list.cast::<CopyList>() };
     // SAFETY: dl_iterate_phdr(3): `info` is valid during the call.
     let library = unsafe { &*info };
