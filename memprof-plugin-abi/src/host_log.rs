@@ -53,23 +53,25 @@ pub(crate) unsafe fn set_host<P: LogTarget>(host: Host) {
 
 /// Logs a panic of plugin `id`, with its thread, code location and text.
 fn log_panic(id: &str, info: &panic::PanicHookInfo<'_>) {
-    let thread = thread_name();
+    let thread = describe_thread();
     let text = panic_text(info.payload());
     match info.location() {
-        Some(place) => log::error!("plugin {id} panicked in thread {thread:?} at {place}: {text}"),
-        None => log::error!("plugin {id} panicked in thread {thread:?}: {text}"),
+        Some(place) => log::error!("plugin {id} panicked in {thread} at {place}: {text}"),
+        None => log::error!("plugin {id} panicked in {thread}: {text}"),
     }
 }
 
-/// Returns the name of the calling thread. For a thread that Rust code of this library did not create, it is the kernel's;
-/// `without a name` if that cannot be read.
-fn thread_name() -> String {
-    if let Some(name) = thread::current().name() {
-        return name.to_owned();
-    }
-    match std::fs::read("/proc/thread-self/comm") {
-        Ok(name) => String::from_utf8_lossy(&name).trim_end().to_owned(),
-        Err(_) => "without a name".to_owned(),
+/// Returns the calling thread with its name in quotes. For a thread that Rust code of this library did not create, it is
+/// the kernel's; `a thread without a name` if it is empty or cannot be read.
+fn describe_thread() -> String {
+    let own = thread::current().name().map(str::to_owned);
+    let name = own.unwrap_or_else(|| {
+        let name = std::fs::read("/proc/thread-self/comm").unwrap_or_default();
+        String::from_utf8_lossy(&name).trim_end().to_owned()
+    });
+    match name.as_str() {
+        "" => "a thread without a name".to_owned(),
+        name => format!("thread {name:?}"),
     }
 }
 
