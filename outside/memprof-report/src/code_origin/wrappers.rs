@@ -68,6 +68,8 @@ pub(super) fn mark_wrappers(origins: &mut CodeOrigins, named: &SymbolizedProfile
     };
     let candidates: Vec<_> = origins.verdicts.iter().map(may_be_wrapper).collect();
     let mut calls: BTreeMap<FunctionId, FrontCalls> = BTreeMap::new();
+    // Stacks that contain each function that may be a wrapper.
+    let mut uses: BTreeMap<FunctionId, u32> = BTreeMap::new();
     // In the next round, the stacks of a wrapper have another function in front of the allocator.
     let mut pending: Vec<_> = (0..named.profile.stacks.len() as u32)
         .map(StackId)
@@ -83,15 +85,18 @@ pub(super) fn mark_wrappers(origins: &mut CodeOrigins, named: &SymbolizedProfile
         if shapes.is_empty() {
             return;
         }
-        let uses = stacks
-            .functions
-            .count_stacks(named, origins, &candidates, shapes.keys());
+        let is_new = |function: &FunctionId| !uses.contains_key(function);
+        let new: Vec<FunctionId> = shapes.keys().copied().filter(is_new).collect();
+        if !new.is_empty() {
+            let functions = &stacks.functions;
+            uses.append(&mut functions.count_stacks(named, origins, &candidates, &new));
+        }
         let mut wrappers: Vec<Option<WrapperShape>> = vec![None; stacks.functions.count];
         calls.retain(|function, front| {
             let Some(&shape) = shapes.get(function) else {
                 return true;
             };
-            let uses = uses[*function as usize];
+            let uses = uses[function];
             // A function that allocates mostly through others is no wrapper.
             if u64::from(shape.stacks) * 100 < u64::from(uses) * u64::from(MIN_FRONT_PERCENT) {
                 return true;

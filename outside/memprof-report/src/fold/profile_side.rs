@@ -33,13 +33,15 @@ pub(super) struct ProfileSide<'p> {
     own_lists: HashMap<StackId, Box<[StringId]>>,
 }
 
-/// A place in the stack of a sample, between two functions. The default is the root's end.
-#[derive(Clone, Copy, Debug, Default)]
+/// A place in the stack of a sample, between two functions.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct StackPlace {
     /// Number of addresses towards the root.
     addresses: u32,
     /// Number of functions of the next address, or of a list of the stack's own, that are towards the root.
     function: u32,
+    /// Number of addresses that are left out at the leaf.
+    trimmed: u32,
 }
 
 /// Functions of a stack, root first.
@@ -50,8 +52,6 @@ pub(super) struct StackFunctions<'s> {
     own_list: &'s [StringId],
     /// Addresses, leaf first; empty if the stack has a list of its own.
     addresses: &'s [AddressId],
-    /// As [`ProfileSide::trimmed_end`] returns it.
-    trimmed: (u32, u32),
     place: StackPlace,
 }
 
@@ -188,7 +188,7 @@ impl<'p> ProfileSide<'p> {
         Some((sample.alloc_time?, [bytes, objects]))
     }
 
-    /// Appends the functions of a sample's stack, root first, as [`functions_after`](Self::functions_after) says.
+    /// Appends the functions of a sample's stack, root first, as [`root_of_stack`](Self::root_of_stack) says.
     pub(super) fn append_functions(&self, sample: usize, functions: &mut Vec<StringId>) {
         let stack = self.samples()[sample].stack;
         if let Some(list) = self.own_list(stack) {
@@ -196,19 +196,31 @@ impl<'p> ProfileSide<'p> {
             return;
         }
         let addresses = self.named.program_frames(stack);
-        let (end, trimmed) = self.trimmed_end(addresses);
-        for address in addresses[end as usize..].iter().rev() {
+        let trimmed = self.trimmed_addresses(addresses) as usize;
+        for address in addresses[trimmed..].iter().rev() {
             match self.functions_of(*address) {
                 // Most have one, for which a call of memcpy takes longer than the copy.
                 [function] => functions.push(*function),
                 list => functions.extend_from_slice(list),
             }
         }
-        functions.truncate(functions.len() - trimmed as usize);
+        let last = addresses.get(trimmed);
+        let trimmed = last.map_or(0, |address| self.trimmed_functions(*address));
+        functions.truncate(functions.len() - trimmed);
     }
 
-    /// Returns the functions of a sample's stack that come after a place, root first. Allocator functions that were
-    /// inlined at the leaf are none of these, unless there are no others: then the outermost one stays.
+    /// Returns the place in front of the functions of a sample's stack, root first. Allocator functions that were inlined
+    /// at the leaf are none of these, unless there are no others: then the outermost one stays.
+    pub(super) fn root_of_stack(&self, sample: usize) -> StackPlace {
+        let stack = self.samples()[sample].stack;
+        StackPlace {
+            addresses: 0,
+            function: 0,
+            trimmed: self.trimmed_addresses(self.named.program_frames(stack)),
+        }
+    }
+
+    /// Returns the functions of a sample's stack that come after a place, root first.
     pub(super) fn functions_after(&self, sample: usize, place: StackPlace) -> StackFunctions<'_> {
         let stack = self.samples()[sample].stack;
         let own_list = self.own_list(stack);
@@ -220,7 +232,6 @@ impl<'p> ProfileSide<'p> {
             side: self,
             own_list: own_list.unwrap_or_default(),
             addresses,
-            trimmed: self.trimmed_end(addresses),
             place,
         }
     }
@@ -249,18 +260,22 @@ impl<'p> ProfileSide<'p> {
         &self.functions[start as usize..self.ends[index] as usize]
     }
 
-    /// Returns how much of a stack is left out at its leaf: the number of its addresses, and the number of innermost
-    /// functions of the address before them. `addresses` come leaf first.
-    fn trimmed_end(&self, addresses: &[AddressId]) -> (u32, u32) {
-        for (index, address) in (0..).zip(addresses) {
-            let count = self.allocator_counts[address.0 as usize];
-            if (count as usize) < self.functions_of(*address).len() {
-                return (index, count);
-            }
-        }
-        let count = |address: &AddressId| self.functions_of(*address).len() as u32;
-        let outermost = addresses.iter().rposition(|address| count(address) > 0);
-        outermost.map_or((0, 0), |index| (index as u32, count(&addresses[index]) - 1))
+    /// Number of a stack's addresses at its leaf that are left out, because all of their functions are the allocator's.
+    /// The outermost address with a function stays. `addresses` come leaf first.
+    fn trimmed_addresses(&self, addresses: &[AddressId]) -> u32 {
+        let is_trimmed = |address: &AddressId| {
+            self.allocator_counts[address.0 as usize] as usize == self.functions_of(*address).len()
+        };
+        let has_function = |address: &AddressId| !self.functions_of(*address).is_empty();
+        let first = addresses.iter().position(|address| !is_trimmed(address));
+        let first = first.or_else(|| addresses.iter().rposition(has_function));
+        first.unwrap_or(0) as u32
+    }
+
+    /// Number of innermost functions that are left out of the last address of a stack: the allocator's, but not all.
+    fn trimmed_functions(&self, address: AddressId) -> usize {
+        let count = self.allocator_counts[address.0 as usize] as usize;
+        count.min(self.functions_of(address).len().saturating_sub(1))
     }
 }
 
@@ -275,12 +290,14 @@ impl<'s> StackFunctions<'s> {
         if !self.own_list.is_empty() {
             return (self.place.addresses == 0).then_some(self.own_list);
         }
-        let (end, trimmed) = self.trimmed;
         let left = (self.addresses.len() as u32).checked_sub(self.place.addresses + 1)?;
-        let functions = self.side.functions_of(self.addresses[left as usize]);
-        match left.cmp(&end) {
+        let address = self.addresses[left as usize];
+        let functions = self.side.functions_of(address);
+        match left.cmp(&self.place.trimmed) {
             Ordering::Less => None,
-            Ordering::Equal => functions.get(..functions.len() - trimmed as usize),
+            Ordering::Equal => {
+                functions.get(..functions.len() - self.side.trimmed_functions(address))
+            }
             Ordering::Greater => Some(functions),
         }
     }

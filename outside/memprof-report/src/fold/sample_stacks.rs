@@ -1,5 +1,5 @@
 //! The samples of a profile and of its base in the order of their function names, so that those of one folded stack are
-//! neighbours. Four bytes each, and up to 24 while they are sorted.
+//! neighbours. Four bytes each, and up to 32 while they are sorted.
 
 use super::folded_stack::TimedAmounts;
 use super::profile_side::{ProfileSide, StackPlace};
@@ -70,16 +70,23 @@ impl<'p> SampleStacks<'p> {
         let of_base = stacks.base.iter().flat_map(ProfileSide::samples_with_value);
         let numbers = of_profile.chain(of_base.map(|number| first_of_base + number));
         let mut samples = Vec::with_capacity(numbers.clone().count());
-        samples.extend(numbers.map(|number| SortableSample {
-            entry: SampleEntry(number as u32),
-            place: StackPlace::default(),
-            ranks: 0,
-        }));
+        samples.extend(numbers.map(|number| stacks.sortable_sample(number)));
         stacks.sort(&mut samples, ranks);
         stacks.order = samples.iter().map(|sample| sample.entry).collect();
         let starts = stacks.order.iter();
         stacks.stack_count = starts.filter(|entry| !entry.continues_stack()).count();
         stacks
+    }
+
+    /// A sample that is not sorted yet.
+    fn sortable_sample(&self, number: usize) -> SortableSample {
+        let entry = SampleEntry(number as u32);
+        let (side, sample) = self.locate(entry);
+        SortableSample {
+            entry,
+            place: side.root_of_stack(sample),
+            ranks: 0,
+        }
     }
 
     /// Sorts samples by the ranks of their functions, and marks those that have the stack of the one before. Sorts by two

@@ -1,5 +1,7 @@
 //! Numbers of the functions in a profile.
 
+use std::collections::BTreeMap;
+
 use foldhash::HashMap;
 
 use crate::code_origin::CodeOrigins;
@@ -50,15 +52,15 @@ impl FunctionIds {
         }
     }
 
-    /// Returns, by function id, the number of stacks that contain each of `functions`, without the allocator's frames at
-    /// the leaf; 0 for other functions. Only frames whose verdict is one of `candidates` count.
-    pub(super) fn count_stacks<'f>(
+    /// Returns the number of stacks that contain each of `functions`, without the allocator's frames at the leaf. Only
+    /// frames whose verdict is one of `candidates` count.
+    pub(super) fn count_stacks(
         &self,
         named: &SymbolizedProfile,
         origins: &CodeOrigins,
         candidates: &[bool],
-        functions: impl Iterator<Item = &'f FunctionId>,
-    ) -> Vec<u32> {
+        functions: &[FunctionId],
+    ) -> BTreeMap<FunctionId, u32> {
         let mut counts = vec![0; self.count];
         let mut is_counted = vec![false; self.count];
         for function in functions {
@@ -90,6 +92,7 @@ impl FunctionIds {
                 }
             }
         }
-        counts
+        let count = |function: &FunctionId| (*function, counts[*function as usize]);
+        functions.iter().map(count).collect()
     }
 }
