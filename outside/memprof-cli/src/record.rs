@@ -175,9 +175,12 @@ fn record(
     if let SamplingEnd::Time | SamplingEnd::Interrupt = recorded.end {
         // If it cannot be reached, the dump fails and says so.
         process.ensure_connected(client);
-        match finish_recording(client, &dump_arguments, &activation, interrupts, leftovers) {
-            Ok((profile, warnings)) => {
-                recorded.profile = Some(profile);
+        let fetched = fetch_dump(client, &dump_arguments, &mut early, leftovers);
+        // Also after a failure. A dump that was fetched remains the last profile if the host goes now.
+        let ended = activation.end(client, interrupts);
+        match ended.and(fetched) {
+            Ok(warnings) => {
+                recorded.profile = early.take_last().map(|(profile, _)| profile);
                 let is_new = |warning: &String| !activation.warnings.contains(warning);
                 recorded.warnings = warnings.into_iter().filter(is_new).collect();
                 let outside = outside_before.zip(ledger::bytes_outside_malloc(client));
@@ -214,7 +217,7 @@ fn record(
         SamplingEnd::Time | SamplingEnd::Interrupt => return Ok(recorded),
     }
     if recorded.profile.is_none()
-        && let Some((profile, age)) = early.into_last()
+        && let Some((profile, age)) = early.take_last()
     {
         recorded.profile = Some(profile);
         recorded.age = Some(age);
@@ -222,17 +225,16 @@ fn record(
     Ok(recorded)
 }
 
-/// Fetches the dump, and ends the activation. Removes the dump from `leftovers`, the root of a process that memprof
-/// detaches from; if that is `None`, a kept dump stays. Returns the profile and the host's warnings.
-fn finish_recording(
+/// Fetches the dump, as the last profile of `early`. Removes it from `leftovers`, the root of a process that memprof
+/// detaches from; if that is `None`, a kept dump stays. Returns the host's warnings.
+fn fetch_dump(
     client: &mut Client,
     arguments: &[String],
-    activation: &Activation,
-    interrupts: &Interrupts,
+    early: &mut EarlyProfile,
     leftovers: Option<&Leftovers>,
-) -> anyhow::Result<(ScratchFile, Vec<String>)> {
+) -> anyhow::Result<Vec<String>> {
+    let age = early.age();
     let dumped = retry_while_busy(|| message::take_dump_or_receive(client, arguments));
-    activation.end(client, interrupts)?;
     let mut profile = ScratchFile::new()?;
     let warnings = match dumped? {
         TakenDump::Kept(reply) => {
@@ -250,5 +252,6 @@ fn finish_recording(
             Vec::new()
         }
     };
-    Ok((profile, warnings))
+    early.replace_last(profile, age);
+    Ok(warnings)
 }

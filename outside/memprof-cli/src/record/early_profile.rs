@@ -37,9 +37,19 @@ impl EarlyProfile {
         self.last.is_some()
     }
 
-    /// Returns the last profile, with the age of the recording at that time; `None` if none was fetched.
-    pub(super) fn into_last(self) -> Option<(ScratchFile, Duration)> {
-        self.last
+    /// Takes the last profile out, with the age of the recording at that time; `None` if none was fetched.
+    pub(super) fn take_last(&mut self) -> Option<(ScratchFile, Duration)> {
+        self.last.take()
+    }
+
+    /// Replaces the last profile by a later one, which was taken at that age of the recording.
+    pub(super) fn replace_last(&mut self, profile: ScratchFile, age: Duration) {
+        self.last = Some((profile, age));
+    }
+
+    /// Returns the age of the recording.
+    pub(super) fn age(&self) -> Duration {
+        self.start.elapsed()
     }
 
     /// Fetches the next profile if it is due. The one after it is due when twice the time has passed. Errors of the
@@ -48,13 +58,13 @@ impl EarlyProfile {
     /// # Errors
     /// The host did not reply, so the connection cannot be used any more.
     pub(super) fn fetch_if_due(&mut self, client: &mut Client) -> anyhow::Result<()> {
-        let age = self.start.elapsed();
+        let age = self.age();
         if age < self.next {
             return Ok(());
         }
         let fetched = self.fetch(client, age);
         // Also after a failure: otherwise a full disk here would make the host dump at each poll.
-        self.next = 2 * self.start.elapsed();
+        self.next = 2 * self.age();
         fetched
     }
 
@@ -64,7 +74,7 @@ impl EarlyProfile {
         if let TakenDump::Received(mut bytes) = message::take_dump(client, &self.arguments)? {
             let mut file = ScratchFile::new()?;
             file.append(&mut bytes)?;
-            self.last = Some((file, age));
+            self.replace_last(file, age);
         }
         Ok(())
     }

@@ -244,16 +244,20 @@ const RELAY: &str = r#"
     my ($select, %other) = IO::Select->new($listener, *STDIN);
     print STDERR "ready
 ";
+    sub end {
+        close $_ for $listener, values %other;
+        sleep 600;
+    }
     while (1) {
         for my $from ($select->can_read) {
             if ($from eq *STDIN) {
-                close $_ for $listener, values %other;
-                sleep 600;
+                end;
             } elsif ($from == $listener) {
                 my ($client, $host) = (scalar $from->accept, IO::Socket::UNIX->new($ARGV[1]));
                 @other{$client, $host} = ($host, $client);
                 $select->add($client, $host);
             } elsif (sysread $from, my $bytes, 65536) {
+                end if $bytes =~ $ARGV[2];
                 syswrite $other{$from}, $bytes;
             } else {
                 $select->remove($from);
@@ -265,7 +269,7 @@ const RELAY: &str = r#"
 /// Its threads, which are the plugin's by their name, go on, and so the recording does not see it end.
 #[test]
 fn recording_of_a_host_that_closes_its_socket_shows_the_last_profile() {
-    let check = |time: &str, words: &str| {
+    let check = |time: &str, last: Option<&str>, words: &str| {
         let (_place, host, socket) = start_host();
         let relay_place = tempfile::tempdir().unwrap();
         let program = relay_place.path().join("memprof-relay");
@@ -273,25 +277,40 @@ fn recording_of_a_host_that_closes_its_socket_shows_the_last_profile() {
         let relayed = relay_place.path().join("relayed.sock");
         let relayed = relayed.to_str().unwrap();
         let mut relay = Command::new(program);
-        relay.args(["-e", RELAY, relayed, &socket]);
+        // It matches nothing by default.
+        relay.args(["-e", RELAY, relayed, &socket, last.unwrap_or("(?!)")]);
         let mut relay = fixture::start(relay);
         let recording = Recording::start_with(&host, &[], &["--for", time, relayed]);
+        if last.is_some() {
+            // The host can keep no dump, so that it sends the bytes: the relay passes no files.
+            let state = host.place().join("state");
+            fs::rename(&state, host.place().join("before")).unwrap();
+            fs::write(&state, "").unwrap();
+        }
         recording.wait_for_early_profile();
-        relay.type_line("close");
+        if last.is_none() {
+            relay.type_line("close");
+        }
         let begun = Instant::now();
         let (status, text, left) = recording.end();
         assert!(begun.elapsed() < TEST_TIMEOUT, "{text}");
         assert_eq!(status.code(), Some(3), "{text}");
         assert!(text.contains("leak_here"), "{text}");
         assert!(text.contains(words), "{text}");
-        assert!(
-            text.contains("; the profile is that of its first"),
-            "{text}"
-        );
+        let (_, age) = text
+            .split_once("; the profile is that of its first ")
+            .unwrap();
+        let seconds = age
+            .split_once('s')
+            .and_then(|(age, _)| age.parse::<f64>().ok());
+        // The dump of the whole time, although the sampling was not ended.
+        let is_whole = seconds.is_some_and(|seconds| seconds >= 5.0);
+        assert_eq!(is_whole, last.is_some(), "{text}");
         assert_eq!(left, 0, "{text}");
     };
-    check("10m", "has closed its control socket");
-    check("6s", "does not answer any more");
+    check("10m", None, "has closed its control socket");
+    check("6s", None, "does not answer any more");
+    check("5s", Some("\"deactivate\""), "does not answer any more");
 }
 
 #[test]
