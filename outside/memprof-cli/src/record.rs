@@ -62,7 +62,7 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
         Subject::Host(target) => {
             let mut client = target::connect(target)?;
             let pid = target::host_pid(&mut client)?;
-            let process = HostProcess::from_client(&mut client);
+            let process = HostProcess::from_client(&mut client)?;
             let sampling = args.sampling();
             let recorded = record(pid, &process, &sampling, &mut client, &interrupts, None);
             RecordedProcesses::of_one(pid, recorded)
@@ -149,7 +149,7 @@ fn record_and_detach(
 
 /// Samples for the duration, and fetches the dump. Sampling that was active before stays so. If the process ends
 /// meanwhile, the profile is that of its exit. If it left none, was halted or does not reply any more, the profile is the
-/// last one that was fetched before.
+/// last one that was fetched before. One that is not visible in this pid namespace has that last one only.
 ///
 /// `leftovers` is the root of a process that memprof detaches from, where no copy of the dump stays. If it is `None`, a
 /// kept dump stays.
@@ -162,7 +162,11 @@ fn record(
     leftovers: Option<&Leftovers>,
 ) -> anyhow::Result<Recorded> {
     let status = client.status()?;
-    let exit_dumps = ExitDumpDir::new(pid, client.host()?.pid, &status);
+    // By its pid in its own namespace alone, the exit dump of another container would be this host's.
+    let exit_dumps = match process.is_visible() {
+        true => Some(ExitDumpDir::new(pid, client.host()?.pid, &status)),
+        false => None,
+    };
     let dump_arguments: Vec<_> = options.allocator.clone().into_iter().collect();
     let mut activation = Activation::begin(client, options, interrupts)?;
     let outside_before = ledger::bytes_outside_malloc(client);
@@ -209,7 +213,8 @@ fn record(
             if has_ended && activation.is_new() {
                 interrupts.remove_last_change(pid);
             }
-            recorded.profile = exit_dumps.copy_exit_dump().unwrap_or_else(|error| {
+            let exit_dump = exit_dumps.map(|dumps| dumps.copy_exit_dump()).transpose();
+            recorded.profile = exit_dump.map(Option::flatten).unwrap_or_else(|error| {
                 output::note(&format!("{error:#}"));
                 None
             });

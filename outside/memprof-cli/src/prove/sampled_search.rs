@@ -68,7 +68,7 @@ fn sample_and_search(
     options: AnalysisOptions,
     interrupts: &Interrupts,
 ) -> anyhow::Result<Proof> {
-    let process = HostProcess::from_client(client);
+    let process = HostProcess::from_client(client)?;
     let mut activation = match Activation::begin(client, sampling, interrupts) {
         Ok(activation) => activation,
         Err(error) => {

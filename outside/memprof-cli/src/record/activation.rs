@@ -57,10 +57,17 @@ impl Activation {
         }
         let lease = lease_for(options.duration, LEASE_GRACE);
         let lease = humantime::format_duration(lease).to_string();
-        interrupts.add_change(
-            pid,
-            format!("{pid} samples for up to {lease}; `memprof deactivate {pid}` ends that now"),
-        );
+        let change = match client.peer().pid {
+            Some(_) => {
+                format!("{pid} samples for up to {lease}; `memprof deactivate {pid}` ends that now")
+            }
+            // Here its pid may be that of another process, and its end is not noticed.
+            None => format!(
+                "{pid} samples for up to {lease}, unless it has ended; `memprof deactivate {}` ends that now",
+                client.socket().display()
+            ),
+        };
+        interrupts.add_change(pid, change);
         let mut arguments = options.activate_arguments();
         arguments.extend(interval.first_argument());
         arguments.push(format!("for={}", lease.replace(' ', "")));

@@ -65,8 +65,17 @@ pub(crate) struct HostProcess {
     descriptor: Option<PidFd>,
     /// The program that it executed at that time; `None` without a pid.
     program: Option<ProgramWatch>,
-    /// Identity of a host without a pid, in whose place another one may listen later. `None` with a pid.
-    host: Option<HostInfo>,
+    /// Identity of a host without a pid. `None` with a pid.
+    host: Option<HiddenHost>,
+}
+
+/// Identity of a host without a visible pid, in whose place another one may listen later.
+#[derive(Debug)]
+struct HiddenHost {
+    /// User who opened the socket, as the kernel reports it.
+    uid: u32,
+    /// The host's own words, which another process of that user can repeat.
+    info: HostInfo,
 }
 
 /// Waits for the duration, with a progress bar on a terminal, and returns why the wait ended. Calls `poll` again and
@@ -127,10 +136,11 @@ pub(crate) fn wait_for_end(
             }
             let had_time_to_end = remaining > EXIT_TIMEOUT && interrupts.signal().is_none();
             if !is_connected && had_time_to_end && process.has_no_socket(client.socket()) {
-                break match process.pid {
-                    Some(_) => SamplingEnd::NoReply("has closed its control socket".to_owned()),
-                    None => SamplingEnd::Host("has ended or closed its control socket".to_owned()),
+                let reason = match process.is_visible() {
+                    true => "has closed its control socket",
+                    false => "has ended or closed its control socket",
                 };
+                break SamplingEnd::NoReply(reason.to_owned());
             }
         }
     };
@@ -140,16 +150,23 @@ pub(crate) fn wait_for_end(
 
 impl HostProcess {
     /// Opens the process at the other end of a connection, so that its end is noticed.
-    pub(crate) fn from_client(client: &mut Client) -> Self {
-        match client.peer().pid {
+    ///
+    /// # Errors
+    /// The process is not visible here, and the host does not say who it is.
+    pub(crate) fn from_client(client: &mut Client) -> Result<Self> {
+        let peer = client.peer();
+        Ok(match peer.pid {
             Some(pid) => Self::open(pid),
             None => Self {
                 pid: None,
                 descriptor: None,
                 program: None,
-                host: client.host().ok(),
+                host: Some(HiddenHost {
+                    uid: peer.uid,
+                    info: client.host()?,
+                }),
             },
-        }
+        })
     }
 
     /// Opens a process, so that its end is noticed. Nothing is if it has ended already.
@@ -162,6 +179,11 @@ impl HostProcess {
         }
     }
 
+    /// Returns whether the process is visible in this pid namespace. If it is not, its end is not noticed.
+    pub(super) fn is_visible(&self) -> bool {
+        self.pid.is_some()
+    }
+
     /// Connects again if the host has closed the connection. Returns whether it is open.
     pub(super) fn ensure_connected(&self, client: &mut Client) -> bool {
         client.is_connected() || self.reconnect(client)
@@ -169,10 +191,9 @@ impl HostProcess {
 
     /// Connects again: a host closes idle connections if others want to connect. Returns whether it succeeded.
     fn reconnect(&self, client: &mut Client) -> bool {
-        let reconnected = match self.pid {
-            Some(pid) => connect_existing(pid),
-            None => self.connect_hidden(client.socket()).ok().flatten(),
-        };
+        let reconnected = self.connect_again(client.socket()).ok().flatten();
+        // A plugin that was attached anew may have another socket.
+        let reconnected = reconnected.or_else(|| self.pid.and_then(connect_existing));
         let Some(reconnected) = reconnected else {
             return false;
         };
@@ -180,33 +201,33 @@ impl HostProcess {
         true
     }
 
-    /// Connects again to a host without a pid. `None` if another host listens at the socket now.
-    fn connect_hidden(&self, socket: &Path) -> std::result::Result<Option<Client>, ClientError> {
+    /// Connects to the socket that the host had. This needs no look at the process, which this user may not be allowed.
+    /// `None` if another host listens there now.
+    fn connect_again(&self, socket: &Path) -> std::result::Result<Option<Client>, ClientError> {
         let mut client = Client::connect(socket)?;
-        let host = client.host()?;
-        Ok((self.host == Some(host)).then_some(client))
+        let peer = client.peer();
+        let is_same = match &self.host {
+            None => peer.pid == self.pid,
+            Some(host) => {
+                // The user first: another one's process could repeat the host's words.
+                peer.pid.is_none() && peer.uid == host.uid && client.host()? == host.info
+            }
+        };
+        Ok(is_same.then_some(client))
     }
 
     /// Returns whether the host has no control socket any more. False if it has one, but does not reply there or refuses
     /// the connection. `socket` is the path of the one that it had.
     fn has_no_socket(&self, socket: &Path) -> bool {
-        match self.pid {
-            Some(pid) => {
-                let found = discover(DiscoveryScope::Process(pid), |_| ());
-                // A process without a socket is listed by its directory.
-                let directory = PathBuf::from(format!("/proc/{pid}"));
-                let mut unreachable = found.unreachable.iter();
-                found.hosts.is_empty() && unreachable.all(|one| one.path == directory)
-            }
-            None => match self.connect_hidden(socket) {
-                Ok(connected) => connected.is_none(),
-                Err(ClientError::Unreachable(error)) => matches!(
-                    error.kind(),
-                    ErrorKind::ConnectionRefused | ErrorKind::NotFound
-                ),
-                Err(_) => false,
-            },
-        }
+        let is_gone = match self.connect_again(socket) {
+            Ok(connected) => connected.is_none(),
+            Err(ClientError::Unreachable(error)) => matches!(
+                error.kind(),
+                ErrorKind::ConnectionRefused | ErrorKind::NotFound
+            ),
+            Err(_) => false,
+        };
+        is_gone && self.pid.is_none_or(has_no_visible_socket)
     }
 
     /// Returns whether the process has threads of the plugin, which end when it is detached; its code stays. Also true if
@@ -289,6 +310,16 @@ impl HostProcess {
             return Ok(Some(SamplingEnd::Host(reason)));
         }
     }
+}
+
+/// Returns whether no control socket of a process is found, neither by its name nor in the process. Also true if this
+/// user may not look at the process, and the socket has another name.
+fn has_no_visible_socket(pid: u32) -> bool {
+    let found = discover(DiscoveryScope::Process(pid), |_| ());
+    // A process without a socket is listed by its directory.
+    let directory = PathBuf::from(format!("/proc/{pid}"));
+    let mut unreachable = found.unreachable.iter();
+    found.hosts.is_empty() && unreachable.all(|one| one.path == directory)
 }
 
 /// Describes the end of a process: "with status 1", "by signal 9".

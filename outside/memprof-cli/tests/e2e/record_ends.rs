@@ -206,18 +206,31 @@ fn start_elsewhere(host: &Host, time: &str, socket: &str) -> Recording {
     Recording::start_with(host, &runner, &["--for", time, socket])
 }
 
+/// Records where the host's process may not be inspected, and its socket is in no default directory.
+fn start_without_capabilities(host: &Host, time: &str, socket: &str) -> Recording {
+    let mut runner = vec!["env", "-u", "MEMPROF_SOCKET_DIR"];
+    if nix::unistd::geteuid().is_root() {
+        runner.extend(["setpriv", "--bounding-set=-sys_ptrace,-chown"]);
+    }
+    Recording::start_with(host, &runner, &["--for", time, socket])
+}
+
 #[test]
-fn recording_from_another_pid_namespace_connects_again() {
-    let (_place, host, socket) = start_host();
-    let recording = start_elsewhere(&host, "5s", &socket);
-    recording.wait_for_early_profile();
-    // The host closes the connection that has been idle for longest.
-    let others: Vec<_> = (0..40).map(|_| UnixStream::connect(&socket)).collect();
-    let (status, text, left) = recording.end();
-    drop(others);
-    assert!(status.success(), "{text}");
-    assert!(text.contains("leak_here"), "{text}");
-    assert_eq!(left, 0, "{text}");
+fn recording_by_the_socket_alone_connects_again() {
+    let check = |start: fn(&Host, &str, &str) -> Recording| {
+        let (_place, host, socket) = start_host();
+        let recording = start(&host, "5s", &socket);
+        recording.wait_for_early_profile();
+        // The host closes the connection that has been idle for longest.
+        let others: Vec<_> = (0..40).map(|_| UnixStream::connect(&socket)).collect();
+        let (status, text, left) = recording.end();
+        drop(others);
+        assert!(status.success(), "{text}");
+        assert!(text.contains("leak_here"), "{text}");
+        assert_eq!(left, 0, "{text}");
+    };
+    check(start_elsewhere);
+    check(start_without_capabilities);
 }
 
 #[test]
@@ -233,10 +246,14 @@ fn recording_from_another_pid_namespace_ends_with_its_host() {
     assert!(text.contains("leak_here"), "{text}");
     let end = "has ended or closed its control socket; the profile is that of its first";
     assert!(text.contains(end), "{text}");
+    // If it has only closed its socket, it goes on to sample.
+    let remedy = format!("unless it has ended; `memprof deactivate {socket}` ends that now");
+    assert!(text.contains(&remedy), "{text}");
     assert_eq!(left, 0, "{text}");
 }
 
-/// Connects a socket to that of a host until a line comes, and then closes it for good.
+/// Connects a socket to that of a host until a line comes, or a client sends what matches the third argument, and then
+/// closes it for good.
 const RELAY: &str = r#"
     use IO::Socket::UNIX;
     use IO::Select;
