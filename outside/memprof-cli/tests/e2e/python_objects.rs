@@ -61,8 +61,12 @@ struct Attached {
 
 impl Attached {
     fn start(environment: &[(&str, &str)]) -> Self {
-        let mut command = Command::new(PYTHON);
-        command.envs(environment.iter().copied());
+        // At random addresses, the arenas may cross a multiple of 16 GiB: then pymalloc allocates another node of its tree
+        // of arenas, 128 KiB in `leak`, and keeps it.
+        let mut command = Command::new("setarch");
+        command
+            .args(["-R", PYTHON])
+            .envs(environment.iter().copied());
         let process = Process::start(command, &["-c", TUPLES]);
         let place = tempfile::tempdir().unwrap();
         let mut attached = Self { process, place };
