@@ -4,6 +4,7 @@
 //! `memprof-host` create all of their threads with [`spawn`]. This crate depends on no allocator, plugin or host.
 
 mod clocks;
+mod containing_object;
 mod descriptor_table;
 mod exported_symbol;
 mod fork_guard;
@@ -27,6 +28,7 @@ mod thread;
 pub use clocks::{
     boot_time, clock_ticks_per_second, coarse_monotonic_time, coarse_wall_time, page_size,
 };
+pub use containing_object::find_object;
 pub use descriptor_table::DescriptorTable;
 pub use exported_symbol::exported_symbol;
 pub use fork_guard::ForkGuard;

@@ -2,9 +2,10 @@
 #![expect(unsafe_code, reason = "dlopen(3) and dlsym(3)")]
 
 use std::ffi::{CStr, c_void};
-use std::mem::MaybeUninit;
 use std::path::Path;
 use std::ptr::NonNull;
+
+use crate::containing_object::find_object;
 
 /// Looks up a name in libc and in the loader, on which libc depends. A symbol of the program with that name does not
 /// count. `None` if the C library is not glibc, or lacks the name.
@@ -28,22 +29,18 @@ pub fn libc_symbol(name: &CStr) -> Option<NonNull<c_void>> {
 
 /// Whether a function or variable is in an object of glibc, by the names of the objects' files.
 fn is_in_glibc(address: NonNull<c_void>) -> bool {
-    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: dladdr(3) accepts any address, and fills in `info` unless it returns 0.
-    let found = unsafe { libc::dladdr(address.as_ptr(), info.as_mut_ptr()) };
-    // SAFETY: filled in by dladdr(3), or zeros, which are valid.
-    let info = unsafe { info.assume_init() };
-    if found == 0 || info.dli_fname.is_null() {
+    let Some(object) = find_object(address.addr().get()) else {
         return false;
-    }
-    // SAFETY: the loader's text, which it keeps as long as it has the object; libc is never unloaded.
-    let path = unsafe { CStr::from_ptr(info.dli_fname) };
+    };
+    // SAFETY: the loader's text, which it keeps as long as it has the object; dlsym(3) has found the address there.
+    let path = unsafe { CStr::from_ptr(object.dli_fname) };
     let name = path
         .to_str()
         .ok()
         .and_then(|path| Path::new(path).file_name()?.to_str());
     name.is_some_and(|name| {
-        name.starts_with("ld-") || ["libc.so.6", "libpthread.so.0"].contains(&name)
+        let is_loader = name.starts_with("ld-") && name.contains(".so");
+        is_loader || ["libc.so.6", "libpthread.so.0"].contains(&name)
     })
 }
 

@@ -1,11 +1,11 @@
 //! Handles of objects that are loaded already.
-#![expect(unsafe_code, reason = "dlopen(3) and dladdr(3)")]
+#![expect(unsafe_code, reason = "dlopen(3)")]
 
 use std::ffi::{CStr, c_int, c_void};
-use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 
 use crate::ForkGuard;
+use crate::containing_object::find_object;
 
 /// Opens the object that the loader knows by this path, or the program if there is none. `flags` are added to those of
 /// dlopen(3). Loads nothing; waits for a library that is being loaded. The caller holds no [`ForkGuard`], and closes
@@ -26,12 +26,6 @@ pub fn open_loaded_object(path: Option<&CStr>, flags: c_int) -> Option<NonNull<c
 
 /// Waits until no other thread loads a library. Returns at once on a thread that is loading one.
 pub fn wait_for_loader() {
-    let mut info = MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: dladdr(3) takes any address. It takes the lock that is held while a library is loaded.
-    unsafe {
-        libc::dladdr(
-            wait_for_loader as *const () as *const c_void,
-            info.as_mut_ptr(),
-        )
-    };
+    // dladdr(3) takes the lock that is held while a library is loaded.
+    let _own = find_object(wait_for_loader as *const () as usize);
 }

@@ -1,13 +1,13 @@
 //! Lets a thread leave the program's descriptor table, and still use the program's standard error.
-#![expect(unsafe_code, reason = "close_range(2) and dladdr(3)")]
+#![expect(unsafe_code, reason = "close_range(2)")]
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::OnceLock;
 
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
+use crate::containing_object::find_object;
 use crate::descriptor_table::DescriptorTable;
 use crate::privileges::is_unfiltered;
 
@@ -37,13 +37,7 @@ pub fn leave_program_table() {
 /// tcmalloc's libunwind reads and writes a pipe, and in another table its numbers would belong to other files.
 fn is_malloc_of_libc() -> bool {
     static IS_OF_LIBC: OnceLock<bool> = OnceLock::new();
-    let object_of = |function: *const ()| {
-        let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: dladdr(3) takes any address, and writes to `info`.
-        let found = unsafe { libc::dladdr(function.cast(), info.as_mut_ptr()) };
-        // SAFETY: all zeros are a valid Dl_info, and so is the result of dladdr(3).
-        (found != 0).then(|| unsafe { info.assume_init() }.dli_fbase)
-    };
+    let object_of = |function: *const ()| find_object(function.addr()).map(|info| info.dli_fbase);
     *IS_OF_LIBC.get_or_init(|| {
         let libc = object_of(libc::getauxval as *const ());
         libc.is_some() && object_of(libc::malloc as *const ()) == libc

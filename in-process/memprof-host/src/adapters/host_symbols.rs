@@ -4,7 +4,6 @@
 
 use std::ffi::{CStr, c_void};
 use std::fmt;
-use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 
 /// Return address of an entry point: an address in the code that called it. A process may contain an interpreter twice,
@@ -35,17 +34,11 @@ impl CallerAddress {
     /// Opens the library that contains the caller. It cannot be unloaded meanwhile, because it is on the call stack. If
     /// it is not found, symbols are looked up in the whole program.
     pub(super) fn open_symbols(self) -> HostSymbols {
-        let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: dladdr(3) accepts any address, and fills in `info` unless it returns 0.
-        let result = unsafe { libc::dladdr(self.0, info.as_mut_ptr()) };
-        // SAFETY: filled in by dladdr(3), or zeros, which are valid.
-        let info = unsafe { info.assume_init() };
-        if result == 0 || info.dli_fname.is_null() {
-            return HostSymbols { library: None };
-        }
-        // SAFETY: the loader's text, which it keeps as long as it has the library.
-        let path = unsafe { CStr::from_ptr(info.dli_fname) };
-        let library = memprof_own::open_loaded_object(Some(path), 0);
+        let library = memprof_own::find_object(self.0.addr()).and_then(|object| {
+            // SAFETY: the loader's text, which it keeps as long as it has the library.
+            let path = unsafe { CStr::from_ptr(object.dli_fname) };
+            memprof_own::open_loaded_object(Some(path), 0)
+        });
         HostSymbols { library }
     }
 }

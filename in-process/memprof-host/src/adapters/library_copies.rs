@@ -4,7 +4,6 @@
 #![expect(unsafe_code, reason = "symbols of other images")]
 
 use std::ffi::{CStr, c_int, c_void};
-use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 
 use memprof_own::{ForkGuard, ProcessLock, ProcessLockGuard};
@@ -102,24 +101,13 @@ pub(super) fn library_names(
 
 /// Returns the path by which the program has loaded the library of an entry.
 fn library_path(entry: *const memprof_plugin_entry_t) -> String {
-    let path = find_library(entry).map(|library| library.dli_fname);
-    let Some(path) = path.filter(|path| !path.is_null()) else {
+    let Some(library) = memprof_own::find_object(entry.addr()) else {
         return "a library".to_owned();
     };
-    // SAFETY: dladdr(3): a NUL-terminated path, valid while the library is loaded, and it is never unloaded.
-    unsafe { CStr::from_ptr(path) }
+    // SAFETY: the loader's text, which it keeps as long as it has the library, and that is never unloaded.
+    unsafe { CStr::from_ptr(library.dli_fname) }
         .to_string_lossy()
         .into_owned()
-}
-
-/// Finds the library that has an entry. `None` if none has it.
-fn find_library(entry: *const memprof_plugin_entry_t) -> Option<libc::Dl_info> {
-    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: dladdr(3) takes any address, and writes to `info`.
-    let found = unsafe { libc::dladdr(entry.cast(), info.as_mut_ptr()) };
-    // SAFETY: all zeros are a valid Dl_info, and so is the result of dladdr(3).
-    let info = unsafe { info.assume_init() };
-    (found != 0).then_some(info)
 }
 
 /// Returns the lock of the copy that was loaded first, of those that export one. `None` if no copy does.
@@ -142,7 +130,9 @@ struct LibraryCopy {
 /// invalid.
 fn other_copies(own: &'static memprof_plugin_entry_t) -> impl Iterator<Item = LibraryCopy> {
     // `own` is not the entry that its library exports.
-    let base = |entry| find_library(entry).map(|library| library.dli_fbase);
+    let base = |entry: *const memprof_plugin_entry_t| {
+        memprof_own::find_object(entry.addr()).map(|library| library.dli_fbase)
+    };
     let own_base = base(own);
     all_copies(own).filter(move |copy| base(copy.entry) != own_base)
 }
