@@ -259,8 +259,7 @@ const RELAY: &str = r#"
     use IO::Select;
     my $listener = IO::Socket::UNIX->new(Local => $ARGV[0], Listen => 9) or die $!;
     my ($select, %other) = IO::Select->new($listener, *STDIN);
-    print STDERR "ready
-";
+    print STDERR "ready\n";
     sub end {
         close $_ for $listener, values %other;
         sleep 600;

@@ -48,8 +48,8 @@ pub(super) struct StackPlace {
 #[derive(Debug)]
 pub(super) struct StackFunctions<'s> {
     side: &'s ProfileSide<'s>,
-    /// Functions of a stack that differ from those of its addresses; otherwise empty.
-    own_list: &'s [StringId],
+    /// Functions of a stack that has a list of its own.
+    own_list: Option<&'s [StringId]>,
     /// Addresses, leaf first; empty if the stack has a list of its own.
     addresses: &'s [AddressId],
     place: StackPlace,
@@ -230,7 +230,7 @@ impl<'p> ProfileSide<'p> {
         };
         StackFunctions {
             side: self,
-            own_list: own_list.unwrap_or_default(),
+            own_list,
             addresses,
             place,
         }
@@ -287,8 +287,8 @@ impl<'s> StackFunctions<'s> {
 
     /// Functions of the next address, or the list of the stack's own, root first. `None` at the end of the stack.
     fn functions_here(&self) -> Option<&'s [StringId]> {
-        if !self.own_list.is_empty() {
-            return (self.place.addresses == 0).then_some(self.own_list);
+        if let Some(list) = self.own_list {
+            return (self.place.addresses == 0).then_some(list);
         }
         let left = (self.addresses.len() as u32).checked_sub(self.place.addresses + 1)?;
         let address = self.addresses[left as usize];
